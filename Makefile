@@ -1,0 +1,43 @@
+# Every target sets itself up from nothing but Python 3.11+ (PYTHON=... picks another).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv demo test lint types check bench soak proto clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+venv: $(STAMP)  ## the virtual environment with the project and its extras
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal
+	$(BIN)/python -m examples.snapshotter.demo
+
+test: $(STAMP)  ## the whole test suite, against a real PostgreSQL
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(STAMP)  ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy --strict on the packages
+	$(BIN)/mypy
+
+check: lint types test  ## what CI runs
+
+bench: $(STAMP)  ## each figure beside its limit, measured in the same run
+	$(BIN)/python -m benchmarks
+
+proto: $(STAMP)  ## generate the protobuf code anew
+	$(BIN)/python -m proto.generate
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
