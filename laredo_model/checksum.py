@@ -1,0 +1,78 @@
+"""The checksum of a table's state: order-free, kept up to date change by change.
+
+The sum, modulo 2^128, over the rows of the md5 of the line (UTF-8) read as an
+unsigned big-endian integer. md5 because PostgreSQL, Spark and Python all have
+it built in; it guards against mistakes, not against an adversary.
+"""
+
+from collections.abc import Iterable
+from hashlib import md5
+
+from laredo_model.errors import ModelError
+
+MODULUS = 1 << 128
+
+
+def sum_of(lines: Iterable[bytes]) -> int:
+    """The sum, not yet reduced modulo 2^128, over ``lines``."""
+    total = 0
+    from_bytes = int.from_bytes
+    for line in lines:
+        total += from_bytes(md5(line, usedforsecurity=False).digest(), "big")
+    return total
+
+
+class StateChecksum:
+    """Row count and checksum of one table's state."""
+
+    __slots__ = ("rows", "value")
+
+    def __init__(self, rows: int = 0, value: int = 0) -> None:
+        self.rows = rows
+        self.value = value % MODULUS
+
+    @classmethod
+    def from_hex(cls, rows: int, text: str) -> "StateChecksum":
+        """The state with ``rows`` rows whose checksum is written ``text``.
+
+        :raises ModelError: if ``text`` isn't 32 hex digits.
+        """
+        if len(text) != 32:
+            raise ModelError(f"{text!r} is not a state checksum; expected 32 hex digits")
+        try:
+            return cls(rows, int(text, 16))
+        except ValueError as wrong:
+            raise ModelError(f"{text!r} is not a state checksum; expected 32 hex digits") from wrong
+
+    def add(self, lines: list[bytes]) -> None:
+        """Rows that appeared."""
+        self.rows += len(lines)
+        self.value = (self.value + sum_of(lines)) % MODULUS
+
+    def remove(self, lines: list[bytes]) -> None:
+        """Rows that went."""
+        self.rows -= len(lines)
+        self.value = (self.value - sum_of(lines)) % MODULUS
+
+    def truncate(self) -> None:
+        """All rows went."""
+        self.rows = 0
+        self.value = 0
+
+    def copy(self) -> "StateChecksum":
+        """The same state, changed apart from this one."""
+        return StateChecksum(self.rows, self.value)
+
+    def hex(self) -> str:
+        """The checksum as 32 hex digits."""
+        return f"{self.value:032x}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StateChecksum):
+            return NotImplemented
+        return self.rows == other.rows and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"StateChecksum(rows={self.rows}, {self.hex()})"

@@ -1,0 +1,36 @@
+"""What can be wrong with the ground itself.
+
+ModelError (ValueError)
+├── BadPosition      not a WAL position
+├── BadHistory       not a history
+├── BadColumn        not a column definition
+└── BadLine          not a row, or not one of this table
+"""
+
+
+class ModelError(ValueError):
+    """Something isn't what its text claims to be."""
+
+
+class BadPosition(ModelError):
+    """Not a WAL position; expected two hexadecimal numbers such as 0/19F000."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text!r} is not a WAL position; expected X/X in hex, such as 0/19F000")
+
+
+class BadHistory(ModelError):
+    """Not a history; expected system_identifier:timeline:database_oid."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"{text!r} is not a history; expected system_identifier:timeline:database_oid"
+        )
+
+
+class BadColumn(ModelError):
+    """A column definition that lacks a part or has one of the wrong type."""
+
+
+class BadLine(ModelError):
+    """Bytes that are not a row's line, or lack a column that the table has."""

@@ -1,0 +1,140 @@
+"""A row's line: one compact JSON object, carried as bytes from end to end.
+
+Nothing downstream parses a line unless it must, and where it must, values stay
+verbatim: a json column may hold duplicate keys, blanks or 30-digit numbers
+that a parse would lose. So a line is taken apart into *fragments*, the bytes
+of its top-level values.
+
+A *partial* line is an update whose unchanged TOAST values PostgreSQL didn't
+send. It starts with byte 0x01, and each missing value is the single byte 0x02;
+neither occurs in JSON. Partial lines live only between the source and the
+store, which fills them from the row it knows.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from laredo_model.errors import BadLine
+
+PARTIAL = b"\x01"
+MISSING = b"\x02"
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SCALAR = re.compile(rb"[^,}\]\[{\"]+")
+_NESTED_STOP = re.compile(rb'["\[\]{}]')
+
+
+def names_prefix(names: Iterable[str]) -> list[bytes]:
+    """What stands before each value: ``{"id":``, ``,"name":``, ..."""
+    prefixes = [b"," + orjson.dumps(name) + b":" for name in names]
+    if prefixes:
+        prefixes[0] = b"{" + prefixes[0][1:]
+    return prefixes
+
+
+def join(names: Sequence[str], fragments: Sequence[bytes]) -> bytes:
+    """The line with these columns and values."""
+    if not names:
+        return b"{}"
+    pieces: list[bytes] = []
+    for prefix, fragment in zip(names_prefix(names), fragments, strict=True):
+        pieces += (prefix, fragment)
+    return b"".join(pieces) + b"}"
+
+
+def items(line: bytes) -> list[tuple[bytes, bytes]]:
+    """Each column's name (still a JSON string) and its value's bytes, verbatim, in order.
+
+    :raises BadLine: if ``line`` isn't an object without blanks between its members.
+    """
+    at = 1 if line[:1] == PARTIAL else 0
+    if line[at : at + 1] != b"{" or line[-1:] != b"}":
+        raise BadLine(f"not a row's line: {line[:80]!r}")
+    if line[at:] == b"{}":
+        return []
+    found = []
+    while line[at : at + 1] != b"}":
+        name = _STRING.match(line, at + 1)
+        if name is None or line[name.end() : name.end() + 1] != b":":
+            raise BadLine(f"not a row's line, at byte {at + 1}: {line[:80]!r}")
+        end = _value_end(line, name.end() + 1)
+        found.append((name[0], line[name.end() + 1 : end]))
+        at = end
+        if line[at : at + 1] not in (b",", b"}"):
+            raise BadLine(f"not a row's line, at byte {at}: {line[:80]!r}")
+    if at != len(line) - 1:
+        raise BadLine(f"more after the row, at byte {at + 1}: {line[:80]!r}")
+    return found
+
+
+def fragments(line: bytes) -> list[bytes]:
+    """The bytes of each top-level value, verbatim, in the line's order.
+
+    :raises BadLine: if ``line`` isn't a row's line.
+    """
+    return [value for _, value in items(line)]
+
+
+def names(line: bytes) -> list[str]:
+    """The names of the columns, in the line's order.
+
+    :raises BadLine: if ``line`` isn't a row's line.
+    """
+    return [orjson.loads(name) for name, _ in items(line)]
+
+
+def is_partial(line: bytes) -> bool:
+    """Whether some value is missing."""
+    return line[:1] == PARTIAL
+
+
+def fill(partial: bytes, other: bytes) -> bytes:
+    """``partial`` with its missing values taken, by column name, from ``other``.
+
+    What is missing in ``other`` too, or isn't a column of it, stays missing.
+
+    :raises BadLine: if either isn't a row's line.
+    """
+    if not is_partial(partial):
+        return partial
+    known = dict(items(other))
+    pieces: list[bytes] = []
+    still_missing = False
+    for name, value in items(partial):
+        whole = known.get(name, MISSING) if value == MISSING else value
+        still_missing = still_missing or whole == MISSING
+        pieces.append(name + b":" + whole)
+    line = b"{" + b",".join(pieces) + b"}"
+    return PARTIAL + line if still_missing else line
+
+
+def _value_end(line: bytes, start: int) -> int:
+    first = line[start : start + 1]
+    if first == b'"':
+        match = _STRING.match(line, start)
+    elif first in (b"{", b"["):
+        return _nested_end(line, start)
+    else:
+        match = _SCALAR.match(line, start)
+    if match is None:
+        raise BadLine(f"no value at byte {start}: {line[:80]!r}")
+    return match.end()
+
+
+def _nested_end(line: bytes, start: int) -> int:
+    depth, at = 1, start + 1
+    while depth:
+        stop = _NESTED_STOP.search(line, at)
+        if stop is None:
+            raise BadLine(f"a value from byte {start} has no end: {line[:80]!r}")
+        if stop[0] == b'"':
+            string = _STRING.match(line, stop.start())
+            if string is None:
+                raise BadLine(f"a string from byte {stop.start()} has no end: {line[:80]!r}")
+            at = string.end()
+            continue
+        depth += 1 if stop[0] in b"{[" else -1
+        at = stop.end()
+    return at
