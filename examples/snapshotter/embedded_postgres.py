@@ -63,6 +63,7 @@ class EmbeddedPostgres:
         :raises RuntimeError: if it doesn't within 30 seconds; the message has its log.
         """
         if not (self.data / "PG_VERSION").exists():
+            self.data.mkdir(parents=True, exist_ok=True)
             self._server.ensure_pgdata_inited()
         lines = "".join(f"{name} = '{value}'\n" for name, value in self._settings.items())
         (self.data / "laredo.conf").write_text(
