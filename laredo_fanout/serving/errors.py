@@ -1,0 +1,87 @@
+"""What can go wrong while serving."""
+
+from __future__ import annotations
+
+import grpc
+
+
+class ServingError(Exception):
+    """Root of the serving package's errors."""
+
+
+class Refused(ServingError):
+    """A call ends with this gRPC status; the message is for whoever runs the client."""
+
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    reason: str = "refused"
+
+
+class BadRequest(Refused):
+    """The request itself is wrong: it names the field."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotServed(Refused):
+    """No such table or snapshot here."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class NotReady(Refused):
+    """The table exists and its copy isn't done yet."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Full(Refused):
+    """max_clients reached."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class BufferDropped(Refused):
+    """The client fell further behind than client_buffer.max_size allows."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "buffer"
+
+
+class NoRoomToSpool(Refused):
+    """A slow reader's snapshot could not be put aside: the disk is nearly full."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "error"
+
+
+class Behind(Refused):
+    """The client's position is ahead of this server's, in the same history."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "behind"
+
+
+class Draining(Refused):
+    """The server is going away."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "drain"
+
+
+class HistoryChanged(Refused):
+    """The store began another history under an open session: the client must shake hands anew."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "drain"
+
+
+class NoToken(Refused):
+    """No token, or one that the tokens file doesn't list."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class TokenForbids(Refused):
+    """The token is known and may not read this table."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED

@@ -1,0 +1,63 @@
+"""What the configuration says about serving, already checked and with defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+
+class BufferPolicy(StrEnum):
+    """What happens to a live client whose cursor lies more than max_size behind."""
+
+    DROP_DISCONNECT = "drop_disconnect"
+    SLOW_DOWN = "slow_down"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files; with `client_ca` a client must show a certificate that it signed."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerOptions:
+    """Where and how to listen. Several processes may share the port (SO_REUSEPORT).
+
+    `spool_path`: directory for snapshots put aside for slow readers; `drain_grace_s`: how long
+    clients may stay after GoAway.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = 4002
+    tls: TlsFiles | None = None
+    tokens_file: Path | None = None
+    drain_grace_s: float = 10.0
+    behind_wait_s: float = 10.0
+    spool_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """One table's serving options, by "schema.name" in ServingOptions.
+
+    `buffer_max_size` counts transactions; `snapshot_path` is where the ingest process keeps the
+    table's periodic snapshots.
+    """
+
+    buffer_max_size: int = 50_000
+    buffer_policy: BufferPolicy = BufferPolicy.DROP_DISCONNECT
+    heartbeat_interval_s: float = 10.0
+    snapshot_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """All that a serving process is told."""
+
+    listener: ListenerOptions = field(default_factory=ListenerOptions)
+    tables: Mapping[str, TableOptions] = field(default_factory=dict)

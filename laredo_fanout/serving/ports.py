@@ -1,0 +1,121 @@
+"""What a serving process needs from the process that started it.
+
+The serving side reads the store by itself; these are the few things that must be shared between
+processes: wake-ups after a durable commit, the registry of connected clients (max_clients is the
+total) and journal pins. The process app implements them over its control socket; tests implement
+them in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from laredo_fanout.serving.errors import ServingError
+
+
+class TooManyClients(ServingError):
+    """The registry is full: max_clients sessions are connected, over all serving processes."""
+
+    def __init__(self, max_clients: int) -> None:
+        super().__init__(
+            f"the server already has its {max_clients} clients (fanout.grpc.max_clients); "
+            "try again later, or raise the limit"
+        )
+        self.max_clients = max_clients
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """Who opens a session. `connected_at_us`: microseconds since 1970."""
+
+    client_id: str
+    table: str
+    peer: str
+    batch: bool
+    filtered: bool
+    connected_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientState:
+    """One connected client as every process sees it.
+
+    `sequence` is the last one sent; `depth` how many transactions the client's cursor lies behind
+    the journal's end (its "buffer"); `state` one of STATES.
+    """
+
+    info: ClientInfo
+    sequence: int
+    depth: int
+    state: str
+
+
+STATES = ("connecting", "snapshot", "catching_up", "live", "waiting", "draining")
+
+
+class Wakeups(Protocol):
+    """Tells that the ingest process has made something durable.
+
+    Take the future before reading the store, else a commit in between is lost. The future is
+    shared: never await it in a way that cancels it (use asyncio.wait or asyncio.shield).
+    """
+
+    def current(self) -> asyncio.Future[None]:
+        """The future that the next durable commit resolves (then another takes its place)."""
+        ...
+
+
+class Lease(Protocol):
+    """One session's entry in the registry. It dies with the connection to the ingest process.
+
+    The synchronous calls only note the newest values; the implementation sends them on at its own
+    pace (about once a second) and must never raise or block.
+    """
+
+    def update(self, *, sequence: int, depth: int, state: str) -> None:
+        """The session's newest figures."""
+        ...
+
+    async def pin(self, table_id: int, after_sequence: int) -> None:
+        """Keep the entries after this sequence in the journal; a lease has one pin at a time.
+
+        Returns once the ingest process holds the pin (or can't be asked: pins are best effort,
+        the session looks again anyway).
+        """
+        ...
+
+    def unpin(self) -> None:
+        """Let the pin go."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """The session is over; the reason (REASONS) is counted in disconnects_total."""
+        ...
+
+
+REASONS = (
+    "client",  # the client left
+    "buffer",  # client_buffer.max_size, policy drop_disconnect
+    "drain",  # the server is going away
+    "behind",  # the client is ahead of this server
+    "refused",  # bad request, unknown table, not ready
+    "error",  # our fault
+)
+
+
+class Registry(Protocol):
+    """All connected clients, whatever process serves them."""
+
+    async def register(self, info: ClientInfo) -> Lease:
+        """Enter a session.
+
+        Raises:
+            TooManyClients: max_clients sessions are connected.
+        """
+        ...
+
+    async def clients(self, table: str) -> list[ClientState]:
+        """Those connected to the table now ("schema.name"), in order of connection."""
+        ...
