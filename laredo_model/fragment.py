@@ -1,0 +1,113 @@
+"""From the stream's text to JSON: the bytes of one value, by its type's rule.
+
+The text is what a type's output function prints under the session settings of
+``select.SESSION``; pgoutput sends it so
+(https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html).
+"""
+
+import re
+from collections.abc import Callable
+
+import orjson
+
+from laredo_model.errors import BadLine
+from laredo_model.rule import Rule, TypeInfo, element_of, rule_of
+
+Encode = Callable[[bytes], bytes]
+
+_LINE_BREAKS_TO_BLANKS = bytes.maketrans(b"\n\r", b"  ")
+_BOUNDS = re.compile(rb"\[[-0-9:\[\]]+\]=")
+_UTC = re.compile(rb"\+00(?= BC|\Z)")
+_QUOTED_ELEMENT = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+
+
+def text(value: bytes) -> bytes:
+    """A JSON string; every code point but the escapes JSON demands stays raw, as to_json does."""
+    return orjson.dumps(value.decode())
+
+
+def boolean(value: bytes) -> bytes:
+    """true or false."""
+    return b"true" if value == b"t" else b"false"
+
+
+def number(value: bytes) -> bytes:
+    """The digits as they are."""
+    return value
+
+
+def floating(value: bytes) -> bytes:
+    """The digits as PostgreSQL prints them; what JSON has no number for is a string."""
+    return b'"' + value + b'"' if value[-1:] in b"Ny" else value
+
+
+def timestamp(value: bytes) -> bytes:
+    """ISO 8601, as to_json prints it; infinity stays as it is."""
+    return b'"' + _UTC.sub(b"+00:00", value.replace(b" ", b"T", 1), count=1) + b'"'
+
+
+def json(value: bytes) -> bytes:
+    """The value verbatim, on one line."""
+    return value.translate(_LINE_BREAKS_TO_BLANKS)
+
+
+_SCALARS: dict[Rule, Encode] = {
+    Rule.BOOLEAN: boolean,
+    Rule.INTEGER: number,
+    Rule.OID: number,
+    Rule.FLOAT: floating,
+    Rule.DECIMAL: text,
+    Rule.TIMESTAMP: timestamp,
+    Rule.JSON: json,
+    Rule.NESTING: text,
+    Rule.TEXT: text,
+}
+
+
+def encoder(type_info: TypeInfo) -> Encode:
+    """What turns a value's text into its JSON, for values of this type (never NULL)."""
+    rule = rule_of(type_info)
+    if rule is not Rule.ARRAY:
+        return _SCALARS[rule]
+    element = element_of(type_info)
+    delimiter = element.delimiter.encode()
+    encode_element = encoder(element)
+
+    def array(value: bytes) -> bytes:
+        return array_of(value, encode_element, delimiter)
+
+    return array
+
+
+def array_of(value: bytes, encode_element: Encode, delimiter: bytes) -> bytes:
+    """The JSON array that an array's text (``{1,NULL,"a b"}``) stands for; bounds are dropped.
+
+    https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+
+    :raises BadLine: if it isn't an array's text.
+    """
+    bounds = _BOUNDS.match(value)
+    at = bounds.end() if bounds else 0
+    bare = re.compile(rb"[^" + re.escape(delimiter) + rb"{}\"]+")
+    pieces: list[bytes] = []
+    while at < len(value):
+        byte = value[at : at + 1]
+        if byte == b"{":
+            pieces.append(b"[")
+        elif byte == b"}":
+            pieces.append(b"]")
+        elif byte == delimiter:
+            pieces.append(b",")
+        elif quoted := _QUOTED_ELEMENT.match(value, at):
+            pieces.append(encode_element(_ESCAPED.sub(rb"\1", quoted[1])))
+            at = quoted.end()
+            continue
+        elif plain := bare.match(value, at):
+            pieces.append(b"null" if plain[0] == b"NULL" else encode_element(plain[0]))
+            at = plain.end()
+            continue
+        else:
+            raise BadLine(f"not an array's text, at byte {at}: {value[:80]!r}")
+        at += 1
+    return b"".join(pieces)

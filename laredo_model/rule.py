@@ -1,0 +1,168 @@
+"""The JSON value rules: which of a handful of rules each PostgreSQL type follows.
+
+A value reaches a line by one of two ways, the copy's SQL (``select.py``) and the
+stream's text (``fragment.py``); both go by the rule named here, and a property
+test holds their bytes equal for every type.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from laredo_model.errors import ModelError
+
+
+class Rule(Enum):
+    """How a type's values look in JSON."""
+
+    BOOLEAN = auto()
+    """true or false; pgoutput sends t and f."""
+    INTEGER = auto()
+    """A number with exact digits."""
+    OID = auto()
+    """A number, which to_json would quote."""
+    FLOAT = auto()
+    """A number as PostgreSQL prints it; NaN and the infinities are strings."""
+    DECIMAL = auto()
+    """A string with exact digits, which to_json would leave a number."""
+    TIMESTAMP = auto()
+    """A string with T between date and time, and +00:00 where PostgreSQL prints +00."""
+    JSON = auto()
+    """The value itself, verbatim; raw line breaks become blanks (only json has any)."""
+    NESTING = auto()
+    """A string, PostgreSQL's text, which to_json would nest: composites, hstore, int2vector."""
+    TEXT = auto()
+    """A string, PostgreSQL's text, as to_json gives it too."""
+    ARRAY = auto()
+    """A JSON array of the element's rule, nested as deep as the array has dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """One row of pg_type, with the types it is made of.
+
+    ``element`` is an array's element type, ``base`` a domain's base type (one
+    step down); ``casts_to_json`` says that to_json would use a cast function.
+    """
+
+    oid: int
+    name: str
+    namespace: str = "pg_catalog"
+    typtype: str = "b"
+    element: "TypeInfo | None" = None
+    delimiter: str = ","
+    base: "TypeInfo | None" = None
+    base_modifier: int = -1
+    casts_to_json: bool = False
+
+
+_BUILT_IN = {
+    "bool": Rule.BOOLEAN,
+    "int2": Rule.INTEGER,
+    "int4": Rule.INTEGER,
+    "int8": Rule.INTEGER,
+    "oid": Rule.OID,
+    "float4": Rule.FLOAT,
+    "float8": Rule.FLOAT,
+    "numeric": Rule.DECIMAL,
+    "timestamp": Rule.TIMESTAMP,
+    "timestamptz": Rule.TIMESTAMP,
+    "json": Rule.JSON,
+    "jsonb": Rule.JSON,
+    "int2vector": Rule.NESTING,
+    "oidvector": Rule.NESTING,
+}
+
+
+def base_of(type_info: TypeInfo) -> TypeInfo:
+    """The type below every domain."""
+    while type_info.base is not None:
+        type_info = type_info.base
+    return type_info
+
+
+def rule_of(type_info: TypeInfo) -> Rule:
+    """The rule that values of this type follow; a domain follows its base type's."""
+    base = base_of(type_info)
+    if base.element is not None:
+        return Rule.ARRAY
+    if base.typtype == "c" or base.casts_to_json:
+        return Rule.NESTING
+    if base.namespace != "pg_catalog":
+        return Rule.TEXT
+    return _BUILT_IN.get(base.name, Rule.TEXT)
+
+
+def element_of(array: TypeInfo) -> TypeInfo:
+    """The type of an array's elements, below every domain.
+
+    :raises ModelError: if ``array`` isn't an array.
+    """
+    element = base_of(array).element
+    if element is None:
+        raise ModelError(f"type {array.namespace}.{array.name} is not an array")
+    return base_of(element)
+
+
+class TypeRow(NamedTuple):
+    """What :data:`TYPES_SQL` selects."""
+
+    oid: int
+    name: str
+    namespace: str
+    typtype: str
+    element: int
+    delimiter: str
+    base: int
+    base_modifier: int
+    casts_to_json: bool
+
+
+TYPES_SQL = """
+WITH RECURSIVE wanted(oid) AS (
+    SELECT unnest(%s::pg_catalog.oid[])
+    UNION
+    SELECT part FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid,
+        LATERAL unnest(ARRAY[t.typelem, t.typbasetype]) AS part
+    WHERE part <> 0
+)
+SELECT t.oid::int8, t.typname::text, n.nspname::text, t.typtype::text,
+    CASE WHEN element.oid IS NULL THEN 0 ELSE t.typelem::int8 END,
+    coalesce(element.typdelim, t.typdelim)::text,
+    t.typbasetype::int8, t.typtypmod,
+    t.oid >= 16384 AND EXISTS (
+        SELECT FROM pg_catalog.pg_cast c
+        WHERE c.castsource = t.oid AND c.casttarget = 114 AND c.castmethod = 'f')
+FROM wanted
+JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
+JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+LEFT JOIN pg_catalog.pg_type element ON element.oid = t.typelem AND element.typarray = t.oid
+"""
+"""Types by oid, and all that they are made of. A true array is the typarray of its element,
+which int2vector and oidvector are not; its elements are parted by the element's typdelim.
+to_json looks for a cast only above the first normal oid, 16384 (json_categorize_type)."""
+
+
+def type_infos(rows: Iterable[TypeRow]) -> dict[int, TypeInfo]:
+    """The types, by oid, that :data:`TYPES_SQL` selected."""
+    by_oid = {row.oid: row for row in rows}
+    made: dict[int, TypeInfo] = {}
+
+    def make(oid: int) -> TypeInfo:
+        if oid not in made:
+            row = by_oid[oid]
+            made[oid] = TypeInfo(
+                row.oid,
+                row.name,
+                row.namespace,
+                row.typtype,
+                make(row.element) if row.element else None,
+                row.delimiter,
+                make(row.base) if row.base else None,
+                row.base_modifier,
+                row.casts_to_json,
+            )
+        return made[oid]
+
+    return {oid: make(oid) for oid in by_oid}

@@ -1,0 +1,108 @@
+"""From SQL to JSON: the SELECT that makes a table's lines and keys inside PostgreSQL.
+
+The copy and ``laredo-archive verify --against`` read by it. It gives the very
+bytes that ``fragment.py`` makes of the stream's text.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from laredo_model.rule import Rule, TypeInfo, base_of, element_of, rule_of
+
+SESSION = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "search_path": "pg_catalog",
+}
+"""What every session that reads rows sets at start-up, copy and replication alike: ALTER
+DATABASE and ALTER ROLE settings change the text of values otherwise."""
+
+
+def session_options() -> str:
+    """:data:`SESSION` as libpq's ``options`` connection parameter."""
+    return " ".join(f"-c {name}={value}" for name, value in SESSION.items())
+
+
+class Selected(NamedTuple):
+    """A column as the SELECT needs it."""
+
+    name: str
+    type_info: TypeInfo
+
+
+def identifier(name: str) -> str:
+    """``name`` quoted as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(schema: str, table: str) -> str:
+    """The table's name, qualified and quoted."""
+    return f"{identifier(schema)}.{identifier(table)}"
+
+
+def value_sql(column: Selected) -> str:
+    """The expression, on the row ``t``, whose to_json is the column's JSON value."""
+    name = f"t.{identifier(column.name)}"
+    base = base_of(column.type_info)
+    suffix = ""
+    if base.element is not None:
+        base, suffix = element_of(base), "[]"
+    rule = rule_of(base)
+    if rule in (Rule.DECIMAL, Rule.NESTING):
+        return f"{name}::text{suffix}"
+    if rule is Rule.OID:
+        return f"{name}::int8{suffix}"
+    if rule is Rule.JSON and base.name == "json":
+        return f"translate({name}::text, E'\\n\\r', '  ')::json{suffix}"
+    return name
+
+
+def key_sql(key: Sequence[Selected]) -> str:
+    """The expression (text), on the row ``t``, of a row's key; see ``key.py``."""
+    if len(key) == 1:
+        return _single_key_sql(key[0])
+    parts = " || ',' || ".join(
+        f"coalesce(to_json({value_sql(part)})::text, 'null')" for part in key
+    )
+    return f"'[' || {parts} || ']'"
+
+
+def lines_sql(
+    schema: str,
+    table: str,
+    columns: Sequence[Selected],
+    where: str = "",
+    *,
+    key: Sequence[Selected] = (),
+    only: bool = True,
+) -> str:
+    """The SELECT of every row's line (json); with ``key``, its key (text) stands in front.
+
+    ``where`` is an SQL condition on the table's columns. ``only`` leaves out the
+    rows of inheritance children, which a partitioned table needs.
+    """
+    # A column named like the sub-select would be taken for it, so its name is an unlikely one.
+    row = identifier("laredo row")
+    values = ", ".join(f"{value_sql(column)} AS {identifier(column.name)}" for column in columns)
+    condition = f" WHERE {where}" if where else ""
+    selected_key = f"{key_sql(key)} AS key, " if key else ""
+    return (
+        f"SELECT {selected_key}row_to_json({row}) AS line "
+        f"FROM (SELECT * FROM {'ONLY ' if only else ''}{table_name(schema, table)}{condition}) t, "
+        f"LATERAL (SELECT {values}) {row}"
+    )
+
+
+def _single_key_sql(column: Selected) -> str:
+    base = base_of(column.type_info)
+    if rule_of(base) in _PLAIN_RULES or (base.namespace, base.name) in _PLAIN_TYPES:
+        return f"t.{identifier(column.name)}::text"
+    return f"coalesce(to_json({value_sql(column)}) #>> '{{}}', 'null')"
+
+
+_PLAIN_RULES = (Rule.BOOLEAN, Rule.INTEGER, Rule.OID, Rule.FLOAT, Rule.DECIMAL)
+_PLAIN_TYPES = {("pg_catalog", name) for name in ("text", "varchar", "uuid")}
