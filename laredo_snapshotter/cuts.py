@@ -1,0 +1,126 @@
+"""Cuts: tables with the same diff interval end their diffs at the same position.
+
+FORMAT.md: "All tables of one writer with the same interval cut at the same
+position, so that they can be read together at it." At each tick the position is
+the highest that any of the streams has reached; every table seals there when
+its own stream has passed it. No table waits for another: one that is stuck
+keeps the cuts it owes, and forgets those that are too old or too many.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+MOST_PENDING = 256
+"""Cuts that a table may owe; each becomes a diff."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A position at which to seal. ``forced``: commit it even when nothing changed."""
+
+    position: int
+    asked_at: float
+    forced: bool = False
+
+
+class PendingCuts:
+    """The cuts that a table owes, in order of position."""
+
+    def __init__(self, time_limit: float) -> None:
+        """``time_limit``: seconds after which a cut that isn't forced may be forgotten."""
+        self._time_limit = time_limit
+        self._cuts: deque[Cut] = deque()
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def add(self, position: int, now: float, *, forced: bool = False) -> None:
+        """Owe a cut; one at the same position is the same cut."""
+        kept = [c for c in self._cuts if c.position != position]
+        forced = forced or any(c.forced for c in self._cuts if c.position == position)
+        kept.append(Cut(position, now, forced))
+        kept.sort(key=lambda cut: cut.position)
+        self._cuts = deque(self._within_limits(kept, now))
+
+    def take(self, reached: int) -> list[Cut]:
+        """The cuts at or before ``reached``; they are owed no longer."""
+        taken = []
+        while self._cuts and self._cuts[0].position <= reached:
+            taken.append(self._cuts.popleft())
+        return taken
+
+    def next_position(self) -> int | None:
+        """The first owed cut's position."""
+        return self._cuts[0].position if self._cuts else None
+
+    def clear(self) -> None:
+        """Owe nothing, because what was to be cut is gone."""
+        self._cuts.clear()
+
+    def _within_limits(self, cuts: list[Cut], now: float) -> Iterable[Cut]:
+        newest = cuts[-1]
+        young = [
+            cut
+            for cut in cuts
+            if cut.forced or cut is newest or now - cut.asked_at < self._time_limit
+        ]
+        over = len(young) - MOST_PENDING
+        for cut in young:
+            if over > 0 and not cut.forced and cut is not newest:
+                over -= 1
+                continue
+            yield cut
+        self.forgotten += len(cuts) - min(len(young), MOST_PENDING)
+
+
+class CutTable(Protocol):
+    """A table as the coordinator sees it."""
+
+    @property
+    def stream(self) -> tuple[str, int] | None:
+        """The history and the position that its stream has reached; None while it isn't live."""
+
+    def cut(self, position: int) -> None:
+        """Seal at ``position`` as soon as the stream has passed it."""
+
+    def tick(self) -> None:
+        """An interval has passed; called after :meth:`cut`."""
+
+
+def cut_together(tables: Sequence[CutTable]) -> dict[str, int]:
+    """Ask every table for a cut at the highest position reached in its history; say which."""
+    highest: dict[str, int] = {}
+    for table in tables:
+        if (stream := table.stream) is not None:
+            history, position = stream
+            highest[history] = max(position, highest.get(history, position))
+    for table in tables:
+        if (stream := table.stream) is not None:
+            table.cut(highest[stream[0]])
+        table.tick()
+    return highest
+
+
+async def cut_each(
+    interval: float,
+    tables: Sequence[CutTable],
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Cut ``tables`` together every ``interval`` seconds, without drift, until cancelled."""
+    due = clock() + interval
+    while True:
+        await sleep(max(0.0, due - clock()))
+        cut_together(tables)
+        now = clock()
+        # After a stall (a suspended machine) go on from now instead of catching up on ticks.
+        due = max(due + interval, now)

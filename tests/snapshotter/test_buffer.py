@@ -1,0 +1,162 @@
+"""The buffer's net changes against a plain fold of the same changes."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laredo_model.change import Action
+from laredo_model.checksum import StateChecksum
+from laredo_snapshotter.buffer import ChangeBuffer, Sealed
+from laredo_snapshotter.errors import StreamInconsistent
+
+State = dict[bytes, bytes]
+Row = tuple[int, bytes, bytes, bytes]
+
+
+class Stream:
+    """Random transactions on a plain dict, as a server would send them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.state: State = {}
+        self.position = 100
+
+    def row(self) -> bytes:
+        return b'{"v":%d}' % self.random.randrange(4)
+
+    def change(self) -> Row:
+        if self.random.random() < 0.03:
+            self.state.clear()
+            return (Action.TRUNCATE, b"", b"", b"")
+        key = b"%d" % self.random.randrange(12)
+        old = self.state.get(key)
+        if old is None:
+            self.state[key] = new = self.row()
+            return (Action.INSERT, key, new, b"")
+        if self.random.random() < 0.5:
+            del self.state[key]
+            return (Action.DELETE, key, b"", old)
+        self.state[key] = new = self.row()
+        return (Action.UPDATE, key, new, old)
+
+    def transaction(self) -> tuple[int, list[Row]]:
+        self.position += self.random.randrange(1, 5)
+        return self.position, [self.change() for _ in range(self.random.randrange(1, 20))]
+
+
+def checksum_of(state: State) -> StateChecksum:
+    checksum = StateChecksum()
+    checksum.add(list(state.values()))
+    return checksum
+
+
+def take(buffer: ChangeBuffer, rows: list[Row], position: int, *, ends: bool) -> None:
+    buffer.take(
+        bytes(row[0] for row in rows),
+        [row[1] for row in rows],
+        [row[2] for row in rows],
+        [row[3] for row in rows],
+        position=position,
+        time_us=position * 10,
+        ends=ends,
+    )
+
+
+def assert_leads(before: State, sealed: Sealed, after: State) -> None:
+    """Folding ``sealed`` over ``before`` gives ``after``, by the net rules of FORMAT.md."""
+    outcome = sealed.measure(checksum_of(before))
+    state = {} if outcome.truncate or not before else dict(before)
+    changes = list(sealed.changes())
+    assert len(changes) == outcome.change_count
+    keys = [change.key for change in changes]
+    assert keys == sorted(set(keys))
+    for action, key, old, new in changes:
+        assert old != new
+        assert state.get(key) == old
+        if outcome.truncate:
+            assert action is Action.INSERT
+        expected = Action.INSERT if old is None else Action.DELETE if new is None else Action.UPDATE
+        assert action is expected
+        if new is None:
+            del state[key]
+        else:
+            state[key] = new
+    assert state == after
+    assert (outcome.rows, outcome.checksum) == (len(after), checksum_of(after).hex())
+    assert [*sealed.changes()] == changes, "a second reading differs"
+    sealed.close()
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32))
+def test_net_changes_fold_to_the_same_state(seed: int) -> None:
+    stream = Stream(seed)
+    chance = stream.random
+    buffer, before = ChangeBuffer(), dict(stream.state)
+    for _ in range(chance.randrange(1, 30)):
+        whole = dict(stream.state)
+        position, rows = stream.transaction()
+        if chance.random() < 0.2:  # the connection goes in mid-transaction, the stream resumes
+            take(buffer, rows[: chance.randrange(1, len(rows) + 1)], position, ends=False)
+            if chance.random() < 0.5:
+                buffer.spill()
+            buffer.abandon()
+        parts = 1 if chance.random() < 0.6 else min(len(rows), 3)
+        size = -(-len(rows) // parts)
+        for at in range(0, len(rows), size):
+            ends = at + size >= len(rows)
+            if not ends and chance.random() < 0.5:  # a cut while a transaction is open
+                sealed = buffer.seal(position - 1)
+                assert_leads(before, sealed, whole)
+                before = whole
+            take(buffer, rows[at : at + size], position, ends=ends)
+            if chance.random() < 0.3:
+                buffer.spill()
+        if chance.random() < 0.3:
+            assert_leads(before, buffer.seal(position), stream.state)
+            before = dict(stream.state)
+    assert_leads(before, buffer.seal(stream.position), stream.state)
+
+
+def test_memory_is_accounted_to_zero() -> None:
+    buffer = ChangeBuffer()
+    rows: list[Row] = [(Action.INSERT, b"%d" % n, b"x" * 100, b"") for n in range(100)]
+    take(buffer, rows, 1, ends=True)
+    assert buffer.memory_bytes > 100 * 100
+    take(buffer, [(Action.DELETE, key, b"", line) for _, key, line, _ in rows], 2, ends=True)
+    assert buffer.memory_bytes == 0
+    assert buffer.empty
+
+
+def test_a_transaction_on_disk_isnt_in_memory(tmp_path: Path) -> None:
+    buffer = ChangeBuffer(tmp_path)
+    for start in range(0, 10_000, 1000):
+        rows: list[Row] = [
+            (Action.INSERT, b"%05d" % n, b"%d" % n * 20, b"") for n in range(start, start + 1000)
+        ]
+        take(buffer, rows, 7, ends=start == 9000)
+        buffer.spill()
+    assert buffer.memory_bytes < 1000 * 500
+    assert buffer.spilled_bytes > 9 * 1000 * 25
+    sealed = buffer.seal(7)
+    assert sealed.measure(StateChecksum()).rows == 10_000
+    assert sealed.to_time_us == 70
+    sealed.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_change_that_doesnt_fit_the_one_before_is_refused() -> None:
+    buffer = ChangeBuffer()
+    take(buffer, [(Action.UPDATE, b"42", b"b", b"a")], 1, ends=True)
+    with pytest.raises(StreamInconsistent, match="key '42' at 0/2"):
+        take(buffer, [(Action.UPDATE, b"42", b"d", b"c")], 2, ends=True)
+
+
+def test_a_truncate_of_an_empty_table_is_nothing() -> None:
+    buffer = ChangeBuffer()
+    take(buffer, [(Action.TRUNCATE, b"", b"", b"")], 1, ends=True)
+    assert not buffer.empty
+    assert buffer.seal(1).measure(StateChecksum()).empty
