@@ -1,0 +1,110 @@
+"""The one door to storage: what a commit needs of a place that holds objects.
+
+A destination is safe for use by several threads. Errors are those of
+laredo_archive.errors below DestinationError; whatever else comes out is a bug.
+An operation that changes something either did it, surely didn't
+(DestinationUnavailable, NameTaken, SwapLost), or says that it doesn't know
+(OutcomeUnclear). Keys are relative, ``/``-separated.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import BinaryIO, NamedTuple, Protocol
+
+
+class Version(NamedTuple):
+    """Which version of an object, and the store's Date of the answer that showed it."""
+
+    etag: str
+    date: datetime
+
+
+class Found(NamedTuple):
+    """A small object, whole."""
+
+    data: bytes
+    version: Version
+
+
+class ObjectInfo(NamedTuple):
+    """One object: ``modified`` is by the store's clock."""
+
+    key: str
+    size_bytes: int
+    modified: datetime
+
+
+class Upload(Protocol):
+    """An object in the making: nobody sees it before finish()."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Append; in bounded memory.
+
+        :raises DestinationUnavailable: the upload is lost; abort it.
+        """
+
+    def finish(self) -> None:
+        """Make it an object, durably, without replacing one.
+
+        :raises NameTaken: there is one; it may also be this very upload, sent twice.
+        :raises OutcomeUnclear: it may be there, or come yet.
+        :raises DestinationUnavailable: it isn't there.
+        """
+
+    def abort(self) -> None:
+        """Forget it; never raises. Does nothing after finish()."""
+
+
+class Destination(Protocol):
+    """A place that holds objects."""
+
+    @property
+    def uri(self) -> str:
+        """Canonical, with ``/`` at the end: the same place has the same URI."""
+
+    def uri_of(self, key: str) -> str:
+        """Where the object ``key`` is.
+
+        :raises BadKey: if ``key`` leads out of the destination.
+        """
+
+    def get(self, key: str) -> Found | None:
+        """A small object, whole; None if there is none.
+
+        :raises DestinationUnavailable: if it can't be read now.
+        """
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What is known of an object; None if there is none."""
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        """An object's bytes from ``offset`` on; the caller closes it.
+
+        :raises ArtifactMissing: if there is no such object.
+        """
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose key begins with ``prefix``; a failure is raised, never an end."""
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+        """Replace the version ``expected`` (an etag; None: there is no object) by ``data``.
+
+        Atomic and durable: a reader sees the one or the other.
+
+        :raises SwapLost: it isn't that version; it may also be this very swap, sent twice.
+        :raises OutcomeUnclear: it may have been replaced, or be so yet.
+        :raises DestinationUnavailable: it wasn't replaced.
+        """
+
+    def upload(self, key: str) -> Upload:
+        """Begin an object. The name is only taken at finish()."""
+
+    def delete(self, key: str) -> None:
+        """Delete an object; one that isn't there is as good.
+
+        :raises OutcomeUnclear: it may be deleted, now or later.
+        :raises DestinationUnavailable: it is still there.
+        """
+
+    def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
+        """Drop what uploads below ``prefix`` left behind that long ago; how many there were."""

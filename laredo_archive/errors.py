@@ -1,0 +1,191 @@
+"""What can go wrong with an archive.
+
+ArchiveError
+├── ManifestError             the manifest of one destination can't be used as it is
+│   ├── ManifestDamaged       not a manifest, or one that contradicts itself
+│   ├── ManifestNewer         written by a later version of this program
+│   └── ManifestLost          it was there, and is gone
+├── ArtifactDamaged           an object isn't what its entry says
+├── ArtifactMissing           an object that an entry names isn't there
+├── HistoriesDiffer           two destinations hold archives that don't fit together
+├── ChecksumDiffers           a base isn't the state that the diffs lead to
+├── OutOfOrder                an artifact that doesn't continue the chain
+├── Fenced                    another writer has taken the archive over, for good
+├── CommitUnavailable         a commit waits for a destination; try again later
+└── DestinationError          one destination and one key
+    ├── BadKey                a key that leads out of the destination
+    ├── NameTaken             the object exists already
+    ├── SwapLost              the object isn't the version that was to be replaced
+    ├── OutcomeUnclear        the request may or may not have taken effect
+    └── DestinationUnavailable  it can't be used now; try again later
+        ├── DestinationFull
+        ├── DestinationReadOnly
+        └── DestinationDenied
+"""
+
+
+class ArchiveError(Exception):
+    """The root of this package's errors."""
+
+
+class ManifestError(ArchiveError):
+    """The manifest at ``where`` can't be used as it is."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: {message}")
+        self.where = where
+
+
+class ManifestDamaged(ManifestError):
+    """Not a manifest, or one that contradicts itself. Nothing is written over it."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(
+            where,
+            f"the manifest is damaged: {reason}. Nothing was written; restore it from another"
+            " destination or a backup, or move it away to start this archive anew",
+        )
+        self.reason = reason
+
+
+class ManifestNewer(ManifestError):
+    """Written by a later version of this program."""
+
+    def __init__(self, where: str, version: int, supported: int) -> None:
+        super().__init__(
+            where,
+            f"manifest_version is {version}, and this program knows only up to {supported}."
+            " Nothing was written; use the version of laredo-snapshotter that wrote it, or a"
+            " later one",
+        )
+        self.version = version
+
+
+class ManifestLost(ManifestError):
+    """This writer had claimed it, and it is gone."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            where,
+            "the manifest that this writer claimed is gone. Nothing was written; see who or"
+            " what deleted it (or unmounted its volume), then start the writer again: it fills"
+            " the destination from the others",
+        )
+
+
+class ArtifactDamaged(ArchiveError):
+    """The object at ``uri`` isn't what its manifest entry says."""
+
+    def __init__(self, uri: str, reason: str) -> None:
+        super().__init__(f"{uri}: {reason}")
+        self.uri = uri
+
+
+class ArtifactMissing(ArchiveError):
+    """A manifest entry names the object at ``uri``, and it isn't there."""
+
+    def __init__(self, uri: str, message: str = "the manifest names this object") -> None:
+        super().__init__(f"{uri}: {message}, and it isn't there")
+        self.uri = uri
+
+
+class HistoriesDiffer(ArchiveError):
+    """Two destinations hold archives that can't be brought to one."""
+
+    def __init__(self, ahead: str, other: str, reason: str) -> None:
+        super().__init__(
+            f"{ahead} is ahead of {other}, and they don't fit together: {reason}. Nothing was"
+            " copied; remove the destination that doesn't belong here from the configuration,"
+            " or move its objects away so that it is filled anew"
+        )
+
+
+class ChecksumDiffers(ArchiveError):
+    """A base, computed from its rows, isn't the state that the diffs lead to."""
+
+    def __init__(self, table: str, position: str, running: str, base: str) -> None:
+        super().__init__(
+            f"{table} at {position}: the diffs lead to {running}, the new base has {base}."
+            " Nothing was committed; compare both with PostgreSQL (laredo-archive verify"
+            " --against DSN) before anything is written on"
+        )
+        self.running = running
+        self.base = base
+
+
+class OutOfOrder(ArchiveError):
+    """An artifact that doesn't continue the chain as it is."""
+
+
+class Fenced(ArchiveError):
+    """Another writer has taken this archive over. Final: this writer never claims again."""
+
+    def __init__(self, where: str, writer_id: str, term: int, own_id: str, own_term: int) -> None:
+        super().__init__(
+            f"{where}: writer {writer_id} (term {term}) has taken over from this one, {own_id}"
+            f" (term {own_term}). This writer stays out for good; if that wasn't meant, stop one"
+            " of the two and restart the other"
+        )
+        self.where = where
+        self.writer_id = writer_id
+        self.term = term
+
+
+class CommitUnavailable(ArchiveError):
+    """A commit couldn't be finished on ``uri`` now. It is kept: try again later."""
+
+    def __init__(self, table: str, uri: str, reason: object) -> None:
+        super().__init__(f"{table}: the commit waits for {uri}: {reason}")
+        self.uri = uri
+
+
+class DestinationError(ArchiveError):
+    """One destination, or one object in it."""
+
+    def __init__(self, uri: str, message: str) -> None:
+        super().__init__(f"{uri}: {message}")
+        self.uri = uri
+
+
+class BadKey(DestinationError):
+    """A key that isn't a plain relative path inside the destination."""
+
+    def __init__(self, uri: str, key: str) -> None:
+        super().__init__(uri, f"the key {key!r} doesn't lie inside this destination")
+
+
+class NameTaken(DestinationError):
+    """An object of this name exists already; nothing was replaced."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, "exists already")
+
+
+class SwapLost(DestinationError):
+    """The object isn't (any more) the version that was to be replaced.
+
+    It can also be our own swap, sent twice: only reading tells.
+    """
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, "was changed by someone else")
+
+
+class OutcomeUnclear(DestinationError):
+    """The request may have taken effect, may yet do so, or not at all: only reading tells."""
+
+
+class DestinationUnavailable(DestinationError):
+    """The destination can't be used now. What was asked surely didn't happen."""
+
+
+class DestinationFull(DestinationUnavailable):
+    """No space, or a quota is used up."""
+
+
+class DestinationReadOnly(DestinationUnavailable):
+    """The destination takes no writes."""
+
+
+class DestinationDenied(DestinationUnavailable):
+    """This process may not do that there."""

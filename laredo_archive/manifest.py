@@ -1,0 +1,329 @@
+"""manifest.json, version 1: what an archive consists of.
+
+An immutable value: every change makes a new manifest. Unknown fields are kept
+(in ``source``) and written again, wherever they stand; fields that this program
+adds to the original format (columns, rows, checksums, histories) are None where
+they are missing. manifest_parser reads it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from laredo_model import position as positions
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+
+VERSION = 1
+
+
+class Kind(StrEnum):
+    """What an artifact holds: the whole table, or what changed."""
+
+    SNAPSHOT = "snapshot"
+    DIFF = "diff"
+
+
+class Head(NamedTuple):
+    """A point in an archive's life: how far it goes, or how far someone was told."""
+
+    epoch: int
+    position: Position
+
+
+def text_of_time(moment: datetime) -> str:
+    """As manifests write it: UTC, ``Z``, microseconds only where there are any."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _text_of_position(position: Position | None) -> str | None:
+    return None if position is None else positions.text(position)
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _with_unknown(known: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in source.items():
+        if name not in known:
+            known[name] = value
+    return known
+
+
+@dataclass(frozen=True)
+class FormatEntry:
+    """One object that holds an artifact in one format.
+
+    ``key`` is relative to the destination; ``splits`` are (row key, byte
+    offset) pairs, ``exact`` is False where a format can't give the lines back.
+    """
+
+    uri: str
+    size_bytes: int
+    key: str
+    sha256: str | None = None
+    sorted: bool = False
+    splits: tuple[tuple[str, int], ...] = ()
+    exact: bool = True
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def same_content(self, other: "FormatEntry") -> bool:
+        """Whether both are the same bytes, wherever they are."""
+        return self.size_bytes == other.size_bytes and self.sha256 == other.sha256
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry's object, known fields first."""
+        known: dict[str, Any] = {"uri": self.uri, "size_bytes": self.size_bytes, "key": self.key}
+        if self.sha256 is not None:
+            known["sha256"] = self.sha256
+        known["sorted"] = self.sorted
+        if self.splits:
+            known["splits"] = [list(split) for split in self.splits]
+        if not self.exact:
+            known["exact"] = False
+        return _with_unknown(known, self.source)
+
+
+@dataclass(frozen=True)
+class Follows:
+    """The head that a base was put after: how a new history is told from a foreign archive."""
+
+    epoch: int
+    position: Position
+    history: History | None
+    rows: int | None = None
+    state_checksum: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it stands in a snapshot's entry."""
+        return {
+            "epoch": self.epoch,
+            "position": positions.text(self.position),
+            "history": _text_or_none(self.history),
+            "rows": self.rows,
+            "state_checksum": self.state_checksum,
+        }
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A base snapshot at ``to_position``, or the net changes over (from, to].
+
+    ``row_count`` is a snapshot's, ``change_count`` a diff's; ``rows`` and
+    ``state_checksum`` describe the whole table at ``to_position``. ``to_time``
+    is PostgreSQL's commit time of the last transaction in it.
+    """
+
+    kind: Kind
+    epoch: int
+    from_position: Position | None
+    to_position: Position
+    created_at: datetime
+    formats: Mapping[str, FormatEntry]
+    row_count: int | None = None
+    change_count: int | None = None
+    history: History | None = None
+    to_time: datetime | None = None
+    rows: int | None = None
+    state_checksum: str | None = None
+    continues: bool | None = None
+    columns: tuple[Column, ...] | None = None
+    key_fields: tuple[str, ...] | None = None
+    follows: Follows | None = None
+    truncate: bool = False
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.kind is Kind.SNAPSHOT
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its largest format."""
+        return max((entry.size_bytes for entry in self.formats.values()), default=0)
+
+    @property
+    def keys(self) -> list[str]:
+        """The objects that it names."""
+        return [entry.key for entry in self.formats.values()]
+
+    def same_as(self, other: "Artifact") -> bool:
+        """Whether both are the same artifact, wherever their objects are.
+
+        A diff stays itself when a re-base gives it another epoch.
+        """
+        return (
+            self.kind is other.kind
+            and (self.epoch == other.epoch or not self.is_snapshot)
+            and self.from_position == other.from_position
+            and self.to_position == other.to_position
+            and self.history == other.history
+            and self.formats.keys() == other.formats.keys()
+            and all(entry.same_content(other.formats[id_]) for id_, entry in self.formats.items())
+        )
+
+    def relabelled(self, epoch: int) -> "Artifact":
+        """The same objects as part of another epoch."""
+        return replace(self, epoch=epoch)
+
+    def to_json(self) -> dict[str, Any]:
+        """The artifact's object, known fields first."""
+        known: dict[str, Any] = {
+            "kind": self.kind.value,
+            "epoch": self.epoch,
+            "from_position": _text_of_position(self.from_position),
+            "to_position": positions.text(self.to_position),
+            "created_at": text_of_time(self.created_at),
+        }
+        if self.is_snapshot:
+            known["row_count"] = self.row_count
+        else:
+            known["change_count"] = self.change_count
+        known["formats"] = {id_: entry.to_json() for id_, entry in self.formats.items()}
+        for name, value in self._added().items():
+            if value is not None:
+                known[name] = value
+        return _with_unknown(known, self.source)
+
+    def _added(self) -> dict[str, Any]:
+        added: dict[str, Any] = {
+            "history": _text_or_none(self.history),
+            "to_time": None if self.to_time is None else text_of_time(self.to_time),
+            "rows": self.rows,
+            "state_checksum": self.state_checksum,
+        }
+        if not self.is_snapshot:
+            added["truncate"] = self.truncate
+            return added
+        added["continues"] = self.continues
+        added["columns"] = self._columns_to_json()
+        added["key_fields"] = None if self.key_fields is None else list(self.key_fields)
+        added["follows"] = None if self.follows is None else self.follows.to_json()
+        return added
+
+    def _columns_to_json(self) -> list[dict[str, Any]] | None:
+        if self.columns is None:
+            return None
+        described = [column.to_json() for column in self.columns]
+        unknown = self.source.get("columns") or [{}] * len(described)
+        return [
+            _with_unknown(known, source) for known, source in zip(described, unknown, strict=True)
+        ]
+
+    @cached_property
+    def text(self) -> str:
+        """The artifact's object as JSON text, made once."""
+        return _json(self.to_json())
+
+
+@dataclass(frozen=True)
+class Retired:
+    """An object that no artifact names any more, on its way to be deleted.
+
+    ``at``: since when, by the store's Date; None until the change after the
+    one that entered it. ``deleting``: the run of the collector that deletes it.
+    """
+
+    key: str
+    at: datetime | None = None
+    deleting: str | None = None
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it stands in ``retired``."""
+        known: dict[str, Any] = {"key": self.key}
+        if self.at is not None:
+            known["at"] = text_of_time(self.at)
+        if self.deleting is not None:
+            known["deleting"] = self.deleting
+        return _with_unknown(known, self.source)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One destination's list of artifacts, in (epoch, position) order, and who writes it.
+
+    ``revision`` grows with every change, so that no version ever comes again.
+    """
+
+    table: str
+    updated_at: datetime
+    epoch: int = 0
+    head_position: Position | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    history: History | None = None
+    writer_id: str | None = None
+    writer_term: int = 0
+    seen_position: Position | None = None
+    seen_at: datetime | None = None
+    notified: Mapping[str, Head | None] = field(default_factory=dict)
+    retired: tuple[Retired, ...] = ()
+    revision: int = 0
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def head(self) -> Head | None:
+        """(epoch, head_position), None while there is no artifact."""
+        return None if self.head_position is None else Head(self.epoch, self.head_position)
+
+    @property
+    def last(self) -> Artifact | None:
+        """The newest artifact."""
+        return self.artifacts[-1] if self.artifacts else None
+
+    def named(self) -> Iterator[FormatEntry]:
+        """Every object that an artifact names."""
+        for artifact in self.artifacts:
+            yield from artifact.formats.values()
+
+    def retired_keys(self) -> set[str]:
+        """Every object on its way to be deleted."""
+        return {entry.key for entry in self.retired}
+
+    def to_bytes(self) -> bytes:
+        """The object's bytes: JSON, one artifact a line."""
+        members = {name: _json(value) for name, value in self._before().items()}
+        lines = ",\n".join(artifact.text for artifact in self.artifacts)
+        members["artifacts"] = f"[\n{lines}\n]" if lines else "[]"
+        members |= {name: _json(value) for name, value in self._after().items()}
+        for name, value in self.source.items():
+            members.setdefault(name, _json(value))
+        body = ",\n".join(f"{_json(name)}:{text}" for name, text in members.items())
+        return f"{{\n{body}\n}}\n".encode()
+
+    def _before(self) -> dict[str, Any]:
+        return {
+            "manifest_version": VERSION,
+            "table": self.table,
+            "epoch": self.epoch,
+            "updated_at": text_of_time(self.updated_at),
+            "head_position": _text_of_position(self.head_position),
+        }
+
+    def _after(self) -> dict[str, Any]:
+        return {
+            "history": _text_or_none(self.history),
+            "writer_id": self.writer_id,
+            "writer_term": self.writer_term,
+            "seen_position": _text_of_position(self.seen_position),
+            "seen_at": None if self.seen_at is None else text_of_time(self.seen_at),
+            "notified": {
+                sink: None
+                if told is None
+                else {"epoch": told.epoch, "position": positions.text(told.position)}
+                for sink, told in self.notified.items()
+            },
+            "retired": [entry.to_json() for entry in self.retired],
+            "revision": self.revision,
+        }
+
+
+def _json(value: object) -> str:
+    # ASCII only: a lone surrogate in someone's unknown field survives too.
+    return json.dumps(value, separators=(",", ":"))
