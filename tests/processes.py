@@ -1,0 +1,127 @@
+"""The real console scripts as processes of a test: started, waited for, killed, stopped by pid."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
+    """The first true value of ``condition``, which is asked again and again.
+
+    :raises AssertionError: naming ``what``, if it isn't true in time.
+    """
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.02)  # poll
+    return value
+
+
+class Program:
+    """One console script with its configuration file, and its HTTP side."""
+
+    def __init__(self, script: str, config: Path, http_port: int, *, log: Path) -> None:
+        self.script = script
+        self.config = config
+        self.http = f"http://127.0.0.1:{http_port}"
+        self.log = log
+        self.environment: Mapping[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.script} was not started"
+        return self._process.pid
+
+    def start(self, *options: str) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(BIN / self.script), "--config", str(self.config), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
+
+    def get(self, path: str) -> httpx.Response | None:
+        """The answer, or None while nobody answers."""
+        try:
+            return httpx.get(self.http + path, timeout=5)
+        except httpx.TransportError:
+            return None
+
+    def is_ready(self) -> bool:
+        answer = self.get("/health/ready")
+        return answer is not None and answer.status_code == 200
+
+    def wait_ready(self, timeout: float = 30) -> None:
+        def ready_or_dead() -> bool:
+            assert self.is_running(), f"{self.script} ended:\n{self.tail()}"
+            return self.is_ready()
+
+        try:
+            wait_until(ready_or_dead, f"{self.script} ready", timeout)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.tail()}") from None
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
+        """Ask it to end; its exit code."""
+        return self._end(how, timeout)
+
+    def wait(self, timeout: float = 30) -> int:
+        """Wait until it ends by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout)
+
+    def tail(self, characters: int = 4000) -> str:
+        """The end of what it logged."""
+        return self.log.read_text(errors="replace")[-characters:]
+
+    def _end(self, how: signal.Signals, timeout: float = 30) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(how)
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"{self.script} did not end:\n{self.tail()}") from None
+
+    def __enter__(self) -> "Program":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_running():
+            self.stop()
