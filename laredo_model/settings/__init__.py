@@ -1,0 +1,17 @@
+"""One loader for both programs' HOCON configuration, checked by pydantic.
+
+A program declares its schema with :class:`Section` and the value types, and
+calls :func:`load`::
+
+    class Http(settings.Section):
+        host: str = "0.0.0.0"
+        port: int = 8081
+
+    config = settings.load(path, env_prefix="LAREDO_", sets=("http.port=9000",), schema=Root)
+"""
+
+from laredo_model.settings.errors import Problem, SettingsError
+from laredo_model.settings.load import load
+from laredo_model.settings.values import Duration, Secret, Section, Size
+
+__all__ = ["Duration", "Problem", "Secret", "Section", "SettingsError", "Size", "load"]

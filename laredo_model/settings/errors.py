@@ -1,0 +1,44 @@
+"""What can be wrong with a configuration, and how it is said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laredo_model.errors import ModelError
+
+Path = tuple[str | int, ...]
+"""Keys and list indexes from the configuration's top."""
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """``("tables", 0, "schema")`` as ``tables[0].schema``."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += f".{step}" if text else step
+    return text
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    :param place: ``file:line``, an environment variable or a ``--set``; None if it is nowhere.
+    :param path: the configuration path, such as ``tables[0].schema``; empty if it has none.
+    """
+
+    place: str | None
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.place, self.path, self.message) if part)
+
+
+class SettingsError(ModelError):
+    """The configuration can't be used; the message has one line for each problem."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems

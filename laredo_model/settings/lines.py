@@ -1,0 +1,180 @@
+"""Where in a HOCON file each configuration path stands.
+
+pyhocon forgets lines, so this reads the text a second time, for places only:
+it never decides what a value is, and what it doesn't understand it skips.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+
+from laredo_model.settings.errors import Path
+
+_INCLUDE = re.compile(r"include\s+(?:required\s*\(\s*)?(?:file\s*\(\s*)?\"([^\"]+)\"")
+_KEY_PART = re.compile(r'"((?:[^"\\]|\\.)*)"|([^."]+)')
+_MAX_INCLUDES = 20
+
+
+@dataclass
+class Lines:
+    """The places of one file and of those it includes.
+
+    :ivar places: ``file:line`` of the last definition of each path.
+    :ivar unclosed: what was opened and never closed, with its place; None if nothing.
+    """
+
+    places: dict[Path, str] = field(default_factory=dict)
+    unclosed: tuple[str, str] | None = None
+
+    def of(self, path: Path) -> str | None:
+        """The place of ``path``, or of the nearest path above it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return None
+
+
+def read(file: FilePath, text: str) -> Lines:
+    """The places of every path in ``text``, which came from ``file``."""
+    lines = Lines()
+    _Scanner(file, text, lines, depth=0).scan(())
+    return lines
+
+
+class _Scanner:
+    def __init__(self, file: FilePath, text: str, lines: Lines, depth: int) -> None:
+        self.file, self.text, self.lines, self.depth = file, text, lines, depth
+        self.at = 0
+        self.line = 1
+
+    def scan(self, base: Path) -> None:
+        self._space(newlines=True)
+        if self._peek() == "{":
+            self._braced(base)
+        else:
+            self._object(base)
+
+    def _peek(self, width: int = 1) -> str:
+        return self.text[self.at : self.at + width]
+
+    def _skip(self, width: int) -> None:
+        self.line += self.text.count("\n", self.at, self.at + width)
+        self.at += width
+
+    def _space(self, *, newlines: bool) -> None:
+        while self.at < len(self.text):
+            char = self._peek()
+            if char == "#" or self._peek(2) == "//":
+                end = self.text.find("\n", self.at)
+                self._skip((end if end >= 0 else len(self.text)) - self.at)
+            elif char in " \t\r\ufeff" or (newlines and char in "\n,"):
+                self._skip(1)
+            else:
+                return
+
+    def _place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def _braced(self, path: Path) -> None:
+        opened = self._place()
+        self._skip(1)
+        self._object(path)
+        self._close("}", opened)
+
+    def _close(self, bracket: str, opened: str) -> None:
+        if self._peek() == bracket:
+            self._skip(1)
+        elif self.lines.unclosed is None:
+            other = {"}": "{", "]": "["}[bracket]
+            self.lines.unclosed = (opened, f'"{other}" is never closed; a "{bracket}" is missing')
+
+    def _object(self, path: Path) -> None:
+        while True:
+            self._space(newlines=True)
+            if self.at >= len(self.text) or self._peek() in "}]":
+                return
+            start, place = self.at, self._place()
+            self._key_text()
+            key = self.text[start : self.at].strip()
+            if _INCLUDE.match(key):
+                self._include(path, key)
+                continue
+            inner = (*path, *(a or b.strip() for a, b in _KEY_PART.findall(key)))
+            self._record(path, inner, place)
+            self._space(newlines=True)
+            if self._peek(2) == "+=":
+                self._skip(2)
+            elif self._peek() in ("=", ":"):
+                self._skip(1)
+            self._space(newlines=True)
+            self._value(inner)
+            if self.at == start:
+                self._skip(1)
+
+    def _key_text(self) -> None:
+        while self.at < len(self.text) and self._peek() not in "={}[]:\n,":
+            if self._peek(2) == "+=":
+                return
+            if self._peek() == '"':
+                self._string()
+            else:
+                self._skip(1)
+
+    def _record(self, above: Path, path: Path, place: str) -> None:
+        for length in range(len(above) + 1, len(path) + 1):
+            self.lines.places[path[:length]] = place
+
+    def _value(self, path: Path) -> None:
+        items = 0
+        while True:
+            self._space(newlines=False)
+            if self.at >= len(self.text) or self._peek() in "\n,}]":
+                return
+            char = self._peek()
+            if char == "{":
+                self._braced(path)
+            elif char == "[":
+                items = self._array(path, items)
+            elif char == '"':
+                self._string()
+            elif self._peek(2) == "${":
+                end = self.text.find("}", self.at)
+                self._skip((end + 1 if end >= 0 else len(self.text)) - self.at)
+            else:
+                self._skip(1)
+
+    def _array(self, path: Path, index: int) -> int:
+        opened = self._place()
+        self._skip(1)
+        while True:
+            self._space(newlines=True)
+            if self.at >= len(self.text) or self._peek() in "]}":
+                break
+            self.lines.places[*path, index] = self._place()
+            self._value((*path, index))
+            index += 1
+        self._close("]", opened)
+        return index
+
+    def _string(self) -> None:
+        opened = self._place()
+        if self._peek(3) == '"""':
+            end = self.text.find('"""', self.at + 3)
+            self._skip((end + 3 if end >= 0 else len(self.text)) - self.at)
+            return
+        match = re.compile(r'"(?:[^"\\\n]|\\.)*"').match(self.text, self.at)
+        if match is not None:
+            self._skip(match.end() - self.at)
+            return
+        if self.lines.unclosed is None:
+            self.lines.unclosed = (opened, "a quoted string is never closed")
+        end = self.text.find("\n", self.at)
+        self._skip((end if end >= 0 else len(self.text)) - self.at)
+
+    def _include(self, path: Path, statement: str) -> None:
+        match = _INCLUDE.match(statement)
+        assert match is not None
+        file = self.file.parent / match[1]
+        if self.depth < _MAX_INCLUDES and file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            _Scanner(file, text, self.lines, self.depth + 1).scan(path)

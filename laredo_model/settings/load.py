@@ -1,0 +1,134 @@
+"""A configuration from files, environment and command line, checked against its schema."""
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path as FilePath
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from laredo_model.settings import hocon, overrides
+from laredo_model.settings import schema as schemas
+from laredo_model.settings.errors import Path, Problem, SettingsError, path_text
+from laredo_model.settings.lines import Lines
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def load(
+    path: FilePath | str | None,
+    *,
+    env_prefix: str,
+    schema: type[Schema],
+    sets: Sequence[str] = (),
+    env_root: str = "",
+    env_ignore: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Schema:
+    """The configuration of a program.
+
+    Later sources win: the file; the files ``*.conf`` of the directory
+    ``conf.d`` beside it, by name; the environment; ``sets``. Sections are
+    merged, lists are replaced. Substitutions (``${a.b}``, ``${?HOME}``) are
+    resolved over the files and the environment's variables of that name.
+
+    :param path: the file; None for a configuration from the environment and ``sets`` alone.
+    :param env_prefix: with which variables start, such as ``LAREDO_``;
+        ``<env_prefix>CONFIG`` is the file's name and no setting.
+    :param sets: ``path=value`` texts from the command line.
+    :param env_root: the path that variables' names start from, such as ``snapshotter``.
+    :param env_ignore: prefixes of variables that belong to another program.
+    :raises SettingsError: with every problem found, each with its place and path.
+    """
+    files = _files(FilePath(path)) if path is not None else []
+    data, lines = hocon.parse_files(files)
+    root: Path = tuple(env_root.split(".")) if env_root else ()
+    places = overrides.from_environment(
+        data,
+        schema,
+        os.environ if environ is None else environ,
+        prefix=env_prefix,
+        root=root,
+        ignore=env_ignore,
+    )
+    places |= overrides.from_sets(data, schema, sets)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        source = _Source(data, schema, lines, places, files)
+        raise SettingsError(*source.problems(error)) from None
+
+
+def _files(path: FilePath) -> list[FilePath]:
+    beside = path.parent / "conf.d"
+    return [path, *(sorted(beside.glob("*.conf")) if beside.is_dir() else [])]
+
+
+class _Source:
+    """What is needed to say of a wrong value where it came from."""
+
+    def __init__(
+        self,
+        data: dict[str, Any],
+        schema: type[BaseModel],
+        lines: Lines,
+        places: dict[Path, str],
+        files: Sequence[FilePath],
+    ) -> None:
+        self._data, self._schema, self._lines = data, schema, lines
+        self._places, self._files = places, files
+
+    def problems(self, error: ValidationError) -> list[Problem]:
+        found: dict[Problem, None] = {}
+        for detail in error.errors(include_url=False, include_context=False):
+            path = self._path(detail["loc"])
+            message = self._message(path, detail["type"], detail["msg"])
+            found[Problem(self._place(path), path_text(path), message)] = None
+        return list(found)
+
+    def _path(self, loc: tuple[str | int, ...]) -> Path:
+        """The place in the data: pydantic's has the tags of unions in it too."""
+        path: list[str | int] = []
+        data: Any = self._data
+        for number, key in enumerate(loc):
+            if overrides.has(data, key):
+                data = data[key]
+            elif number < len(loc) - 1 or not isinstance(data, dict):
+                continue
+            path.append(key)
+        return tuple(path)
+
+    def _place(self, path: Path) -> str | None:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._places:
+                return self._places[path[:length]]
+            if path[:length] in self._lines.places:
+                return self._lines.places[path[:length]]
+        return str(self._files[0]) if self._files else None
+
+    def _message(self, path: Path, kind: str, said: str) -> str:
+        if kind == "extra_forbidden":
+            return self._unknown(path)
+        if kind == "missing":
+            return "is required"
+        value = overrides.at(self._data, path)
+        if isinstance(value, timedelta) and kind == "string_type":
+            return "text is wanted here, but this reads as a duration; put it in quotes"
+        message = said.removeprefix("Value error, ")
+        kinds = schemas.walk(self._schema, path)
+        secret = any(schemas.is_secret(inner) for inner in kinds)
+        if secret or kind == "value_error" or not isinstance(value, str | int | float):
+            return message
+        return f"{message}, not {value!r}"
+
+    def _unknown(self, path: Path) -> str:
+        key = str(path[-1])
+        above = overrides.at(self._data, path[:-1])
+        kinds = schemas.walk(self._schema, path[:-1])
+        known = [name for kind in kinds for name in schemas.keys(kind, above)]
+        near = schemas.nearest(key, known, cutoff=0.6)
+        if near is None and (other := schemas.elsewhere(self._schema, key)) is not None:
+            near = path_text(other)
+        near = near or schemas.nearest(key, known)
+        return f'unknown key; the nearest known key is "{near}"' if near else "unknown key"

@@ -1,0 +1,111 @@
+"""The value types of a configuration: durations, sizes, secrets, sections."""
+
+import re
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+
+_NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµ]*)")
+
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "milliseconds": 1e-3,
+    "s": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+    "w": 604800.0,
+    "week": 604800.0,
+    "weeks": 604800.0,
+}
+
+# HOCON's rule: kB, MB, GB are powers of 1000; K, KiB and a lone letter powers of 1024.
+_BYTES = {"": 1, "b": 1, "byte": 1, "bytes": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _BYTES |= {
+        _letter: 1024**_power,
+        f"{_letter}i": 1024**_power,
+        f"{_letter}ib": 1024**_power,
+        f"{_letter}b": 1000**_power,
+    }
+
+
+def seconds(value: object) -> float:
+    """The seconds that ``value`` says: ``500ms``, ``5s``, ``10 m``, ``24h``, ``7d``, or 0.
+
+    :raises ValueError: if it isn't a duration, or a number without a unit.
+    """
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    match = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None and match[2] in _SECONDS:
+        return float(match[1]) * _SECONDS[match[2]]
+    if _is_zero(value):
+        return 0.0
+    if _is_number(value) or (match is not None and match[2] == ""):
+        raise ValueError(f"the duration {value} has no unit; write 500ms, {value}s, 10m or 24h")
+    raise ValueError("not a duration; write 500ms, 5s, 10m or 24h")
+
+
+def byte_count(value: object) -> int:
+    """The bytes that ``value`` says.
+
+    ``1073741824``, ``64 GB`` (10^9), ``1 GiB`` (2^30), ``512M`` (2^20).
+
+    :raises ValueError: if it isn't a size.
+    """
+    if _is_number(value) and isinstance(value, int) and value >= 0:
+        return value
+    match = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None and match[2].lower() in _BYTES:
+        return (
+            int(float(match[1]) * _BYTES[match[2].lower()])
+            if "." in match[1]
+            else (int(match[1]) * _BYTES[match[2].lower()])
+        )
+    if isinstance(value, timedelta):
+        raise ValueError("a duration, not a size; write 512 MB or 512 MiB")
+    raise ValueError("not a size; write 1073741824, 64 GB or 1 GiB")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_zero(value: object) -> bool:
+    return (_is_number(value) and value == 0) or value == "0"
+
+
+Duration = Annotated[float, BeforeValidator(seconds)]
+"""Seconds, written with a unit (``500ms``, ``5s``, ``10m``, ``24h``)."""
+
+Size = Annotated[int, BeforeValidator(byte_count)]
+"""Bytes, written plainly or with a unit (``64 GB``, ``1 GiB``)."""
+
+Secret = SecretStr
+"""Text that no message and no repr ever shows."""
+
+
+class Section(BaseModel):
+    """A block of the configuration: immutable, and a key that it doesn't know is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        coerce_numbers_to_str=True,
+        populate_by_name=False,
+        use_attribute_docstrings=True,
+    )

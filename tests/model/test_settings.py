@@ -1,0 +1,307 @@
+"""The configuration loader: precedence, substitutions, value types, and messages that name the place."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from laredo_model import settings
+
+
+class Local(settings.Section):
+    type: Literal["local"]
+    path: str
+
+
+class Bucket(settings.Section):
+    type: Literal["s3"]
+    bucket: str
+    prefix: str = ""
+
+
+class Grpc(settings.Section):
+    host: str = "0.0.0.0"
+    port: int = Field(4002, ge=1, le=65535)
+    max_clients: int = 500
+
+
+class Source(settings.Section):
+    connection: settings.Secret
+    slot_name: str = "laredo"
+    heartbeat_interval: settings.Duration = 10.0
+
+
+class Table(settings.Section):
+    namespace: str = Field("public", alias="schema")
+    table: str
+    formats: list[str] = []
+    destinations: list[Annotated[Local | Bucket, Field(discriminator="type")]] = []
+
+
+class Root(settings.Section):
+    grpc: Grpc = Grpc()
+    max_size: settings.Size = 64 * 10**9
+    sources: dict[str, Source] = {}
+    tables: list[Table] = []
+
+
+def load(
+    file: Path | None, environ: dict[str, str] | None = None, sets: tuple[str, ...] = ()
+) -> Root:
+    return settings.load(
+        file,
+        env_prefix="LAREDO_",
+        env_ignore=("LAREDO_SNAPSHOTTER_",),
+        sets=sets,
+        schema=Root,
+        environ=environ or {},
+    )
+
+
+@pytest.fixture
+def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write_file(text: str, name: str = "a.conf") -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write_file
+
+
+def problem_of(file: Path | None, **kinds: object) -> settings.Problem:
+    with pytest.raises(settings.SettingsError) as caught:
+        load(file, **kinds)  # type: ignore[arg-type]
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_later_sources_win(write) -> None:  # type: ignore[no-untyped-def]
+    file = write("grpc { port = 1, max_clients = 1, host = a }\nmax_size = 1")
+    write("grpc { port = 2, max_clients = 2, host = b }", "conf.d/10-b.conf")
+    write("grpc { host = c }", "conf.d/20-c.conf")
+    write("grpc { host = not-read }", "conf.d/30-d.conf.off")
+    config = load(file, {"LAREDO_GRPC_PORT": "3", "LAREDO_MAX_SIZE": "3"}, ("max_size=4",))
+    assert (config.grpc.host, config.grpc.max_clients) == ("c", 2)
+    assert (config.grpc.port, config.max_size) == (3, 4)
+
+
+def test_without_a_file_the_environment_is_enough() -> None:
+    assert load(None, {"LAREDO_GRPC_MAX_CLIENTS": "7"}).grpc.max_clients == 7
+
+
+def test_substitutions_and_includes(write, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("PGHOST_OF_TEST", "db.example")
+    write('shared = "x"\ngrpc { host = included }', "part.conf")
+    file = write(
+        'include "part.conf"\n'
+        "sources { pg { connection = "
+        '"postgresql://"${PGHOST_OF_TEST}"/db", slot_name = ${shared} } }\n'
+        "grpc.port = ${?NOT_SET_ANYWHERE}\n"
+    )
+    with pytest.raises(settings.SettingsError, match=r"part\.conf:1: shared: unknown key"):
+        load(file)
+    write("grpc { host = included }", "part.conf")
+    file.write_text(file.read_text().replace("${shared}", "${grpc.host}"))
+    config = load(file)
+    assert config.sources["pg"].connection.get_secret_value() == "postgresql://db.example/db"
+    assert config.sources["pg"].slot_name == "included"
+    assert config.grpc == Grpc(host="included", port=4002)
+
+
+def test_a_missing_substitution_names_file_line_and_variable(write) -> None:  # type: ignore[no-untyped-def]
+    file = write("max_size = 1\ngrpc.host = ${no.such}\n")
+    problem = problem_of(file)
+    assert problem.place == f"{file}:2"
+    assert "${no.such} is neither a key nor an environment variable" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500ms", 0.5),
+        ("5s", 5.0),
+        ('"5 s"', 5.0),
+        ("10m", 600.0),
+        ("24h", 86400.0),
+        ("7d", 604800.0),
+        ("1.5s", 1.5),
+        ("0", 0.0),
+    ],
+)
+def test_durations(write, text: str, expected: float) -> None:  # type: ignore[no-untyped-def]
+    file = write(f"sources {{ pg {{ connection = x, heartbeat_interval = {text} }} }}")
+    assert load(file).sources["pg"].heartbeat_interval == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("5", "has no unit; write 500ms, 5s"), ("soon", "not a duration"), ("true", "not a duration")],
+)
+def test_what_is_no_duration(write, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    file = write(f"sources {{ pg {{ connection = x\n heartbeat_interval = {text} }} }}")
+    problem = problem_of(file)
+    assert (problem.place, problem.path) == (f"{file}:2", "sources.pg.heartbeat_interval")
+    assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1073741824", 2**30),
+        ("64 GB", 64 * 10**9),
+        ("1 GiB", 2**30),
+        ("1.5 KiB", 1536),
+        ("512M", 512 * 2**20),
+        ("10kB", 10_000),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_sizes(write, text: str, expected: int) -> None:  # type: ignore[no-untyped-def]
+    assert load(write(f"max_size = {text}")).max_size == expected
+
+
+@pytest.mark.parametrize("text", ["64m", "-1", "64 XB", "big"])
+def test_what_is_no_size(write, text: str) -> None:  # type: ignore[no-untyped-def]
+    assert "size" in problem_of(write(f"max_size = {text}")).message
+
+
+def test_an_unknown_key_names_file_line_path_and_nearest(write) -> None:  # type: ignore[no-untyped-def]
+    file = write("grpc {\n  # a comment with { braces\n  max_client = 5\n}\n")
+    problem = problem_of(file)
+    assert problem.place == f"{file}:3"
+    assert problem.path == "grpc.max_client"
+    assert problem.message == 'unknown key; the nearest known key is "max_clients"'
+
+
+def test_a_key_at_the_wrong_level_is_told_where_it_belongs(write) -> None:  # type: ignore[no-untyped-def]
+    assert '"sources.*.slot_name"' in problem_of(write("slot_name = x")).message
+
+
+def test_problems_in_lists_and_unions_have_their_own_lines(write) -> None:  # type: ignore[no-untyped-def]
+    file = write(
+        "tables = [\n"
+        "  { table = a }\n"
+        '  { table = b, destinations = [ { type = local, path = "}]" },\n'
+        "      { type = s3, bucket = b\n"
+        "        prefx = p } ] }\n"
+        "  { schema = s }\n"
+        "  { table = d, destinations = [ { type = tape } ] }\n"
+        "]\n"
+    )
+    with pytest.raises(settings.SettingsError) as caught:
+        load(file)
+    unknown, missing, tag = caught.value.problems
+    assert (unknown.place, unknown.path) == (f"{file}:5", "tables[1].destinations[1].prefx")
+    assert '"prefix"' in unknown.message
+    assert (missing.place, missing.path) == (f"{file}:6", "tables[2].table")
+    assert missing.message == "is required"
+    assert (tag.place, tag.path) == (f"{file}:7", "tables[3].destinations[0]")
+    assert "'tape'" in tag.message and "'s3'" in tag.message
+
+
+def test_a_problem_in_conf_d_names_that_file(write) -> None:  # type: ignore[no-untyped-def]
+    file = write("grpc { port = 1 }")
+    late = write("\n\ngrpc.port = 70000", "conf.d/late.conf")
+    problem = problem_of(file)
+    assert problem.place == f"{late}:3"
+    assert "not 70000" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("a = 1\ngrpc {\n port = 1\n", 2, '"{" is never closed'),
+        ("tables = [ {\n table = a }\n", 1, '"[" is never closed'),
+        ('grpc.host = "abc\n', 1, "a quoted string is never closed"),
+        ("grpc.port = 1 }\n", 1, "not HOCON"),
+    ],
+)
+def test_what_is_not_hocon(write, text: str, line: int, message: str) -> None:  # type: ignore[no-untyped-def]
+    file = write(text)
+    problem = problem_of(file)
+    assert problem.place == f"{file}:{line}"
+    assert message in problem.message
+
+
+def test_a_file_that_is_missing_or_not_utf8(tmp_path: Path) -> None:
+    assert "No such file" in problem_of(tmp_path / "none.conf").message
+    (tmp_path / "latin.conf").write_bytes(b"a = \xe9")
+    assert "not UTF-8 at byte 4" in problem_of(tmp_path / "latin.conf").message
+
+
+SOURCES = "sources { my-pg { connection = x } }\ntables = [ { table = a } ]\n"
+
+
+def test_variables_reach_own_keys_list_entries_and_lists(write) -> None:  # type: ignore[no-untyped-def]
+    config = load(
+        write(SOURCES),
+        {
+            "LAREDO_SOURCES_MY_PG_SLOT_NAME": "007",
+            "LAREDO_TABLES_0_SCHEMA": "s",
+            "LAREDO_TABLES_0_FORMATS": "jsonl,protobuf",
+            "LAREDO_TABLES_0_DESTINATIONS": "[{type = local, path = /x}]",
+            "LAREDO_TABLES_1_TABLE": "b",
+        },
+    )
+    assert config.sources["my-pg"].slot_name == "007"
+    assert config.tables[0].namespace == "s"
+    assert config.tables[0].formats == ["jsonl", "protobuf"]
+    assert config.tables[0].destinations == [Local(type="local", path="/x")]
+    assert config.tables[1].table == "b"
+
+
+def test_a_mistyped_variable_is_an_error_with_the_nearest_name(write) -> None:  # type: ignore[no-untyped-def]
+    problem = problem_of(write(SOURCES), environ={"LAREDO_GRPC_PROT": "1"})
+    assert problem.place == "environment variable LAREDO_GRPC_PROT"
+    assert problem.message.endswith("the nearest is LAREDO_GRPC_PORT")
+
+
+def test_a_wrong_value_of_a_variable_names_the_variable() -> None:
+    problem = problem_of(None, environ={"LAREDO_GRPC_PORT": "many"})
+    assert problem.place == "environment variable LAREDO_GRPC_PORT"
+    assert problem.path == "grpc.port"
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    load(
+        None,
+        {
+            "LAREDO_CONFIG": "x.conf",
+            "LAREDO_SNAPSHOTTER_HTTP_PORT": "1",
+            "LAREDO_FANOUT_SERVICE_HOST": "10.0.0.1",
+            "LAREDO_FANOUT_SERVICE_PORT_GRPC": "4002",
+            "LAREDO_FANOUT_PORT": "tcp://10.0.0.1:4002",
+            "LAREDO_FANOUT_PORT_4002_TCP_ADDR": "10.0.0.1",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("grpc.prot=1", 'unknown key; the nearest known key is "port"'),
+        ("grpc.port", "expected --set path=value"),
+        ("tables[4].table=x", "the list has 0 entries, so 4 can't be set"),
+    ],
+)
+def test_wrong_settings_from_the_command_line(setting: str, message: str) -> None:
+    problem = problem_of(None, sets=(setting,))
+    assert problem.place is not None and problem.place.startswith("--set ")
+    assert message in problem.message
+
+
+def test_settings_from_the_command_line_reach_lists() -> None:
+    config = load(None, sets=("tables.0.table=a", "tables[0].formats=[x, y]"))
+    assert config.tables == [Table(table="a", formats=["x", "y"])]
+
+
+def test_secrets_are_in_no_message_and_no_repr(write) -> None:  # type: ignore[no-untyped-def]
+    file = write("sources { pg { connection = hunter2, slot_nam = hunter2 } }")
+    problem = problem_of(file)
+    assert "hunter2" not in str(problem)
+    file = write("sources { pg { connection = [hunter2] } }")
+    assert "hunter2" not in str(problem_of(file))
+    config = load(write('sources { pg { connection = "hunter2" } }'))
+    assert "hunter2" not in repr(config) + str(config)
