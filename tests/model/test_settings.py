@@ -1,4 +1,4 @@
-"""The configuration loader: precedence, substitutions, value types, and messages that name the place."""
+"""The configuration loader: precedence, substitutions, value types, messages naming the place."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,15 +35,15 @@ class Source(settings.Section):
 class Table(settings.Section):
     namespace: str = Field("public", alias="schema")
     table: str
-    formats: list[str] = []
-    destinations: list[Annotated[Local | Bucket, Field(discriminator="type")]] = []
+    formats: tuple[str, ...] = ()
+    destinations: tuple[Annotated[Local | Bucket, Field(discriminator="type")], ...] = ()
 
 
 class Root(settings.Section):
     grpc: Grpc = Grpc()
     max_size: settings.Size = 64 * 10**9
-    sources: dict[str, Source] = {}
-    tables: list[Table] = []
+    sources: dict[str, Source] = Field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
 
 
 def load(
@@ -247,8 +247,8 @@ def test_variables_reach_own_keys_list_entries_and_lists(write) -> None:  # type
     )
     assert config.sources["my-pg"].slot_name == "007"
     assert config.tables[0].namespace == "s"
-    assert config.tables[0].formats == ["jsonl", "protobuf"]
-    assert config.tables[0].destinations == [Local(type="local", path="/x")]
+    assert config.tables[0].formats == ("jsonl", "protobuf")
+    assert config.tables[0].destinations == (Local(type="local", path="/x"),)
     assert config.tables[1].table == "b"
 
 
@@ -294,7 +294,7 @@ def test_wrong_settings_from_the_command_line(setting: str, message: str) -> Non
 
 def test_settings_from_the_command_line_reach_lists() -> None:
     config = load(None, sets=("tables.0.table=a", "tables[0].formats=[x, y]"))
-    assert config.tables == [Table(table="a", formats=["x", "y"])]
+    assert config.tables == (Table(table="a", formats=("x", "y")),)
 
 
 def test_secrets_are_in_no_message_and_no_repr(write) -> None:  # type: ignore[no-untyped-def]
