@@ -58,6 +58,12 @@ class Oracle:
         ends = [end for end, _, _ in states]
         return states[bisect_right(ends, position) - 1][2]
 
+    def last_commit(self) -> int:
+        """Where the last noted transaction's commit ends."""
+        self._read_commits()
+        noted = {xid for notes in self._notes.values() for xid, _ in notes}
+        return max(end for xid, end in self._ends.items() if xid in noted)
+
     def rows_of(self, table: str, lines: list[bytes]) -> Rows:
         """The lines as rows of the table, made and printed by PostgreSQL."""
         printed = self._connection.execute(

@@ -1,0 +1,173 @@
+"""The whole road, random transactions and kill -9 on the way: the archive equals PostgreSQL.
+
+Every boundary of every archive is compared with what PostgreSQL held at that
+position, known without our code (see ``oracle.py``).
+"""
+
+import json
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.oracle import Oracle, boundaries
+from tests.end_to_end.workload import TABLES, Table, Writer
+from tests.fix_postgres import Database
+from tests.processes import BIN, Program, free_port, wait_until
+
+SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
+SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "20"))
+
+FANOUT = """
+state {{ path = "{state}", max_size = 4 GB }}
+sources {{ pg {{ type = postgresql, connection = "{dsn}", slot_name = {slot}
+    publication {{ name = {slot}, create = true }}, heartbeat_interval = 1s }} }}
+fanout {{ grpc {{ host = "127.0.0.1", port = {grpc_port} }}, drain_grace = 1s }}
+http {{ host = "127.0.0.1", port = {http_port} }}
+tables = [ {tables} ]
+"""
+FANOUT_TABLE = """{{ source = pg, schema = public, table = {table}, targets = [
+    {{ type = replication-fanout, heartbeat_interval = 1s, grpc {{ port = {grpc_port} }} }} ] }}"""
+
+SNAPSHOTTER = """
+snapshotter {{
+  source {{ server = "127.0.0.1:{grpc_port}" }}
+  diff {{ interval = 300ms }}
+  snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
+  destinations = [ {{ type = local, path = "{archive}" }} ]
+  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
+  retention {{ keep_epochs = 1000 }}
+  http {{ host = "127.0.0.1", port = {http_port} }}
+  tables = [ {tables} ]
+}}
+"""
+SNAPSHOTTER_TABLE = "{{ source {{ schema = public, table = {table} }} }}"
+
+
+class Pipeline:
+    """Server and writer over the workload's tables, below one directory."""
+
+    def __init__(self, directory: Path, database: Database) -> None:
+        self.archive = directory / "archive"
+        self.archive.mkdir()
+        grpc_port, fanout_http, snapshotter_http = free_port(), free_port(), free_port()
+        fanout = directory / "fanout.conf"
+        fanout.write_text(
+            FANOUT.format(
+                state=directory / "state",
+                dsn=database.dsn,
+                slot=f"laredo_{database.name}",
+                grpc_port=grpc_port,
+                http_port=fanout_http,
+                tables=", ".join(
+                    FANOUT_TABLE.format(table=table.name, grpc_port=grpc_port) for table in TABLES
+                ),
+            )
+        )
+        snapshotter = directory / "snapshotter.conf"
+        snapshotter.write_text(
+            SNAPSHOTTER.format(
+                grpc_port=grpc_port,
+                http_port=snapshotter_http,
+                archive=self.archive,
+                tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
+            )
+        )
+        self.server = Program("laredo-fanout", fanout, fanout_http, log=directory / "fanout.log")
+        self.writer = Program(
+            "laredo-snapshotter", snapshotter, snapshotter_http, log=directory / "snapshotter.log"
+        )
+
+    def head(self, table: Table) -> int:
+        """How far the table's archive reaches, quiet or not; 0 before the first artifact."""
+        manifest = self.archive / table.name / "manifest.json"
+        if not manifest.exists():
+            return 0
+        read = json.loads(manifest.read_bytes())
+        texts = [read["head_position"], read.get("seen_position")]
+        return max((_integer(text) for text in texts if text), default=0)
+
+
+def _integer(position: str) -> int:
+    high, low = position.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, database: Database) -> Pipeline:
+    return Pipeline(tmp_path, database)
+
+
+@pytest.mark.timeout(420)
+def test_every_boundary_equals_postgresql_whatever_was_killed(
+    pipeline: Pipeline, database: Database
+) -> None:
+    print(f"seed {SEED}: LAREDO_TEST_SEED={SEED} repeats it")
+    rng = random.Random(SEED)
+    with database.connect() as owner:
+        for table in TABLES:
+            owner.execute(table.ddl)
+    oracle = Oracle(database.dsn, f"oracle_{database.name}")
+    for table in TABLES:
+        oracle.start(table.name)
+    writers = [
+        Writer(database.dsn, table, oracle, SEED + number, pause=0.03)
+        for number, table in enumerate(TABLES)
+    ]
+    for writer in writers:
+        writer.start()
+    with pipeline.server, pipeline.writer:
+        _kill_at_random(rng, pipeline)
+        for writer in writers:
+            writer.finish()
+        pipeline.server.wait_ready(60)
+        pipeline.writer.wait_ready(60)
+        _wait_for_the_last_rows(pipeline, oracle, writers)
+        assert pipeline.writer.stop() == 0, pipeline.writer.tail()
+        assert pipeline.server.stop() == 0, pipeline.server.tail()
+    assert all(writer.committed > 50 for writer in writers)
+    for table in TABLES:
+        _compare(pipeline, oracle, table)
+    oracle.close()
+
+
+def _kill_at_random(rng: random.Random, pipeline: Pipeline) -> None:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        # How long each life lasts is what is random here, from in mid-copy to well settled.
+        time.sleep(rng.choice([0.2, 1, 3]) * rng.random())
+        victim = rng.choice([pipeline.server, pipeline.writer])
+        if victim.is_running():
+            victim.kill()
+        victim.start()
+
+
+def _wait_for_the_last_rows(pipeline: Pipeline, oracle: Oracle, writers: list[Writer]) -> None:
+    last = oracle.last_commit()
+    for table in TABLES:
+        wait_until(
+            lambda table=table: pipeline.head(table) >= last,  # type: ignore[misc]
+            f"{table.name}'s archive reaches the last commit {last:X}\n{pipeline.writer.tail()}",
+            60,
+        )
+
+
+def _compare(pipeline: Pipeline, oracle: Oracle, table: Table) -> None:
+    found = boundaries(pipeline.archive / table.name, table.key_fields)
+    assert len(found) > 5, f"{table.name}: only {len(found)} artifacts\n{pipeline.writer.tail()}"
+    positions = [position for position, _ in found]
+    assert positions == sorted(positions)
+    for position, lines in found:
+        assert oracle.rows_of(table.name, lines) == oracle.rows_at(table.name, position), (
+            f"seed {SEED}: {table.name} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}"
+        )
+    verified = subprocess.run(
+        [BIN / "laredo-archive", "verify", str(pipeline.archive / table.name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
