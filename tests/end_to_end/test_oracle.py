@@ -35,7 +35,7 @@ FANOUT_TABLE = """{{ source = pg, schema = public, table = {table}, targets = [
 SNAPSHOTTER = """
 snapshotter {{
   source {{ server = "127.0.0.1:{grpc_port}" }}
-  diff {{ interval = 300ms }}
+  diff {{ interval = 300ms }}, seen_interval = 500ms
   snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
   destinations = [ {{ type = local, path = "{archive}" }} ]
   formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
