@@ -1,0 +1,361 @@
+"""The ``snapshotter`` block: its schema, its defaults, and the tables it comes to.
+
+One table can be written in the short form, straight in the block; ``tables`` is
+a list of full blocks, each of which inherits what it doesn't say from the block
+around it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from laredo_fanout.client.endpoint import Endpoint, Tls
+from laredo_model import settings
+from laredo_model.settings import Duration, Secret, Section, SettingsError, Size
+from laredo_snapshotter.errors import ConfigRefused
+from laredo_snapshotter.triggers import Triggers
+
+ENV_PREFIX = "LAREDO_SNAPSHOTTER_"
+
+Block = TypeVar("Block", bound=Section)
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+SnapshotFormat = Literal["jsonl", "protobuf", "parquet"]
+DiffFormat = Literal["jsonl", "protobuf"]
+
+
+class TlsBlock(Section):
+    """TLS towards the server; all PEM files."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> "TlsBlock":
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together; give both or neither")
+        return self
+
+
+class SourceBlock(Section):
+    """Which table, and the laredo-fanout server that streams it."""
+
+    server: str | None = None
+    schema_name: Annotated[str, Field(alias="schema")] = "public"
+    table: str | None = None
+    client_id: str | None = None
+    local_snapshot_path: Path | None = None
+    tls: TlsBlock | None = None
+    token: Secret | None = None
+
+
+class DiffBlock(Section):
+    """How often a diff is written, and how much may wait for it in memory."""
+
+    interval: Annotated[Duration, Field(gt=0)] = 60.0
+    max_memory: Annotated[Size, Field(ge=64 * 1024)] = 16 * 1024 * 1024
+
+
+class SnapshotBlock(Section):
+    """When a new base is written; an omitted trigger is off."""
+
+    min_interval: Annotated[Duration, Field(ge=0)] = 0.0
+    max_interval: Annotated[Duration, Field(gt=0)] | None = None
+    max_diff_bytes: Annotated[Size, Field(gt=0)] | None = None
+    max_diff_fraction: Positive | None = None
+    max_churn_records: Count | None = None
+    max_churn_fraction: Positive | None = None
+    max_diffs: Count = 2000
+
+    @model_validator(mode="after")
+    def _order(self) -> "SnapshotBlock":
+        if self.max_interval is not None and self.max_interval < self.min_interval:
+            raise ValueError(
+                f"max_interval ({self.max_interval:g} s) is shorter than min_interval "
+                f"({self.min_interval:g} s), which would hold it back"
+            )
+        return self
+
+
+class LocalDestination(Section):
+    """A directory."""
+
+    type: Literal["local"]
+    path: Path
+
+
+class S3Destination(Section):
+    """A bucket; known to the schema, written by a later version."""
+
+    type: Literal["s3"]
+    bucket: str
+    prefix: str = ""
+    region: str | None = None
+    endpoint: str | None = None
+    credentials: str | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    server_side_encryption: str | None = None
+    kms_key_id: str | None = None
+    storage_class: str | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+    unsafe_single_writer: bool = False
+
+    @field_validator("type")
+    @classmethod
+    def _later(cls, kind: str) -> str:
+        raise ValueError(f"{kind} is not in this version; use type = local")
+
+
+Destination = Annotated[LocalDestination | S3Destination, Field(discriminator="type")]
+
+
+class FormatsBlock(Section):
+    """The formats that each artifact is written in, all of them at once."""
+
+    snapshot: Annotated[tuple[SnapshotFormat, ...], Field(min_length=1)] = ("jsonl",)
+    diff: Annotated[tuple[DiffFormat, ...], Field(min_length=1)] = ("jsonl",)
+
+    @field_validator("snapshot", "diff")
+    @classmethod
+    def _once(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(formats)) != len(formats):
+            raise ValueError("a format is named twice")
+        if "parquet" in formats:
+            raise ValueError('"parquet" is not in this version; use "jsonl" or "protobuf"')
+        return formats
+
+
+class SinkBlock(Section):
+    """What the sinks have in common."""
+
+    region: str | None = None
+    endpoint: str | None = None
+    credentials: str | None = None
+
+
+class SnsSink(SinkBlock):
+    """An SNS topic."""
+
+    type: Literal["sns"]
+    topic_arn: str
+
+
+class SqsSink(SinkBlock):
+    """An SQS queue."""
+
+    type: Literal["sqs"]
+    queue_url: str
+
+
+class KinesisSink(SinkBlock):
+    """A Kinesis stream."""
+
+    type: Literal["kinesis"]
+    stream: str
+
+
+Sink = Annotated[SnsSink | SqsSink | KinesisSink, Field(discriminator="type")]
+
+
+class CredentialsBlock(Section):
+    """A named profile for destinations and sinks."""
+
+    type: Literal["ambient", "assume_role"]
+    role_arn: str | None = None
+    external_id: Secret | None = None
+    session_name: str | None = None
+    base: str | None = None
+    region: str | None = None
+
+
+class RetentionBlock(Section):
+    """What stays in the manifest."""
+
+    keep_epochs: Count | None = None
+
+
+class TableBlock(Section):
+    """One table; whatever it doesn't say comes from the block around it."""
+
+    source: SourceBlock = SourceBlock()
+    diff: DiffBlock = DiffBlock()
+    snapshot: SnapshotBlock = SnapshotBlock()
+    destinations: tuple[Destination, ...] = ()
+    formats: FormatsBlock = FormatsBlock()
+    events: tuple[Sink, ...] = ()
+    credentials: dict[str, CredentialsBlock] = Field(default_factory=dict)
+    retention: RetentionBlock = RetentionBlock()
+    key_prefix: str | None = None
+    key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
+
+    @field_validator("events", "credentials")
+    @classmethod
+    def _later(cls, given: tuple[Sink, ...] | dict[str, CredentialsBlock]) -> object:
+        if given:
+            raise ValueError("not in this version; leave it out")
+        return given
+
+    @field_validator("key_prefix")
+    @classmethod
+    def _inside(cls, prefix: str | None) -> str | None:
+        if prefix and (prefix.startswith("/") or ".." in prefix.split("/")):
+            raise ValueError(f'"{prefix}" leads out of the destination')
+        return prefix
+
+
+class HttpBlock(Section):
+    """Health, status, metrics and POST /snapshot, which asks for the token if there is one."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, lt=65536)] = 8082
+    token: Secret | None = None
+
+
+class SnapshotterBlock(TableBlock):
+    """The whole program's configuration."""
+
+    http: HttpBlock = HttpBlock()
+    tables: tuple[TableBlock, ...] = ()
+
+
+class Root(Section):
+    """The file."""
+
+    snapshotter: SnapshotterBlock
+
+
+class TableConfig:
+    """One table's configuration, complete."""
+
+    def __init__(self, block: TableBlock, path: str) -> None:
+        """``path`` is where it stands, for messages.
+
+        :raises ConfigRefused: if something that has no default is missing.
+        """
+        source = block.source
+        if source.server is None:
+            raise ConfigRefused(f"{path}.source.server: is required; the server's host:port")
+        if source.table is None:
+            raise ConfigRefused(f"{path}.source.table: is required")
+        if not block.destinations:
+            raise ConfigRefused(f"{path}.destinations: is required; at least one")
+        self.path = path
+        self.schema_name = source.schema_name
+        self.table_name = source.table
+        self.name = f"{source.schema_name}.{source.table}"
+        self.client_id = source.client_id or f"laredo-snapshotter:{self.name}"
+        self.endpoint = _endpoint(source, path)
+        self.spill_directory = source.local_snapshot_path
+        self.diff = block.diff
+        self.snapshot = block.snapshot
+        self.destinations = [
+            destination.path.expanduser().absolute()
+            for destination in block.destinations
+            if isinstance(destination, LocalDestination)
+        ]
+        self.formats = block.formats
+        self.keep_epochs = block.retention.keep_epochs
+        self.key_prefix = f"{source.table}/" if block.key_prefix is None else block.key_prefix
+        self.key_fields = block.key_fields
+        self.seen_interval = block.seen_interval
+
+    @property
+    def triggers(self) -> Triggers:
+        """When a new base is due."""
+        return Triggers(**self.snapshot.model_dump())
+
+    def __repr__(self) -> str:
+        return f"TableConfig({self.name})"
+
+
+def load(path: Path | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
+    """The configuration from file, conf.d, environment and ``--set``, in rising precedence.
+
+    :raises SettingsError: naming file and line, variable or path of everything that is wrong.
+    """
+    root = settings.load(
+        path, env_prefix=ENV_PREFIX, env_root="snapshotter", sets=sets, schema=Root
+    )
+    return root.snapshotter
+
+
+def tables(block: SnapshotterBlock) -> list[TableConfig]:
+    """The tables that ``block`` comes to, each complete.
+
+    :raises ConfigRefused: if one lacks something, or two would write to the same place.
+    """
+    if not block.tables:
+        found = [TableConfig(block, "snapshotter")]
+    else:
+        if block.source.table is not None:
+            raise ConfigRefused(
+                "snapshotter.source.table: stands beside snapshotter.tables, which are blocks of "
+                "their own; move it into one of them"
+            )
+        found = [
+            TableConfig(_over(block, inner), f"snapshotter.tables[{number}]")
+            for number, inner in enumerate(block.tables)
+        ]
+    _check_apart(found)
+    return found
+
+
+def _over(outer: TableBlock, inner: TableBlock) -> TableBlock:
+    around = TableBlock.model_construct(
+        outer.model_fields_set & set(TableBlock.model_fields),
+        **{name: getattr(outer, name) for name in TableBlock.model_fields},
+    )
+    return _merged(around, inner)
+
+
+def _merged(outer: Block, inner: Block) -> Block:
+    """``outer`` with what ``inner`` says; sections are merged, lists replaced."""
+    update: dict[str, object] = {}
+    for name in inner.model_fields_set:
+        own, inherited = getattr(inner, name), getattr(outer, name)
+        both = isinstance(own, Section) and isinstance(inherited, type(own))
+        update[name] = _merged(inherited, own) if both else own
+    return outer.model_copy(update=update)
+
+
+def _endpoint(source: SourceBlock, path: str) -> Endpoint:
+    tls = source.tls
+    try:
+        return Endpoint(
+            source.server or "",
+            None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
+            None if source.token is None else source.token.get_secret_value(),
+        )
+    except Exception as wrong:
+        raise ConfigRefused(f"{path}.source.server: {wrong}") from wrong
+
+
+def _check_apart(found: list[TableConfig]) -> None:
+    """No table twice, and no two tables below one another's prefix in one destination."""
+    names: dict[str, TableConfig] = {}
+    for table in found:
+        other = names.setdefault(table.name, table)
+        if other is not table:
+            raise ConfigRefused(f"{table.path}: {table.name} is already written by {other.path}")
+        if len(set(table.destinations)) != len(table.destinations):
+            raise ConfigRefused(f"{table.path}.destinations: one stands there twice")
+    for number, table in enumerate(found):
+        for other in found[:number]:
+            shared = set(table.destinations) & set(other.destinations)
+            if shared and _nested(table.key_prefix, other.key_prefix):
+                raise ConfigRefused(
+                    f'{table.path}.key_prefix: "{table.key_prefix}" and "{other.key_prefix}" of '
+                    f"{other.path} lie within one another in {min(shared)}; give each its own"
+                )
+
+
+def _nested(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+__all__ = ["ConfigRefused", "SettingsError", "SnapshotterBlock", "TableConfig", "load", "tables"]
