@@ -10,8 +10,19 @@ calls :func:`load`::
     config = settings.load(path, env_prefix="LAREDO_", sets=("http.port=9000",), schema=Root)
 """
 
-from laredo_model.settings.errors import Problem, SettingsError
+from laredo_model.settings.errors import Path, Problem, SettingsError, WrongAt, path_text
 from laredo_model.settings.load import load
 from laredo_model.settings.values import Duration, Secret, Section, Size
 
-__all__ = ["Duration", "Problem", "Secret", "Section", "SettingsError", "Size", "load"]
+__all__ = [
+    "Duration",
+    "Path",
+    "Problem",
+    "Secret",
+    "Section",
+    "SettingsError",
+    "Size",
+    "WrongAt",
+    "load",
+    "path_text",
+]

@@ -36,6 +36,14 @@ class Problem:
         return ": ".join(part for part in (self.place, self.path, self.message) if part)
 
 
+class WrongAt(ValueError):
+    """For a validator that looks at several keys: which one (below its own section) is wrong."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class SettingsError(ModelError):
     """The configuration can't be used; the message has one line for each problem."""
 

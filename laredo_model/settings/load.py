@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from laredo_model.settings import hocon, overrides
 from laredo_model.settings import schema as schemas
-from laredo_model.settings.errors import Path, Problem, SettingsError, path_text
+from laredo_model.settings.errors import Path, Problem, SettingsError, WrongAt, path_text
 from laredo_model.settings.lines import Lines
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -81,8 +81,11 @@ class _Source:
 
     def problems(self, error: ValidationError) -> list[Problem]:
         found: dict[Problem, None] = {}
-        for detail in error.errors(include_url=False, include_context=False):
+        for detail in error.errors(include_url=False):
             path = self._path(detail["loc"])
+            cause = detail.get("ctx", {}).get("error")
+            if isinstance(cause, WrongAt):
+                path += cause.path
             message = self._message(path, detail["type"], detail["msg"])
             found[Problem(self._place(path), path_text(path), message)] = None
         return list(found)

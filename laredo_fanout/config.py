@@ -1,0 +1,317 @@
+"""The server's configuration (DESIGN.md, Config): HOCON, environment prefix ``LAREDO_``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from laredo_model import settings
+from laredo_model.settings import Duration, Secret, Section, Size
+
+ENV_PREFIX = "LAREDO_"
+# The snapshotter's variables start with ours.
+ENV_IGNORE = ("LAREDO_SNAPSHOTTER_",)
+
+
+class State(Section):
+    """Where the server keeps its state: the LMDB environment."""
+
+    path: Path = Path("./.laredo-fanout")
+    max_size: Size = Field(default=64 * 10**9, ge=1 << 20)
+    """Address space of the map, in bytes; disk is used only for what is stored."""
+
+
+class Publication(Section):
+    """The publication that the slot's stream follows; with ``create`` it is made when missing."""
+
+    name: str = Field(default="laredo", min_length=1, max_length=63)
+    create: bool = True
+
+
+class Copy(Section):
+    """How tables are copied: by ``workers`` connections at once."""
+
+    workers: int = Field(default=2, ge=1, le=16)
+
+
+class Catchup(Section):
+    """Fall-behind mode. Accepted, and warned about: this version doesn't have it yet."""
+
+    mode: Literal["off", "auto", "manual"] = "auto"
+    threshold_bytes: Size = 1 << 30
+    check_interval: Duration = Field(default=1.0, gt=0)
+    max_segments: int = Field(default=4, ge=1)
+    min_segment_bytes: Size = 64 * 10**6
+    ordering: Literal["strict", "relaxed"] = "strict"
+    reserve_slots: int = Field(default=2, ge=0)
+    spool_dir: Path | None = None
+    spool_max_bytes: Size | None = None
+
+
+class Source(Section):
+    """One PostgreSQL database and the slot in it. The connection may hold a password."""
+
+    type: Literal["postgresql"] = "postgresql"
+    connection: Secret
+    slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
+    publication: Publication = Publication()
+    # `copy` would hide a method of pydantic's.
+    copying: Copy = Field(default=Copy(), alias="copy")
+    heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
+    on_slot_lost: Literal["recreate", "fail"] = "recreate"
+    catchup: Catchup = Catchup()
+
+    @field_validator("connection")
+    @classmethod
+    def _connection_parses(cls, connection: Secret) -> Secret:
+        from psycopg import ProgrammingError, conninfo
+
+        try:
+            conninfo.conninfo_to_dict(connection.get_secret_value())
+        except ProgrammingError:
+            # libpq's own words may quote a part of the password.
+            raise ValueError(
+                "not a PostgreSQL connection; write postgresql://user@host:5432/database"
+            ) from None
+        return connection
+
+
+class Tls(Section):
+    """PEM files; with ``client_ca`` clients must show a certificate that it signed."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class Grpc(Section):
+    """The listener: ``workers`` processes share the port; ``max_clients`` is their total."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(default=4002, ge=0, le=65535)
+    workers: int = Field(default=1, ge=1, le=64)
+    max_clients: int = Field(default=500, ge=1)
+    tls: Tls | None = None
+    tokens_file: Path | None = None
+
+
+class Fanout(Section):
+    """The gRPC side. ``drain_grace``: how long clients may stay after GoAway."""
+
+    grpc: Grpc = Grpc()
+    drain_grace: Duration = Field(default=10.0, ge=0)
+
+
+class Http(Section):
+    """Where /health/live, /health/ready, /status and /metrics are."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(default=8081, ge=0, le=65535)
+
+
+class Journal(Section):
+    """How much of a table's history stays for clients that come back; the earlier limit prunes."""
+
+    max_entries: int = Field(default=1_000_000, ge=1)
+    max_age: Duration = Field(default=86400.0, gt=0)
+
+
+class LocalStore(Section):
+    """A directory."""
+
+    path: Path | None = None
+
+
+class SnapshotRetention(Section):
+    """Older snapshots go; the newest one always stays."""
+
+    keep_count: int = Field(default=5, ge=1)
+    max_age: Duration = Field(default=3600.0, gt=0)
+
+
+class Snapshot(Section):
+    """Periodic snapshots, for ListSnapshots and FetchSnapshot. Without the block there are none."""
+
+    interval: Duration = Field(default=300.0, ge=1)
+    store: Literal["local"] = "local"
+    store_config: LocalStore = LocalStore()
+    serializer: Literal["jsonl"] = "jsonl"
+    retention: SnapshotRetention = SnapshotRetention()
+
+
+class TargetGrpc(Section):
+    """The short form of ``fanout.grpc``: it applies to the one listener."""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    max_clients: int | None = Field(default=None, ge=1)
+
+
+class ClientBuffer(Section):
+    """How far a live client's cursor may lie behind, in transactions, and what happens beyond."""
+
+    max_size: int = Field(default=50_000, ge=1)
+    policy: Literal["drop_disconnect", "slow_down"] = "drop_disconnect"
+
+
+class Archive(Section):
+    """Replay from an archive. Accepted, and warned about: this version sends a snapshot instead."""
+
+    store: Literal["local", "s3"] = "local"
+    store_config: dict[str, str] = Field(default_factory=dict)
+    key_prefix: str | None = None
+    formats: tuple[Literal["jsonl", "protobuf"], ...] = ("jsonl",)
+
+
+class Target(Section):
+    """What a table is replicated to: this server's clients."""
+
+    type: Literal["replication-fanout"] = "replication-fanout"
+    journal: Journal = Journal()
+    snapshot: Snapshot | None = None
+    grpc: TargetGrpc = TargetGrpc()
+    client_buffer: ClientBuffer = ClientBuffer()
+    heartbeat_interval: Duration = Field(default=10.0, ge=0.05)
+    archive: Archive | None = None
+
+
+class Table(Section):
+    """One table and its target. ``source`` may be left out when there is one only."""
+
+    source: str | None = None
+    namespace: str = Field(default="public", alias="schema", min_length=1)
+    table: str = Field(min_length=1)
+    targets: tuple[Target, ...] = (Target(),)
+
+    @property
+    def name(self) -> str:
+        """``schema.table``, as the wire and messages write it."""
+        return f"{self.namespace}.{self.table}"
+
+    @property
+    def target(self) -> Target:
+        return self.targets[0]
+
+    @field_validator("targets")
+    @classmethod
+    def _one_target(cls, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        if len(targets) != 1:
+            raise ValueError(
+                f"a table has exactly one replication-fanout target, this one has {len(targets)}"
+            )
+        return targets
+
+
+class Config(Section):
+    """The whole of it."""
+
+    state: State = State()
+    sources: dict[str, Source]
+    fanout: Fanout = Fanout()
+    http: Http = Http()
+    tables: tuple[Table, ...]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        self._check_sources()
+        self._check_tables()
+        for key in ("port", "max_clients"):
+            self._check_listener(key)
+        return self
+
+    def _check_sources(self) -> None:
+        if len(self.sources) != 1:
+            message = (
+                f"a server has exactly one source, this one has {len(self.sources)}"
+                f" ({', '.join(self.sources) or 'none'}); run one laredo-fanout for each database"
+            )
+            raise settings.WrongAt(("sources",), message)
+
+    def _check_tables(self) -> None:
+        if not self.tables:
+            message = "no table to replicate; write tables = [ { table = users } ]"
+            raise settings.WrongAt(("tables",), message)
+        first: dict[str, int] = {}
+        for number, table in enumerate(self.tables):
+            if table.source is not None and table.source not in self.sources:
+                message = f'no source "{table.source}"; the known one is "{self.source_name}"'
+                raise settings.WrongAt(("tables", number, "source"), message)
+            if table.name in first:
+                message = f"{table.name} is already tables[{first[table.name]}]"
+                raise settings.WrongAt(("tables", number), message)
+            first[table.name] = number
+
+    def _check_listener(self, key: str) -> None:
+        """The listener is one: what says something else than the rest is an error."""
+        said = list(self._said(key))
+        for path, value in said[1:]:
+            if value != said[0][1]:
+                message = (
+                    f"{value} disagrees with {settings.path_text(said[0][0])} = {said[0][1]}:"
+                    " all tables share one listener; set it once, in fanout.grpc"
+                )
+                raise settings.WrongAt(path, message)
+
+    def _said(self, key: str) -> Iterator[tuple[settings.Path, int]]:
+        """Where ``key`` of the listener is set, and to what; fanout.grpc first."""
+        if key in self.fanout.grpc.model_fields_set:
+            yield ("fanout", "grpc", key), getattr(self.fanout.grpc, key)
+        for number, table in enumerate(self.tables):
+            value = getattr(table.target.grpc, key)
+            if value is not None:
+                yield ("tables", number, "targets", 0, "grpc", key), value
+
+    @property
+    def source_name(self) -> str:
+        """The name of the one source."""
+        return next(iter(self.sources))
+
+    @property
+    def source(self) -> Source:
+        """The one source."""
+        return self.sources[self.source_name]
+
+    @property
+    def port(self) -> int:
+        """The listener's port, from wherever it is set; 0 is any free one."""
+        return next((value for _, value in self._said("port")), self.fanout.grpc.port)
+
+    @property
+    def max_clients(self) -> int:
+        """How many clients all serving processes together take."""
+        return next((value for _, value in self._said("max_clients")), self.fanout.grpc.max_clients)
+
+    def snapshot_path(self, table: Table) -> Path | None:
+        """Where the table's periodic snapshots are kept; None if it has none."""
+        snapshot = table.target.snapshot
+        if snapshot is None:
+            return None
+        return (snapshot.store_config.path or self.state.path / "snapshots") / table.name
+
+    def warnings(self) -> list[str]:
+        """What is accepted and has no effect in this version, by path."""
+        found = []
+        if "catchup" in self.source.model_fields_set and self.source.catchup.mode != "off":
+            found.append(
+                f"sources.{self.source_name}.catchup: this version has no fall-behind mode;"
+                " a backlog is read through the one slot"
+            )
+        for number, table in enumerate(self.tables):
+            if table.target.archive is not None:
+                found.append(
+                    f"tables[{number}].targets[0].archive: this version doesn't replay archives;"
+                    " a client behind the journal is sent a snapshot"
+                )
+        return found
+
+
+def load(path: Path | str | None, sets: Sequence[str] = ()) -> Config:
+    """The configuration of the file, ``conf.d``, the environment and ``sets``.
+
+    :raises settings.SettingsError: with every problem, its place and its path.
+    """
+    return settings.load(
+        path, env_prefix=ENV_PREFIX, env_ignore=ENV_IGNORE, sets=sets, schema=Config
+    )
