@@ -1,0 +1,88 @@
+"""Following a table of a laredo-fanout server.
+
+:class:`Subscription` brings a table's snapshot and changes as events, across reconnects;
+:func:`open_stream` is one attempt of it.
+"""
+
+from laredo_fanout.client.endpoint import Endpoint, Tls
+from laredo_fanout.client.errors import (
+    BadEndpoint,
+    BadField,
+    BadTableName,
+    ClientError,
+    ClientStopped,
+    Crowded,
+    GaveUp,
+    InvalidRequest,
+    LocalSnapshotUnusable,
+    NotAReplicationServer,
+    NotReadyInTime,
+    PermissionDenied,
+    ProtocolViolation,
+    ServerUnavailable,
+    StreamBroken,
+    StreamError,
+    TableNotFound,
+    TableNotReady,
+    Unauthenticated,
+)
+from laredo_fanout.client.events import (
+    Changes,
+    Event,
+    GoAway,
+    Handshake,
+    Heartbeat,
+    Mode,
+    SchemaChange,
+    SnapshotBegin,
+    SnapshotEnd,
+    SnapshotRows,
+    TransactionPart,
+)
+from laredo_fanout.client.filters import Filter, equals, is_in, prefix
+from laredo_fanout.client.stream import SyncOptions, open_stream
+from laredo_fanout.client.subscription import Backoff, Observer, Subscription
+
+__all__ = [
+    "Backoff",
+    "BadEndpoint",
+    "BadField",
+    "BadTableName",
+    "Changes",
+    "ClientError",
+    "ClientStopped",
+    "Crowded",
+    "Endpoint",
+    "Event",
+    "Filter",
+    "GaveUp",
+    "GoAway",
+    "Handshake",
+    "Heartbeat",
+    "InvalidRequest",
+    "LocalSnapshotUnusable",
+    "Mode",
+    "NotAReplicationServer",
+    "NotReadyInTime",
+    "Observer",
+    "PermissionDenied",
+    "ProtocolViolation",
+    "SchemaChange",
+    "ServerUnavailable",
+    "SnapshotBegin",
+    "SnapshotEnd",
+    "SnapshotRows",
+    "StreamBroken",
+    "StreamError",
+    "Subscription",
+    "SyncOptions",
+    "TableNotFound",
+    "TableNotReady",
+    "Tls",
+    "TransactionPart",
+    "Unauthenticated",
+    "equals",
+    "is_in",
+    "open_stream",
+    "prefix",
+]

@@ -1,0 +1,89 @@
+"""Where the server is and how to reach it: address, TLS, token."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from laredo_fanout.client.errors import BadEndpoint
+
+# A row may have a gigabyte; the server bounds what it puts into one message.
+_UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files. ``ca`` None: the system's roots. ``cert`` and ``key``: this client's own.
+
+    ``server_name`` overrides the name that the server's certificate must have.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """:raises BadEndpoint: if a file can't be read, or only one of cert and key is given."""
+        if (self.cert is None) != (self.key is None):
+            raise BadEndpoint("tls: cert and key belong together; give both or neither")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read("ca", self.ca),
+            private_key=_read("key", self.key),
+            certificate_chain=_read("cert", self.cert),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server: ``host:port`` (or ``unix:/path``), TLS if wanted, the token if it asks for one.
+
+    ``keepalive_s``: a ping so often, so that a connection that died without a
+    word is noticed within this and ``keepalive_timeout_s``.
+    """
+
+    server: str
+    tls: Tls | None = None
+    token: str | None = field(default=None, repr=False)
+    keepalive_s: float = 30.0
+    keepalive_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.server.startswith("unix:"):
+            return
+        host, colon, port = self.server.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise BadEndpoint(f"{self.server!r} is not a server's address; expected host:port")
+
+    def channel(self) -> grpc.aio.Channel:
+        """A connection of its own (not shared with other channels of this process).
+
+        :raises BadEndpoint: if the TLS files can't be used.
+        """
+        options: list[tuple[str, object]] = [
+            ("grpc.max_receive_message_length", _UNLIMITED),
+            ("grpc.max_send_message_length", _UNLIMITED),
+            ("grpc.keepalive_time_ms", int(self.keepalive_s * 1000)),
+            ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),
+            # A shared connection would share one TCP window and one back-off between clients.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if self.tls is None:
+            return grpc.aio.insecure_channel(self.server, options=options)
+        if self.tls.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        return grpc.aio.secure_channel(self.server, self.tls.credentials(), options=options)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call."""
+        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+
+
+def _read(what: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as refused:
+        raise BadEndpoint(f"tls: can't read {what} {path}: {refused.strerror}") from refused

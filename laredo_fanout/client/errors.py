@@ -1,0 +1,137 @@
+"""What can go wrong between a client and its server.
+
+ClientError
+├── BadEndpoint, BadTableName, BadField      the caller's own mistake, before anything is sent
+├── NotReadyInTime                           await_ready's timeout passed
+├── ClientStopped                            the client was stopped while somebody waited
+├── LocalSnapshotUnusable                    the file isn't one of this table, or is damaged
+├── GaveUp                                   as many attempts failed as were allowed
+└── StreamError                              what the server or the way to it said
+    ├── InvalidRequest, TableNotFound, Unauthenticated, PermissionDenied, NotAReplicationServer
+    └── (worth another attempt)
+        ServerUnavailable, TableNotReady, Crowded, ProtocolViolation, StreamBroken
+"""
+
+import grpc
+
+
+class ClientError(Exception):
+    """Root of what the client library raises."""
+
+
+class BadEndpoint(ClientError):
+    """A server address, certificate or token that can't be used."""
+
+
+class BadTableName(ClientError):
+    """Not a table's name; expected schema.table."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"{table!r} is not a table's name; expected schema.table")
+
+
+class BadField(ClientError):
+    """A look-up, index or filter that doesn't fit the table's columns."""
+
+
+class NotReadyInTime(ClientError):
+    """The table wasn't there within the time that await_ready was given."""
+
+    def __init__(self, table: str, server: str, timeout: float, last: BaseException | None) -> None:
+        because = f"; the last attempt: {last}" if last is not None else ""
+        super().__init__(f"{table} from {server} wasn't ready within {timeout:g} s{because}")
+        self.last = last
+
+
+class ClientStopped(ClientError):
+    """The client was stopped, or never started."""
+
+
+class LocalSnapshotUnusable(ClientError):
+    """The local snapshot file can't be used; the client starts without it."""
+
+
+class GaveUp(ClientError):
+    """Every allowed attempt failed; the cause is the last one's error."""
+
+    def __init__(self, server: str, attempts: int, last: BaseException) -> None:
+        super().__init__(f"gave up on {server} after {attempts} attempts: {last}")
+
+
+class StreamError(ClientError):
+    """A stream ended, or never began. ``retryable``: whether another attempt may succeed as is."""
+
+    retryable = False
+
+    def __init__(self, server: str, details: str) -> None:
+        super().__init__(f"{server}: {details}")
+        self.server = server
+        self.details = details
+
+
+class InvalidRequest(StreamError):
+    """The server calls the request itself wrong (INVALID_ARGUMENT)."""
+
+
+class TableNotFound(StreamError):
+    """The server has no such table (NOT_FOUND): it isn't in its configuration."""
+
+
+class Unauthenticated(StreamError):
+    """The server wants a token, or doesn't know this one (UNAUTHENTICATED)."""
+
+
+class PermissionDenied(StreamError):
+    """The token may not read this table (PERMISSION_DENIED)."""
+
+
+class NotAReplicationServer(StreamError):
+    """What listens there doesn't speak laredo.replication.v1 (UNIMPLEMENTED)."""
+
+
+class ServerUnavailable(StreamError):
+    """Nobody listens there, the way is cut, or the server is draining or behind (UNAVAILABLE)."""
+
+    retryable = True
+
+
+class TableNotReady(StreamError):
+    """The server is still copying the table (FAILED_PRECONDITION)."""
+
+    retryable = True
+
+
+class Crowded(StreamError):
+    """max_clients is reached, or this client was too slow for its buffer (RESOURCE_EXHAUSTED)."""
+
+    retryable = True
+
+
+class ProtocolViolation(StreamError):
+    """The server sent what the contract doesn't allow."""
+
+    retryable = True
+
+
+class StreamBroken(StreamError):
+    """The stream ended for any other reason."""
+
+    retryable = True
+
+
+_BY_CODE: dict[grpc.StatusCode, type[StreamError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: TableNotFound,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNIMPLEMENTED: NotAReplicationServer,
+    grpc.StatusCode.UNAVAILABLE: ServerUnavailable,
+    grpc.StatusCode.FAILED_PRECONDITION: TableNotReady,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Crowded,
+}
+
+
+def of_status(server: str, code: grpc.StatusCode, details: str | None) -> StreamError:
+    """The error that a gRPC status stands for; codes as in the design's wire contract."""
+    kind = _BY_CODE.get(code, StreamBroken)
+    return kind(server, details or f"the stream ended with {code.name}")
