@@ -1,0 +1,126 @@
+"""Artifacts as files: rows and changes to bytes and back, by format id."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from laredo_archive.codec import jsonl, protobuf
+from laredo_archive.codec.blocks import Source
+from laredo_archive.codec.errors import BadBytes, CodecError, UnknownFormat
+from laredo_archive.codec.output import Encoded, Sink
+from laredo_model.change import Change
+from laredo_model.column import Column, key_columns
+
+JSONL = "jsonl"
+PROTOBUF = "protobuf"
+FORMATS = frozenset({JSONL, PROTOBUF})
+DEFAULT_KEY = ("id",)
+"""The key of a table whose archive names neither columns nor key_fields."""
+
+__all__ = [
+    "DEFAULT_KEY",
+    "FORMATS",
+    "BadBytes",
+    "CodecError",
+    "DiffEncoder",
+    "Encoded",
+    "Sink",
+    "SnapshotEncoder",
+    "Source",
+    "UnknownFormat",
+    "check_format",
+    "diff_encoder",
+    "read_diff",
+    "read_snapshot",
+    "snapshot_encoder",
+]
+
+
+class SnapshotEncoder(Protocol):
+    """Writes rows; sorted and splits come out right if they come in key order."""
+
+    def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None: ...
+
+    def close(self) -> Encoded: ...
+
+
+class DiffEncoder(Protocol):
+    """Writes net changes, sorted by key; ``truncate`` comes first if it comes at all."""
+
+    def truncate(self) -> None: ...
+
+    def write(self, changes: Iterable[Change]) -> None: ...
+
+    def close(self) -> Encoded: ...
+
+
+def check_format(format_id: str) -> None:
+    """:raises UnknownFormat: if no codec here knows it."""
+    if format_id not in FORMATS:
+        raise UnknownFormat(format_id, sorted(FORMATS))
+
+
+def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> SnapshotEncoder:
+    """What writes a snapshot of this format into ``sink``.
+
+    :raises UnknownFormat: if no codec here knows the format.
+    """
+    check_format(format_id)
+    if format_id == JSONL:
+        return jsonl.SnapshotEncoder(sink)
+    return protobuf.SnapshotEncoder(sink, columns)
+
+
+def diff_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> DiffEncoder:
+    """What writes a diff of this format into ``sink``.
+
+    :raises UnknownFormat: if no codec here knows the format.
+    """
+    check_format(format_id)
+    if format_id == JSONL:
+        return jsonl.DiffEncoder(sink)
+    return protobuf.DiffEncoder(sink, columns)
+
+
+def read_snapshot(
+    format_id: str,
+    columns: Sequence[Column] | None,
+    stream: Source,
+    start: int | None = None,
+    stop: int | None = None,
+    *,
+    key_fields: Sequence[str] | None = None,
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The rows of a snapshot, keys beside lines, a block at a time.
+
+    ``start`` and ``stop`` are byte offsets, such as splits give; a ``start``
+    needs a seekable stream. The key is ``key_fields``, else what ``columns``
+    say, else ``id``.
+
+    :raises UnknownFormat: if no codec here knows the format.
+    :raises BadBytes: where the file isn't of its format, while it is read.
+    """
+    check_format(format_id)
+    read = jsonl.read_snapshot if format_id == JSONL else protobuf.read_snapshot
+    return read(stream, columns, key_fields or _key_of(columns), start, stop)
+
+
+def read_diff(
+    format_id: str,
+    columns: Sequence[Column] | None,
+    stream: Source,
+    start: int | None = None,
+    stop: int | None = None,
+) -> Iterator[Change]:
+    """The changes of a diff, in its order; a TRUNCATE comes first.
+
+    :raises UnknownFormat: if no codec here knows the format.
+    :raises BadBytes: where the file isn't of its format, while it is read.
+    """
+    check_format(format_id)
+    if format_id == JSONL:
+        return jsonl.read_diff(stream, start, stop)
+    return protobuf.read_diff(stream, columns, start, stop)
+
+
+def _key_of(columns: Sequence[Column] | None) -> Sequence[str]:
+    return [column.name for column in key_columns(columns or ())] or DEFAULT_KEY

@@ -1,0 +1,24 @@
+"""What can be wrong with a file's bytes. Who knows its name says which file it is.
+
+CodecError (ValueError)
+├── BadBytes          not what the format says, or cut off
+└── UnknownFormat     no codec for this format id
+"""
+
+
+class CodecError(ValueError):
+    """The root of the codecs' errors."""
+
+
+class BadBytes(CodecError):
+    """The bytes aren't of the format, or end in the middle."""
+
+
+class UnknownFormat(CodecError):
+    """A format id that no codec here reads or writes."""
+
+    def __init__(self, format_id: str, known: list[str]) -> None:
+        super().__init__(
+            f"the format {format_id!r} isn't known here; it must be one of {', '.join(known)}"
+        )
+        self.format_id = format_id

@@ -1,0 +1,159 @@
+"""jsonl: a row a line in a snapshot, a change a line in a diff; always ending in ``\\n``.
+
+{"id":42,"name":"Ada"}
+{"action":"UPDATE","key":"42","old":{...},"new":{...}}
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+import orjson
+
+from laredo_archive.codec import blocks
+from laredo_archive.codec.blocks import Source
+from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.output import DIFF_BLOCK, SNAPSHOT_BLOCK, Encoded, Output, Sink
+from laredo_archive.codec.row_keys import RowKeys, compact
+from laredo_model import line as lines_
+from laredo_model.change import TRUNCATION, Action, Change
+from laredo_model.column import Column
+from laredo_model.errors import BadLine
+
+_CHANGES_AT_ONCE = 1000
+_HEADS = {
+    Action.INSERT: b'{"action":"INSERT","key":',
+    Action.UPDATE: b'{"action":"UPDATE","key":',
+    Action.DELETE: b'{"action":"DELETE","key":',
+}
+_TRUNCATE = b'{"action":"TRUNCATE"}\n'
+_CHANGE = re.compile(
+    rb'\{"action":"(INSERT|UPDATE|DELETE)","key":("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL
+)
+
+
+class SnapshotEncoder:
+    """Rows into a jsonl snapshot."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._output = Output(sink, SNAPSHOT_BLOCK)
+
+    def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """The next rows; memory for their bytes once more is taken."""
+        self._output.put(keys, b"\n".join([*lines, b""]), lambda: (len(row) + 1 for row in lines))
+
+    def close(self) -> Encoded:
+        """What became of the file; the sink stays open."""
+        return self._output.close()
+
+
+class DiffEncoder:
+    """Net changes into a jsonl diff."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._output = Output(sink, DIFF_BLOCK)
+
+    def truncate(self) -> None:
+        """The table was emptied in the diff's window: comes before every change."""
+        self._output.header(_TRUNCATE)
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """The next changes, none of them a TRUNCATE."""
+        remaining = iter(changes)
+        while batch := list(islice(remaining, _CHANGES_AT_ONCE)):
+            rows = list(map(_change_line, batch))
+            keys = [change.key for change in batch]
+            self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
+
+    def close(self) -> Encoded:
+        """What became of the file; the sink stays open."""
+        return self._output.close()
+
+
+def _change_line(change: Change) -> bytes:
+    action, key, old, new = change
+    text = _HEADS[action] + orjson.dumps(key.decode())
+    if old is not None:
+        text += b',"old":' + old
+    if new is not None:
+        text += b',"new":' + new
+    return text + b"}\n"
+
+
+def read_snapshot(
+    stream: Source,
+    columns: Sequence[Column] | None,
+    key_fields: Sequence[str],
+    start: int | None = None,
+    stop: int | None = None,
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The rows, keys beside lines, a block at a time.
+
+    :raises BadBytes: at a line that isn't a row.
+    """
+    names = None if columns is None else [column.name for column in columns]
+    row_keys = RowKeys(key_fields, names)
+    for batch in _whole_lines(stream, start, stop):
+        for row in batch:
+            if row[-1] != 125 or row[0] != 123:
+                raise BadBytes(f"not a row: {row[:80]!r}")
+        yield row_keys.of_lines(batch)
+
+
+def read_diff(
+    stream: Source, start: int | None = None, stop: int | None = None
+) -> Iterator[Change]:
+    """The changes, in the file's order.
+
+    :raises BadBytes: at a line that isn't a change.
+    """
+    return map(_parse_change, chain.from_iterable(_whole_lines(stream, start, stop)))
+
+
+def _whole_lines(stream: Source, start: int | None, stop: int | None) -> Iterator[list[bytes]]:
+    for batch in blocks.lines(blocks.ranged(stream, start, stop)):
+        yield [line for line in batch if line] if b"" in batch else batch
+
+
+def _parse_change(line: bytes) -> Change:
+    head = _CHANGE.match(line)
+    if head is None or line[-1:] != b"}":
+        return _parse_odd_change(line)
+    key_text = head[2]
+    key = key_text[1:-1] if b"\\" not in key_text else orjson.loads(key_text).encode()
+    action, at = head[1], head.end()
+    if action == b"INSERT" and line.startswith(b',"new":{', at):
+        return Change(Action.INSERT, key, None, line[at + 7 : -1])
+    if action == b"DELETE" and line.startswith(b',"old":{', at):
+        return Change(Action.DELETE, key, line[at + 7 : -1], None)
+    if action == b"UPDATE" and line.startswith(b',"old":{', at):
+        middle = line.find(b'},"new":{', at)
+        # A row may hold these very bytes inside a json value: only a single find is sure.
+        if middle > 0 and line.find(b'},"new":{', middle + 1) < 0:
+            return Change(Action.UPDATE, key, line[at + 7 : middle + 1], line[middle + 8 : -1])
+    return _parse_odd_change(line)
+
+
+def _parse_odd_change(line: bytes) -> Change:
+    """Any JSON object with these members, in any order, with blanks or unknown members too."""
+    try:
+        try:
+            members = dict(lines_.items(line))
+        except BadLine:
+            members = dict(lines_.items(compact(line)))
+        action = Action[orjson.loads(members[b'"action"'])]
+        if action is Action.TRUNCATE:
+            return TRUNCATION
+        key: str = orjson.loads(members[b'"key"'])
+        old, new = (_row(members.get(name)) for name in (b'"old"', b'"new"'))
+        return Change(action, key.encode(), old, new)
+    except (ValueError, KeyError, AttributeError) as wrong:
+        raise BadBytes(f"not a change: {line[:80]!r}") from wrong
+
+
+def _row(fragment: bytes | None) -> bytes | None:
+    if fragment is None or fragment == b"null":
+        return None
+    if fragment[:1] != b"{":
+        raise BadBytes(f"not a row: {fragment[:80]!r}")
+    return fragment

@@ -1,0 +1,100 @@
+"""What every encoder keeps while it writes: size, sha256, order and splits.
+
+Splits are (row key, byte offset) pairs about every block of a file, so that a
+reader can take one key range of it (FORMAT.md, Archive).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from itertools import islice
+from operator import lt
+from typing import NamedTuple, Protocol
+
+SNAPSHOT_BLOCK = 16 * 1024 * 1024
+DIFF_BLOCK = 256 * 1024
+MAX_SPLITS = 4096
+MAX_SORTED_KEY = 511
+"""Bytes. Longer keys are cut and hashed in the store, so a snapshot read from it isn't in
+their order; a file that holds one doesn't claim to be sorted."""
+
+
+class Sink(Protocol):
+    """Where bytes go: a file open for writing, an upload. Takes all of them or raises."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+class Encoded(NamedTuple):
+    """What became of a file: ``records`` is its rows, or its changes without the TRUNCATE line."""
+
+    size_bytes: int
+    sha256: str
+    sorted: bool
+    splits: tuple[tuple[str, int], ...]
+    records: int
+
+
+class Output:
+    """Passes bytes on to ``sink`` and keeps account of them."""
+
+    def __init__(self, sink: Sink, block: int) -> None:
+        self._sink = sink
+        self._hash = sha256()
+        self._size = 0
+        self._count = 0
+        self._sorted = True
+        self._last_key: bytes | None = None
+        self._least_block = self._block = block
+        self._next_split = 0
+        self._splits: list[tuple[bytes, int]] = []
+
+    def header(self, data: bytes) -> None:
+        """Bytes before the first row: the TRUNCATE line of a diff."""
+        self._pass_on(data)
+
+    def put(self, keys: Sequence[bytes], data: bytes, sizes: Callable[[], Iterable[int]]) -> None:
+        """Rows with these keys, as ``data``; ``sizes`` tells each row's bytes, when asked."""
+        if not keys:
+            return
+        if self._sorted:
+            self._sorted = self._continues(keys)
+        if self._sorted and self._size + len(data) > self._next_split:
+            self._mark_splits(keys, sizes())
+        self._last_key = keys[-1]
+        self._count += len(keys)
+        self._pass_on(data)
+
+    def close(self) -> Encoded:
+        """The account. The sink stays open: it is the caller's."""
+        splits = self._splits if self._sorted and self._size >= 2 * self._least_block else []
+        return Encoded(
+            self._size,
+            self._hash.hexdigest(),
+            self._sorted,
+            tuple((key.decode(), offset) for key, offset in splits),
+            self._count,
+        )
+
+    def _pass_on(self, data: bytes) -> None:
+        self._sink.write(data)
+        self._hash.update(data)
+        self._size += len(data)
+
+    def _continues(self, keys: Sequence[bytes]) -> bool:
+        last = self._last_key
+        return (
+            (last is None or last < keys[0])
+            and all(map(lt, keys, islice(keys, 1, None)))
+            and max(map(len, keys)) <= MAX_SORTED_KEY
+        )
+
+    def _mark_splits(self, keys: Sequence[bytes], sizes: Iterable[int]) -> None:
+        offset = self._size
+        for key, size in zip(keys, sizes, strict=True):
+            if offset >= self._next_split:
+                self._splits.append((key, offset))
+                if len(self._splits) > MAX_SPLITS:
+                    self._splits = self._splits[::2]
+                    self._block *= 2
+                self._next_split = (self._splits[-1][1] // self._block + 1) * self._block
+            offset += size

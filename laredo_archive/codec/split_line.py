@@ -1,0 +1,48 @@
+"""A line's values, by one regular expression compiled for its columns.
+
+Ten times as fast as taking the line apart value by value; values nested deeper
+than the expression reaches take that way still.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from laredo_model import line as lines_
+from laredo_model.errors import BadLine
+
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_SCALAR = rb'[^",\[\]{}]++'
+_FLAT = rb'[\[{](?>[^\[\]{}"]++|' + _STRING + rb")*+[\]}]"
+_NESTED = rb'[\[{](?>[^\[\]{}"]++|' + _STRING + rb"|" + _FLAT + rb")*+[\]}]"
+_VALUE = rb"(" + _STRING + rb"|" + _SCALAR + rb"|" + _NESTED + rb")"
+
+
+def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
+    """What gives the values, verbatim and in order, of lines with these columns.
+
+    It raises BadLine for any other line.
+    """
+    if not names:
+        return _split_empty
+    expected = [orjson.dumps(name) for name in names]
+    members = b",".join(re.escape(name) + b":" + _VALUE for name in expected)
+    match = re.compile(rb"\{" + members + rb"\}", re.DOTALL).fullmatch
+
+    def split(line: bytes) -> Sequence[bytes]:
+        found = match(line)
+        if found is not None:
+            return found.groups()
+        items = lines_.items(line)
+        if [name for name, _ in items] != expected:
+            raise BadLine(f"not a row with the columns {', '.join(names)}: {line[:80]!r}")
+        return [value for _, value in items]
+
+    return split
+
+
+def _split_empty(line: bytes) -> Sequence[bytes]:
+    if line != b"{}":
+        raise BadLine(f"not a row without columns: {line[:80]!r}")
+    return ()
