@@ -1,0 +1,261 @@
+"""``laredo-fanout check``: what is right, what is missing, and the statement that cures it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+
+from laredo_fanout.app import options
+from laredo_fanout.config import Config
+from laredo_fanout.errors import SourceError
+from laredo_fanout.source import catalog, checks, publication, session, slot
+from laredo_model.select import identifier
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.session import Connection
+
+
+class Verdict(StrEnum):
+    RIGHT = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+
+
+class Finding(NamedTuple):
+    """One thing looked at: ``cure`` is what to run or to do."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+    cure: str = ""
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Look at everything; nothing is changed."""
+    for warning in config.warnings():
+        path, _, detail = warning.partition(": ")
+        yield Finding(path, Verdict.WARNING, detail)
+    yield from _files(config)
+    said = options.source_options(config)
+    try:
+        with session.connect(said, role="check") as connection:
+            yield Finding("connection", Verdict.RIGHT, _where(connection))
+            yield from _server(connection)
+            yield from _replication(config)
+            yield from _slot(connection, config)
+            yield from _publication_and_tables(connection, config)
+    except (SourceError, psycopg.Error) as error:
+        yield Finding(
+            f"sources.{config.source_name}.connection",
+            Verdict.MISSING,
+            _one_line(error),
+            "start the server, or correct the connection",
+        )
+
+
+def _files(config: Config) -> Iterator[Finding]:
+    grpc = config.fanout.grpc
+    wanted: list[tuple[str, Path | None]] = [("fanout.grpc.tokens_file", grpc.tokens_file)]
+    if grpc.tls is not None:
+        wanted += [
+            ("fanout.grpc.tls.cert", grpc.tls.cert),
+            ("fanout.grpc.tls.key", grpc.tls.key),
+            ("fanout.grpc.tls.client_ca", grpc.tls.client_ca),
+        ]
+    for path, file in wanted:
+        if file is not None:
+            yield _readable(path, file)
+    yield _writable("state.path", config.state.path)
+    for number, table in enumerate(config.tables):
+        directory = config.snapshot_path(table)
+        if directory is not None:
+            name = f"tables[{number}].targets[0].snapshot.store_config.path"
+            yield _writable(name, directory)
+
+
+def _readable(name: str, file: Path) -> Finding:
+    try:
+        with file.open("rb"):
+            return Finding(name, Verdict.RIGHT, str(file))
+    except OSError as error:
+        detail = f"{file} can't be read: {error.strerror}"
+        return Finding(name, Verdict.MISSING, detail, "correct the path, or let this user read it")
+
+
+def _writable(name: str, directory: Path) -> Finding:
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding(name, Verdict.RIGHT, str(directory))
+    detail = f"{directory}: {existing} can't be written by this user"
+    return Finding(name, Verdict.MISSING, detail, "make it, or choose another path")
+
+
+def _where(connection: Connection) -> str:
+    info = connection.info
+    version = info.server_version
+    return (
+        f"PostgreSQL {version // 10000}.{version % 10000}, database {info.dbname}, role {info.user}"
+    )
+
+
+def _server(connection: Connection) -> Iterator[Finding]:
+    problems = checks.server_problems(connection)
+    for problem in problems:
+        detail, cure = _cure_of(problem)
+        yield Finding("server", Verdict.MISSING, detail, cure)
+    if not problems:
+        yield Finding("server", Verdict.RIGHT, "wal_level = logical; the role may replicate")
+
+
+def _replication(config: Config) -> Iterator[Finding]:
+    """A replication connection has its own line in pg_hba.conf."""
+    try:
+        session.connect(options.source_options(config), role="check", replication=True).close()
+    except SourceError as error:
+        yield Finding(
+            "replication connection",
+            Verdict.MISSING,
+            _one_line(error),
+            "allow the role in pg_hba.conf, and have a free max_wal_senders",
+        )
+    else:
+        yield Finding("replication connection", Verdict.RIGHT, "accepted")
+
+
+def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
+    name = config.source.slot_name
+    found = slot.read(connection, name)
+    if found is None:
+        row = connection.execute(
+            "SELECT count(*), current_setting('max_replication_slots')::int"
+            " FROM pg_replication_slots"
+        ).fetchone()
+        used, most = row or (0, 0)
+        if used >= most:
+            detail = f"slot {name} doesn't exist, and all {most} slots are taken"
+            cure = "drop one that nobody needs, or raise max_replication_slots and restart"
+            yield Finding("slot", Verdict.MISSING, detail, cure)
+        else:
+            yield Finding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
+    elif found.plugin != "pgoutput" or found.database != found.here:
+        detail = f"{name} is a {found.plugin} slot of database {found.database}"
+        yield Finding("slot", Verdict.MISSING, detail, "choose another slot_name")
+    elif found.wal_status == "lost":
+        detail = f"{name} was invalidated: its WAL is gone"
+        cure = f"SELECT pg_drop_replication_slot('{name}');"
+        yield Finding("slot", Verdict.MISSING, detail, cure)
+    else:
+        user = f"in use by pid {found.active_pid}" if found.active_pid else "free"
+        retained = f"{found.retained or 0:,} bytes of WAL kept"
+        yield Finding("slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}")
+
+
+_OWNERSHIP = """
+SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
+"""
+_MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
+_OWNS_PUBLICATION = """
+SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
+"""
+
+
+def _publication_and_tables(connection: Connection, config: Config) -> Iterator[Finding]:
+    said = options.source_options(config).publication
+    wanted = options.source_tables(config)
+    known = catalog.read_tables(connection, wanted, said.name)
+    found = publication.read(connection, said.name)
+    sound = []
+    for table in wanted:
+        there = known.get(table.qualified)
+        problem = checks.table_problem(table, there, connection.info.user)
+        if problem is not None:
+            yield Finding(
+                f"table {table.qualified}", Verdict.MISSING, problem.problem, problem.cure
+            )
+        elif there is not None:
+            sound.append(there)
+            yield Finding(f"table {table.qualified}", Verdict.RIGHT, f"key {', '.join(there.key)}")
+    if found is None:
+        yield from _no_publication(connection, config, sound)
+        return
+    whole = [] if found.whole else [_not_whole(said.name)]
+    missing = [table for table in sound if table.published is None]
+    yield from whole
+    may_add = said.create and _truth(connection, _OWNS_PUBLICATION, said.name)
+    for absent in missing:
+        yield _not_published(connection, said.name, absent, may_add=may_add)
+    if not whole:
+        inside = len(sound) - len(missing)
+        yield Finding("publication", Verdict.RIGHT, f"{said.name} exists, with {inside} of them")
+
+
+def _not_whole(name: str) -> Finding:
+    return Finding(
+        "publication",
+        Verdict.MISSING,
+        f"{name} doesn't publish every kind of change",
+        f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate');",
+    )
+
+
+def _no_publication(
+    connection: Connection, config: Config, sound: list[catalog.SourceTable]
+) -> Iterator[Finding]:
+    said = options.source_options(config).publication
+    statement = publication.create_statement(said, sound)
+    if not said.create:
+        detail = f"{said.name} doesn't exist and publication.create is off"
+        yield Finding("publication", Verdict.MISSING, detail, statement)
+        return
+    foreign = [t.qualified for t in sound if not _truth(connection, _OWNERSHIP, t.oid)]
+    if not _truth(connection, _MAY_CREATE):
+        detail = f"{said.name} doesn't exist, and role {connection.info.user} may not make it"
+        grant = (
+            f"GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
+            f" TO {identifier(connection.info.user)};"
+        )
+        cure = f"an owner runs: {statement}"
+        yield Finding(
+            "publication", Verdict.MISSING, detail, cure if foreign else f"{cure}\nor: {grant}"
+        )
+    elif foreign:
+        detail = (
+            f"{said.name} doesn't exist, and role {connection.info.user} may not add"
+            f" {', '.join(foreign)} (not the owner)"
+        )
+        yield Finding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
+    else:
+        yield Finding("publication", Verdict.RIGHT, f"{said.name} will be made")
+
+
+def _not_published(
+    connection: Connection, name: str, table: catalog.SourceTable, *, may_add: bool
+) -> Finding:
+    what = f"table {table.qualified}"
+    if may_add and _truth(connection, _OWNERSHIP, table.oid):
+        return Finding(what, Verdict.RIGHT, f"will be added to publication {name}")
+    statement = f"ALTER PUBLICATION {identifier(name)} ADD TABLE ONLY {table.sql_name};"
+    detail = f"it isn't in publication {name}, and role {connection.info.user} may not add it"
+    return Finding(what, Verdict.MISSING, detail, f"an owner runs: {statement}")
+
+
+def _truth(connection: Connection, question: str, *arguments: object) -> bool:
+    row = connection.execute(question.encode(), arguments).fetchone()
+    return bool(row and row[0])
+
+
+def _cure_of(problem: SourceError) -> tuple[str, str]:
+    """The messages of ``checks`` are ``problem: statement``."""
+    detail, _, cure = str(problem).partition(": ")
+    return (detail, cure) if cure else (str(problem), "")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

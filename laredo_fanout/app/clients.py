@@ -1,0 +1,110 @@
+"""The clients of all serving processes: who is connected, what they pin, why they left."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from laredo_fanout.serving.ports import REASONS, ClientInfo, ClientState, TooManyClients
+
+LeaseKey = tuple[int, int]
+"""The serving process's number, and the number that it gave the lease."""
+
+PROCESS_DIED = "process"
+
+
+@dataclass
+class _Client:
+    info: ClientInfo
+    sequence: int = 0
+    depth: int = 0
+    state: str = "connecting"
+    pin: tuple[int, int] | None = None
+
+
+@dataclass
+class Clients:
+    """Kept in the main process; the ingest thread reads the pins, so every method locks."""
+
+    max_clients: int
+    _clients: dict[LeaseKey, _Client] = field(default_factory=dict)
+    _left: Counter[str] = field(
+        default_factory=lambda: Counter(dict.fromkeys((*REASONS, PROCESS_DIED), 0))
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def register(self, key: LeaseKey, info: ClientInfo) -> None:
+        """Enter a client.
+
+        :raises TooManyClients: if ``max_clients`` are connected, over all processes.
+        """
+        with self._lock:
+            if len(self._clients) >= self.max_clients:
+                raise TooManyClients(self.max_clients)
+            self._clients[key] = _Client(info)
+
+    def update(self, key: LeaseKey, sequence: int, depth: int, state: str) -> None:
+        """A client's newest figures; of one that has left they are dropped."""
+        with self._lock:
+            client = self._clients.get(key)
+            if client is not None:
+                client.sequence, client.depth, client.state = sequence, depth, state
+
+    def pin(self, key: LeaseKey, table_id: int, after_sequence: int) -> None:
+        """Keep the table's journal after this sequence for the client."""
+        with self._lock:
+            if key in self._clients:
+                self._clients[key].pin = (table_id, after_sequence)
+
+    def unpin(self, key: LeaseKey) -> None:
+        """The client needs its pin no longer."""
+        with self._lock:
+            if key in self._clients:
+                self._clients[key].pin = None
+
+    def leave(self, key: LeaseKey, reason: str) -> None:
+        """The client is gone, and its pin with it; the reason is counted."""
+        with self._lock:
+            if self._clients.pop(key, None) is not None:
+                self._left[reason] += 1
+
+    def leave_all(self, process: int) -> int:
+        """The serving process is gone, and all its clients with it; how many they were."""
+        with self._lock:
+            gone = [key for key in self._clients if key[0] == process]
+            for key in gone:
+                del self._clients[key]
+            self._left[PROCESS_DIED] += len(gone)
+        return len(gone)
+
+    def pinned(self, table_id: int) -> int | None:
+        """The lowest sequence after which somebody needs the table's journal."""
+        with self._lock:
+            pins = [client.pin for client in self._clients.values() if client.pin is not None]
+        return min((after for table, after in pins if table == table_id), default=None)
+
+    def of(self, table: str | None = None) -> list[ClientState]:
+        """Those connected to the table (or to any), in order of connection."""
+        with self._lock:
+            found = [
+                ClientState(client.info, client.sequence, client.depth, client.state)
+                for client in self._clients.values()
+                if table is None or client.info.table == table
+            ]
+        return sorted(found, key=lambda client: client.info.connected_at_us)
+
+    def left(self) -> dict[str, int]:
+        """How many left, by reason, since the start."""
+        with self._lock:
+            return dict(self._left)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._clients)
+
+
+def deepest(clients: Iterable[ClientState]) -> int:
+    """How many transactions the slowest of them lies behind."""
+    return max((client.depth for client in clients), default=0)

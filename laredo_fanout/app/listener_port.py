@@ -1,0 +1,60 @@
+"""The port that all serving processes share, held for them by the main process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+from laredo_fanout.errors import FanoutError
+
+_PATIENCE = 3.0
+
+
+class PortTaken(FanoutError):
+    """The address can't be had."""
+
+    def __init__(self, host: str, port: int, key: str, why: str) -> None:
+        super().__init__(f"can't listen on {host}:{port} ({key}): {why}")
+
+
+async def reserve(host: str, port: int, key: str) -> socket.socket:
+    """Bind (and don't listen), so that the port stays ours while serving processes come and go.
+
+    Serving processes join with SO_REUSEPORT, which two servers of one user could do
+    by accident too: so first the port is tried alone. The serving processes of a
+    server that was killed need a moment to notice: it is tried for three seconds.
+
+    :param key: the configuration path, for the message.
+    :raises PortTaken: if somebody else listens there.
+    """
+    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    while True:
+        try:
+            family, _, _, _, address = (
+                await asyncio.get_running_loop().getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )
+            )[0]
+            return _bound(family, address)
+        except OSError as taken:
+            late = asyncio.get_running_loop().time() >= deadline
+            if late or taken.errno != errno.EADDRINUSE:
+                raise PortTaken(host, port, key, taken.strerror or str(taken)) from taken
+            await asyncio.sleep(0.05)
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    with socket.socket(family, socket.SOCK_STREAM) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind(address)
+        chosen = alone.getsockname()
+    shared = socket.socket(family, socket.SOCK_STREAM)
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        shared.bind(chosen)
+    except OSError:
+        shared.close()
+        raise
+    return shared

@@ -1,0 +1,52 @@
+"""What the configuration means for the source and for serving."""
+
+from __future__ import annotations
+
+from laredo_fanout.config import Config
+from laredo_fanout.serving import options as serving
+from laredo_fanout.source import options as source
+
+
+def source_options(config: Config) -> source.SourceOptions:
+    """What the source is told."""
+    said = config.source
+    return source.SourceOptions(
+        connection=said.connection.get_secret_value(),
+        slot_name=said.slot_name,
+        publication=source.PublicationOptions(said.publication.name, said.publication.create),
+        copy=source.CopyOptions(workers=said.copying.workers),
+        heartbeat_interval=said.heartbeat_interval,
+        on_slot_lost=source.OnSlotLost(said.on_slot_lost),
+    )
+
+
+def source_tables(config: Config) -> list[source.TableOptions]:
+    """The tables that the source replicates."""
+    return [source.TableOptions(table.namespace, table.table) for table in config.tables]
+
+
+def serving_options(config: Config, port: int) -> serving.ServingOptions:
+    """What the serving processes are told; ``port`` is the one that is held for them."""
+    grpc = config.fanout.grpc
+    tls = None
+    if grpc.tls is not None:
+        tls = serving.TlsFiles(grpc.tls.cert, grpc.tls.key, grpc.tls.client_ca)
+    return serving.ServingOptions(
+        listener=serving.ListenerOptions(
+            host=grpc.host,
+            port=port,
+            tls=tls,
+            tokens_file=grpc.tokens_file,
+            drain_grace_s=config.fanout.drain_grace,
+            spool_path=config.state.path / "spool",
+        ),
+        tables={
+            table.name: serving.TableOptions(
+                buffer_max_size=table.target.client_buffer.max_size,
+                buffer_policy=serving.BufferPolicy(table.target.client_buffer.policy),
+                heartbeat_interval_s=table.target.heartbeat_interval,
+                snapshot_path=config.snapshot_path(table),
+            )
+            for table in config.tables
+        },
+    )

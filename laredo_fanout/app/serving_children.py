@@ -1,0 +1,201 @@
+"""The serving processes, seen from the main process: started, listened to, started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import structlog
+
+from laredo_fanout.app.clients import Clients
+from laredo_fanout.app.control_wire import (
+    Control,
+    ControlClosed,
+    Message,
+    info_from_json,
+    options_to_json,
+    state_to_json,
+)
+from laredo_fanout.app.wake import Bell
+from laredo_fanout.serving.options import ServingOptions
+from laredo_fanout.serving.ports import TooManyClients
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+_HEALTHY_AFTER = 30.0
+_BEYOND_GRACE = 5.0
+
+log = structlog.get_logger("laredo_fanout.serving")
+
+
+@dataclass
+class _Child:
+    """One running serving process."""
+
+    number: int
+    process: asyncio.subprocess.Process
+    control: Control
+    wake: socket.socket
+    listening: bool = False
+
+
+@dataclass
+class ServingChildren:
+    """``workers`` serving processes, each started anew when it dies, with growing pauses.
+
+    :param on_change: called when a process begins or ceases to listen.
+    :ivar restarts: how often one was started anew.
+    :ivar error: what the last one that couldn't serve said; None once one listens.
+    """
+
+    workers: int
+    state: Path
+    options: ServingOptions
+    clients: Clients
+    bell: Bell
+    log_format: str
+    on_change: Callable[[], None]
+    restarts: int = 0
+    error: str | None = None
+    _children: dict[int, _Child] = field(default_factory=dict)
+    _keepers: list[asyncio.Task[None]] = field(default_factory=list)
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _draining: bool = False
+
+    def start(self) -> None:
+        """Start them all; returns at once."""
+        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.workers)]
+
+    @property
+    def listening(self) -> int:
+        """How many take connections."""
+        return sum(child.listening for child in self._children.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """The running processes."""
+        return [child.process.pid for child in self._children.values()]
+
+    async def drain(self) -> None:
+        """Have them say GoAway, wait for the grace, then make sure that they are gone."""
+        self._draining = True
+        for child in self._children.values():
+            child.control.send({"op": "drain"})
+        grace = self.options.listener.drain_grace_s + _BEYOND_GRACE
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=grace)
+        for child in list(self._children.values()):
+            log.warning("serving process outlived the grace", pid=child.process.pid)
+            child.process.kill()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        pause = _FIRST_PAUSE
+        loop = asyncio.get_running_loop()
+        while not self._draining:
+            started = loop.time()
+            await self._run_one()
+            if self._draining:
+                return
+            pause = _FIRST_PAUSE if loop.time() - started > _HEALTHY_AFTER else pause
+            self.restarts += 1
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _run_one(self) -> None:
+        child = await self._spawn()
+        self._children[child.number] = child
+        self.bell.add(child.wake)
+        if self._draining:
+            child.control.send({"op": "drain"})
+        try:
+            await self._listen_to(child)
+        finally:
+            del self._children[child.number]
+            self.bell.remove(child.wake)
+            lost = self.clients.leave_all(child.number)
+            await child.control.close()
+            self.on_change()
+        code = await child.process.wait()
+        if not self._draining:
+            log.error(
+                "serving process died; starting another",
+                pid=child.process.pid,
+                exit_code=code,
+                clients=lost,
+                error=self.error,
+            )
+
+    async def _spawn(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        wake_ours, wake_theirs = socket.socketpair()
+        with theirs, wake_theirs:
+            ends = (theirs.fileno(), wake_theirs.fileno())
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "laredo_fanout.app.serving_process",
+                *map(str, ends),
+                self.log_format,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=ends,
+                # A terminal's Ctrl-C is for the main process, which drains the others.
+                process_group=0,
+            )
+        control = await Control.over(ours)
+        return _Child(next(self._numbers), process, control, wake_ours)
+
+    async def _listen_to(self, child: _Child) -> None:
+        while True:
+            try:
+                message = await child.control.receive()
+            except ControlClosed:
+                return
+            answer = self._handle(child, message)
+            if answer is not None:
+                child.control.send({"op": "answer", "call": message["call"], **answer})
+
+    def _handle(self, child: _Child, message: Message) -> Message | None:
+        key = (child.number, message.get("lease", 0))
+        match message["op"]:
+            case "ready":
+                serving = options_to_json(self.options)
+                child.control.send({"op": "options", "state": str(self.state), "serving": serving})
+            case "listening":
+                child.listening, self.error = True, None
+                log.info("serving process listens", pid=child.process.pid, port=message["port"])
+                self.on_change()
+            case "failed":
+                self.error = message["message"]
+            case "register":
+                return self._register(key, message)
+            case "update":
+                for lease, sequence, depth, state in message["leases"]:
+                    self.clients.update((child.number, lease), sequence, depth, state)
+            case "pin":
+                self.clients.pin(key, message["table"], message["after"])
+                return {}
+            case "unpin":
+                self.clients.unpin(key)
+            case "close":
+                self.clients.leave(key, message["reason"])
+            case "clients":
+                return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
+            case unknown:
+                raise AssertionError(f"control message {unknown!r} from a serving process")
+        return None
+
+    def _register(self, key: tuple[int, int], message: Message) -> Message:
+        try:
+            self.clients.register(key, info_from_json(message["info"]))
+        except TooManyClients as full:
+            return {"max_clients": full.max_clients}
+        return {}
