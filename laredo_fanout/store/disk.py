@@ -1,0 +1,111 @@
+"""Room on the disk, taken before it is needed.
+
+With ``writemap`` LMDB writes through the memory map of a sparse file: a page
+that the file system can't back is then a SIGBUS, not an error. So every page
+that a transaction could use is allocated first, by an upper bound of what its
+changes can touch.
+"""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from laredo_fanout.store.errors import DiskFull
+
+PAGE = 4096
+STEP = 16 << 20
+_BASE_PAGES = 64
+_READER_SLOT = 64
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def allocate(path: Path, offset: int, size: int) -> None:
+    """Back these bytes of the file with disk space; the file is made if it is missing.
+
+    :raises DiskFull: if there is no room for them.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _fallocate(descriptor, path, offset, size)
+    finally:
+        os.close(descriptor)
+
+
+def allocate_lock_file(directory: Path, max_readers: int) -> None:
+    """The lock file is mapped and sparse too: whoever reads takes a slot in it."""
+    path = directory / "lock.mdb"
+    size = (max_readers + 4) * _READER_SLOT
+    size += -size % PAGE
+    if not path.exists() or path.stat().st_blocks * 512 < size:
+        allocate(path, 0, size)
+
+
+def _fallocate(descriptor: int, path: Path, offset: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, offset, size)
+    except OSError as failed:
+        if failed.errno in _NO_ROOM:
+            why = failed.strerror or str(failed)
+            raise DiskFull(str(path.parent), size, why) from failed
+        raise
+
+
+class DiskSpace:
+    """Keeps the data file's allocated part ahead of the write transactions."""
+
+    def __init__(self, environment: Any, directory: Path, max_size: int) -> None:
+        self._environment = environment
+        self._path = directory / "data.mdb"
+        self._max_pages = max_size // PAGE
+        self._descriptor = os.open(self._path, os.O_RDWR)
+        self._allocated = 0
+        self._used = 0
+        self._changes = 0
+        self._bytes = 0
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._descriptor)
+
+    @property
+    def used_bytes(self) -> int:
+        """Size of the data file's used part."""
+        pages: int = self._environment.info()["last_pgno"]
+        return (pages + 1) * PAGE
+
+    def begin(self) -> None:
+        """A write transaction begins.
+
+        :raises DiskFull: if there isn't even room for an empty one.
+        """
+        self._used = self._environment.info()["last_pgno"] + 1
+        self._changes = self._bytes = 0
+        self.reserve(0, 0)
+
+    def reserve(self, changes: int, size: int) -> None:
+        """So many more puts and deletes, of so many bytes in all, in this transaction.
+
+        A change copies its leaf page and may split it, and touches some branch
+        pages; but no page is copied twice, and a page takes half its size in
+        new bytes before it splits again.
+
+        :raises DiskFull: if the disk can't hold what they may need.
+        """
+        self._changes += changes
+        self._bytes += size
+        touched = min(4 * self._changes, 3 * self._used + self._bytes // 1024)
+        pages = _BASE_PAGES + touched + self._bytes // 2048 + self._used // 256
+        self._ensure(min(self._used + pages, self._max_pages))
+
+    def _ensure(self, pages: int) -> None:
+        if pages <= self._allocated:
+            return
+        needed = (pages - self._allocated) * PAGE
+        ahead = min(needed + STEP, (self._max_pages - self._allocated) * PAGE)
+        try:
+            _fallocate(self._descriptor, self._path, self._allocated * PAGE, ahead)
+            self._allocated += ahead // PAGE
+        except DiskFull:
+            _fallocate(self._descriptor, self._path, self._allocated * PAGE, needed)
+            self._allocated = pages

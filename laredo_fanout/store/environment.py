@@ -1,0 +1,134 @@
+"""Opening the LMDB environment, for the one writer and for readers."""
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from laredo_fanout.store import disk, layout, meta
+from laredo_fanout.store.errors import (
+    DiskFull,
+    StoreDamaged,
+    StoreLocked,
+    StoreMissing,
+    StoreNewer,
+)
+
+MAX_READERS = 1000
+MIN_SIZE = 1 << 20
+_PAGE = disk.PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """The named databases of an open environment (``layout.py``)."""
+
+    state: Any
+    marks: Any
+    journal: Any
+    olds: Any
+    positions: Any
+    meta: Any
+
+
+class ServerLock:
+    """One server per path: an exclusive lock that dies with its process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise StoreLocked(str(directory), f"process {owner or 'unknown'}") from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let another server in."""
+        os.close(self._descriptor)
+
+
+def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.DiskSpace]:
+    """The environment for writing; made if there is none. The caller holds the ServerLock.
+
+    :raises DiskFull: if the disk has no room for even a fresh store.
+    :raises StoreDamaged: if what is there isn't a usable environment.
+    """
+    max_size = max(max_size, MIN_SIZE)
+    max_size -= max_size % _PAGE
+    disk.allocate_lock_file(directory, MAX_READERS)
+    try:
+        environment = lmdb.open(
+            str(directory),
+            map_size=max_size,
+            max_dbs=len(layout.DATABASES),
+            max_readers=MAX_READERS,
+            writemap=True,
+            sync=True,
+            metasync=True,
+            readahead=False,
+        )
+    except lmdb.Error as failed:
+        if os.strerror(errno.ENOSPC) in str(failed):
+            raise DiskFull(str(directory), MIN_SIZE, str(failed)) from failed
+        raise StoreDamaged(str(directory), str(failed)) from failed
+    try:
+        space = disk.DiskSpace(environment, directory, max_size)
+        space.begin()
+        return environment, _databases(environment, create=True), space
+    except BaseException:
+        environment.close()
+        raise
+
+
+def open_readable(directory: Path) -> tuple[Any, Databases]:
+    """The environment for reading, in another process than the writer's.
+
+    :raises StoreMissing: if there is no store.
+    :raises StoreDamaged: if what is there isn't a usable environment.
+    """
+    if not (directory / "data.mdb").exists():
+        raise StoreMissing(str(directory))
+    try:
+        environment = lmdb.open(
+            str(directory),
+            map_size=0,
+            max_dbs=len(layout.DATABASES),
+            max_readers=MAX_READERS,
+            readonly=True,
+            create=False,
+            readahead=False,
+        )
+        return environment, _databases(environment, create=False)
+    except (lmdb.NotFoundError, lmdb.ReadonlyError) as missing:
+        raise StoreMissing(str(directory)) from missing
+    except lmdb.Error as failed:
+        raise StoreDamaged(str(directory), str(failed)) from failed
+
+
+def check_format(directory: Path, stored: bytes | None) -> meta.StoreHead:
+    """What the store says of itself; a fresh one says nothing yet.
+
+    :raises StoreNewer: if a newer version wrote it.
+    :raises StoreDamaged: if it can't be read.
+    """
+    if stored is None:
+        return meta.StoreHead()
+    try:
+        head = meta.head_from_bytes(stored)
+    except (ValueError, KeyError, TypeError) as wrong:
+        raise StoreDamaged(str(directory), f"its head can't be read ({wrong})") from wrong
+    if head.format > meta.FORMAT:
+        raise StoreNewer(str(directory), head.format, meta.FORMAT)
+    return head
+
+
+def _databases(environment: Any, *, create: bool) -> Databases:
+    opened = {name.decode(): environment.open_db(name, create=create) for name in layout.DATABASES}
+    return Databases(**opened)

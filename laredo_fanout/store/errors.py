@@ -1,0 +1,167 @@
+"""What can go wrong in the store.
+
+StoreError
+├── StoreLocked       another server has this path
+├── StoreMissing      nothing there to read
+├── StoreDamaged      not a store, or a broken one
+├── StoreNewer        written by a newer version
+├── StoreFull         the disk, or state.max_size, is exhausted
+├── StoreBroken       a commit failed: restart
+├── TableUnknown      no table with this id or name
+├── TableClosed       the table takes no changes in its present status
+├── ChunkStale        copied rows read before a TRUNCATE
+├── RowIncomplete     an update lacks columns that the store doesn't know either
+├── TransactionOpen   a commit in the middle of a PostgreSQL transaction
+├── PositionWentBack  the store is further than that
+├── JournalPruned     these journal entries are gone
+└── SpoolFailed       a snapshot couldn't be put aside for a slow client
+"""
+
+from laredo_model import position
+
+
+class StoreError(Exception):
+    """Root of the store's errors."""
+
+
+class StoreLocked(StoreError):
+    """Another server process has this path."""
+
+    def __init__(self, path: str, owner: str) -> None:
+        super().__init__(
+            f"the store {path} is in use by another server ({owner}); "
+            "stop it first, or give this server its own state.path"
+        )
+
+
+class StoreMissing(StoreError):
+    """There is no store at this path."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"there is no store at {path}; start the server with this state.path first"
+        )
+
+
+class StoreDamaged(StoreError):
+    """The files at this path are not a store, or a damaged one."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the store {path} can't be used: {why}; move it away, and the server copies "
+            "every table anew"
+        )
+
+
+class StoreNewer(StoreError):
+    """Written by a newer version of this program."""
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        super().__init__(
+            f"the store {path} has format {found}, this version knows {known}; "
+            "run the newer version, or move the store away to copy every table anew"
+        )
+
+
+class StoreFull(StoreError):
+    """No room for what is to be written; what was committed stays readable."""
+
+
+class DiskFull(StoreFull):
+    """The file system has no room for the data file to grow."""
+
+    def __init__(self, path: str, wanted: int, why: str) -> None:
+        super().__init__(
+            f"no room on the disk of the store {path}: {wanted} more bytes are needed ({why}); "
+            "free some space there, the server then goes on where it stopped"
+        )
+
+
+class MapFull(StoreFull):
+    """The data file has reached state.max_size."""
+
+    def __init__(self, path: str, max_size: int) -> None:
+        super().__init__(
+            f"the store {path} has reached state.max_size ({max_size} bytes); "
+            "raise it, or lower the journals' max_entries, and restart the server"
+        )
+
+
+class StoreBroken(StoreError):
+    """A commit failed in the middle: the process must restart from the last good one."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"writing the store {path} failed ({why}); check its disk, then restart the server, "
+            "which goes on from the last commit"
+        )
+
+
+class TableUnknown(StoreError):
+    """No such table in the store."""
+
+    def __init__(self, table: int | str) -> None:
+        named = table if isinstance(table, str) else f"with id {table}"
+        super().__init__(f"the store has no table {named}")
+
+
+class TableClosed(StoreError):
+    """The table takes no such change in its present status."""
+
+    def __init__(self, name: str, status: str, what: str) -> None:
+        super().__init__(f"table {name} is {status}: it can't take {what}")
+
+
+class ChunkStale(StoreError):
+    """Copied rows that were read before the table was truncated: read the range again."""
+
+    def __init__(self, name: str, read: int, current: int) -> None:
+        super().__init__(
+            f"table {name}: these rows were read in generation {read}, it is now {current}; "
+            "read the range again"
+        )
+
+
+class RowIncomplete(StoreError):
+    """A row lacks columns (unchanged TOAST) that the store doesn't know: copy the table anew."""
+
+    def __init__(self, name: str, key: bytes) -> None:
+        super().__init__(
+            f"table {name}, key {key[:80]!r}: the change lacks columns whose values the store "
+            "doesn't have; the table must be copied anew"
+        )
+
+
+class TransactionOpen(StoreError):
+    """A commit was tried in the middle of a PostgreSQL transaction."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"table {name}: the last changes belong to a transaction that isn't whole yet"
+        )
+
+
+class PositionWentBack(StoreError):
+    """The store is further already, in the same history."""
+
+    def __init__(self, stored: int, given: int) -> None:
+        super().__init__(
+            f"the store is at {position.text(stored)} and can't go back to {position.text(given)}"
+        )
+
+
+class JournalPruned(StoreError):
+    """Entries that are no longer in the journal: start from a snapshot."""
+
+    def __init__(self, name: str, after: int, oldest: int) -> None:
+        super().__init__(
+            f"table {name}: entries after {after} were asked for, "
+            f"the journal begins at {oldest}; start from a snapshot"
+        )
+
+
+class SpoolFailed(StoreError):
+    """The rest of a snapshot couldn't be written to a temporary file."""
+
+    def __init__(self, directory: str, why: str) -> None:
+        super().__init__(f"can't put a snapshot aside in {directory}: {why}")

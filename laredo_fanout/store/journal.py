@@ -1,0 +1,261 @@
+"""Writing the journal: records appended, old ones pruned."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from laredo_fanout.store import layout, record
+from laredo_fanout.store.environment import Databases
+from laredo_fanout.store.record import MAX_BYTES, MAX_CHANGES, Header
+from laredo_fanout.store.table import TableRecord
+from laredo_fanout.wire.replication_pb2 import ChangeBatch
+
+_PRUNE_RECORDS = 64
+
+
+@dataclass(slots=True)
+class Entries:
+    """Resolved changes of one table: what is true for the state. Lines and olds are whole rows.
+
+    ``continues``: the first transaction began in the entries before.
+    """
+
+    actions: bytes
+    keys: list[bytes]
+    lines: list[bytes]
+    olds: list[bytes]
+    counts: list[int]
+    positions: list[int]
+    times_us: list[int]
+    open: bool
+    continues: bool
+
+    def without(self, dropped: list[int]) -> "Entries":
+        """These entries without the ones at the indexes ``dropped`` (ascending)."""
+        gone = set(dropped)
+        kept = [index for index in range(len(self.actions)) if index not in gone]
+        ends = list(accumulate(self.counts))
+        counts = [0] * len(self.counts)
+        for index in kept:
+            counts[bisect_right(ends, index)] += 1
+        left = [index for index, count in enumerate(counts) if count]
+        return Entries(
+            bytes(self.actions[index] for index in kept),
+            [self.keys[index] for index in kept],
+            [self.lines[index] for index in kept],
+            [self.olds[index] for index in kept],
+            [counts[index] for index in left],
+            [self.positions[index] for index in left],
+            [self.times_us[index] for index in left],
+            self.open,
+            self.continues and bool(left) and left[0] == 0,
+        )
+
+
+class _Part(NamedTuple):
+    """Which changes make a record, and the first and last of their transactions."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+class Journal:
+    """The journals of all tables, within one write transaction."""
+
+    def __init__(self, transaction: Any, databases: Databases) -> None:
+        self._transaction = transaction
+        self._databases = databases
+
+    def append(self, table: TableRecord, entries: Entries) -> TableRecord:
+        """Write these entries after the newest; returns the table with its new figures."""
+        count = len(entries.actions)
+        if count == 0:
+            return table
+        ends = list(accumulate(entries.counts))
+        start = transaction = 0
+        sequence = table.sequence
+        while start < count:
+            stop = _stop(entries, start)
+            first = transaction
+            while ends[transaction] < stop:
+                transaction += 1
+            part = _Part(start, stop, first, transaction)
+            self._put(table.id, sequence + 1, entries, part, ends)
+            sequence += stop - start
+            start = stop
+            if ends[transaction] == stop:
+                transaction += 1
+        if table.entries == 0:
+            return replace(table, sequence=sequence, oldest_time_us=entries.times_us[0])
+        return replace(table, sequence=sequence)
+
+    def _put(
+        self,
+        table_id: int,
+        sequence: int,
+        entries: Entries,
+        part: "_Part",
+        ends: list[int],
+    ) -> None:
+        start, stop, first, last = part
+        counts = entries.counts[first : last + 1]
+        before = ends[first] - entries.counts[first]
+        counts[0] -= start - before
+        counts[-1] -= ends[last] - stop
+        still_open = ends[last] > stop or (entries.open and stop == len(entries.actions))
+        body = ChangeBatch(
+            first_sequence=sequence,
+            actions=bytes(entries.actions[start:stop]),
+            counts=counts,
+            positions=entries.positions[first : last + 1],
+            times_us=entries.times_us[first : last + 1],
+            open=still_open,
+            keys=entries.keys[start:stop],
+            lines=entries.lines[start:stop],
+        ).SerializeToString()
+        old_body = ChangeBatch(old_lines=entries.olds[start:stop]).SerializeToString()
+        header = Header(
+            last_sequence=sequence + stop - start - 1,
+            first_position=entries.positions[first],
+            last_position=entries.positions[last],
+            last_time_us=entries.times_us[last],
+            old_bytes=len(old_body),
+            open=still_open,
+            continues=start > before or (start == 0 and entries.continues),
+        )
+        key = layout.record_key(table_id, sequence)
+        put = self._transaction.put
+        put(key, header.to_bytes() + body, db=self._databases.journal)
+        put(key, old_body, db=self._databases.olds)
+        place = layout.position_key(table_id, header.last_position, sequence)
+        put(place, b"", db=self._databases.positions)
+
+    def end_transaction(self, table: TableRecord) -> None:
+        """The newest record was written as open, and nothing follows: it is whole as it is."""
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        if not (cursor.set_range(layout.prefix(table.id + 1)) and cursor.prev()):
+            cursor.last()
+        key = cursor.key()
+        if not key.startswith(layout.prefix(table.id)):
+            return
+        stored = cursor.value()
+        batch = ChangeBatch.FromString(stored[record.HEADER.size :])
+        batch.open = False
+        header = replace(record.header_of(stored), open=False)
+        value = header.to_bytes() + batch.SerializeToString()
+        self._transaction.put(key, value, db=self._databases.journal)
+
+    def prune(
+        self,
+        table: TableRecord,
+        max_entries: int,
+        older_than_us: int,
+        pinned_sequence: int | None,
+    ) -> TableRecord:
+        """Drop whole transactions beyond ``max_entries`` or committed before ``older_than_us``.
+
+        Never the newest one, and none with entries after ``pinned_sequence``.
+        Works in steps: call again until nothing changes.
+        """
+        if not self.prunable(table, max_entries, older_than_us, pinned_sequence):
+            return table
+        pinned = table.sequence if pinned_sequence is None else pinned_sequence
+        beyond = table.sequence - max_entries
+        cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
+        if cut is None or cut[0] < table.oldest_sequence:
+            return table
+        sequence, position = cut
+        self._delete(table.id, sequence)
+        pruned = replace(table, oldest_sequence=sequence + 1, floor=position)
+        return replace(pruned, oldest_time_us=self._time_of(pruned))
+
+    @staticmethod
+    def prunable(
+        table: TableRecord, max_entries: int, older_than_us: int, pinned_sequence: int | None
+    ) -> bool:
+        """Whether there may be something to prune, by the table's figures alone."""
+        if table.entries <= 1:
+            return False
+        if pinned_sequence is not None and pinned_sequence < table.oldest_sequence:
+            return False
+        return table.entries > max_entries or table.oldest_time_us < older_than_us
+
+    def _find_cut(
+        self, table: TableRecord, beyond: int, older_than_us: int, limit: int
+    ) -> tuple[int, int] | None:
+        """The last entry to drop, and its position; always a transaction's end."""
+        cut: tuple[int, int] | None = None
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        prefix = layout.prefix(table.id)
+        found = cursor.set_range(prefix)
+        walked = 0
+        while found and cursor.key().startswith(prefix):
+            stored = cursor.value()
+            header = record.header_of(stored)
+            old = header.last_sequence <= beyond or header.last_time_us < older_than_us
+            if header.last_sequence > limit or not old:
+                within = _cut_within(cursor.key(), stored, beyond, older_than_us, limit)
+                return cut if within is None else within
+            if not header.open:
+                cut = header.last_sequence, header.last_position
+                if walked >= _PRUNE_RECORDS:
+                    return cut
+            walked += 1
+            found = cursor.next()
+        return cut
+
+    def _delete(self, table_id: int, last: int) -> None:
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        prefix = layout.prefix(table_id)
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            header = record.header_of(cursor.value())
+            if header.last_sequence > last:
+                break
+            key = cursor.key()
+            self._transaction.delete(key, db=self._databases.olds)
+            place = layout.position_key(table_id, header.last_position, layout.sequence_of(key))
+            self._transaction.delete(place, db=self._databases.positions)
+            found = cursor.delete() and bool(cursor.key())
+
+    def _time_of(self, table: TableRecord) -> int:
+        """The commit time of the oldest kept entry."""
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        if not cursor.set_range(layout.prefix(table.id)):
+            return 0
+        batch = ChangeBatch.FromString(cursor.value()[record.HEADER.size :])
+        skipped = table.oldest_sequence - batch.first_sequence
+        index, _ = record.transaction_at(batch.counts, skipped)
+        return int(batch.times_us[index])
+
+
+def _stop(entries: Entries, start: int) -> int:
+    """Where the record that starts here must end."""
+    stop = min(start + MAX_CHANGES, len(entries.actions))
+    while stop - start > 1:
+        lines = sum(map(len, entries.lines[start:stop])) + sum(map(len, entries.keys[start:stop]))
+        size = max(lines, sum(map(len, entries.olds[start:stop])))
+        if size <= MAX_BYTES:
+            break
+        stop = start + max(1, (stop - start) * MAX_BYTES // size)
+    return stop
+
+
+def _cut_within(
+    key: bytes, stored: bytes, beyond: int, older_than_us: int, limit: int
+) -> tuple[int, int] | None:
+    """The same for the one record that isn't dropped whole."""
+    decoded = ChangeBatch.FromString(stored[record.HEADER.size :])
+    end = layout.sequence_of(key) - 1
+    cut = None
+    transactions = zip(decoded.counts, decoded.positions, decoded.times_us, strict=True)
+    for index, (count, position, time_us) in enumerate(transactions):
+        end += count
+        unfinished = decoded.open and index == len(decoded.counts) - 1
+        if end > limit or unfinished or not (end <= beyond or time_us < older_than_us):
+            break
+        cut = end, position
+    return cut

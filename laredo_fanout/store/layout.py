@@ -1,0 +1,101 @@
+"""How keys and values lie in the LMDB environment.
+
+Named databases (all integers big-endian, so that they sort):
+
+=========  ===========================================  =======================================
+name       key                                          value
+=========  ===========================================  =======================================
+state      space u32 + row key                          line; b"" a tombstone; b"\\x01..." partial
+marks      space u32 + b"P" or b"T" + row key           full key: partial rows, tombstones
+journal    table u32 + first sequence u64               header + ChangeBatch bytes
+olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only
+positions  table u32 + last position u64 + sequence u64 b""
+meta       see ``meta.py``
+=========  ===========================================  =======================================
+
+A *space* is one life of a table's rows: a TRUNCATE gives the table a new,
+empty one, and the old one's rows are deleted later, in small steps. LMDB takes
+keys of 1..511 bytes, so a longer row key is cut and hashed; its full form is
+recomputed from the line.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from struct import Struct
+
+STATE = b"state"
+MARKS = b"marks"
+JOURNAL = b"journal"
+OLDS = b"olds"
+POSITIONS = b"positions"
+META = b"meta"
+DATABASES = (STATE, MARKS, JOURNAL, OLDS, POSITIONS, META)
+
+TOMBSTONE = b""
+PARTIAL_MARK = b"P"
+TOMBSTONE_MARK = b"T"
+
+PREFIX_BYTES = 4
+LONGEST_KEY = 480
+_DIGEST_BYTES = 16
+CUT_KEY_BYTES = LONGEST_KEY + 1
+
+_U32 = Struct(">I")
+_U32_U64 = Struct(">IQ")
+_U32_U64_U64 = Struct(">IQQ")
+
+
+def prefix(number: int) -> bytes:
+    """What stands before every key of this space or table."""
+    return _U32.pack(number)
+
+
+def stored_key(space: bytes, key: bytes) -> bytes:
+    """Where the row with this key lies; ``space`` is a prefix."""
+    if len(key) <= LONGEST_KEY:
+        return space + key
+    digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
+    return space + key[: CUT_KEY_BYTES - _DIGEST_BYTES] + digest
+
+
+def stored_keys(space: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """Where the rows with these keys lie."""
+    if max(map(len, keys), default=0) > LONGEST_KEY:
+        return [stored_key(space, key) for key in keys]
+    return [space + key for key in keys]
+
+
+def is_cut(stored: bytes) -> bool:
+    """Whether the stored key (prefix included) isn't the whole row key."""
+    return len(stored) == PREFIX_BYTES + CUT_KEY_BYTES
+
+
+def mark_key(kind: bytes, stored: bytes) -> bytes:
+    """Where the mark of this kind lies for a row stored there."""
+    return stored[:PREFIX_BYTES] + kind + stored[PREFIX_BYTES:]
+
+
+def marked_key(mark: bytes) -> bytes:
+    """Where the row lies that this mark is about."""
+    return mark[:PREFIX_BYTES] + mark[PREFIX_BYTES + 1 :]
+
+
+def record_key(table_id: int, first_sequence: int) -> bytes:
+    """Where the journal record that begins with this sequence lies."""
+    return _U32_U64.pack(table_id, first_sequence)
+
+
+def sequence_of(record: bytes) -> int:
+    """The first sequence in a journal record's key."""
+    return int.from_bytes(record[PREFIX_BYTES:], "big")
+
+
+def position_key(table_id: int, position: int, sequence: int = 0) -> bytes:
+    """Where the journal record that ends at this position is found."""
+    return _U32_U64_U64.pack(table_id, position, sequence)
+
+
+def positioned(key: bytes) -> tuple[int, int]:
+    """Last position and first sequence of a record, from its position key."""
+    _, position, sequence = _U32_U64_U64.unpack(key)
+    return position, sequence

@@ -1,0 +1,151 @@
+"""The small things the store keeps beside rows and journal, and how they are written.
+
+=========================  ====================================================
+key in the meta database   value
+=========================  ====================================================
+store                      JSON: format, next table, next space, source
+position                   position u64, commit time in microseconds u64
+definition/ + table u32    JSON (``table.py``)
+figures/ + table u32       struct (``table.py``)
+garbage/ + kind + u32      b"": what is to be removed in small steps
+=========================  ====================================================
+"""
+
+from dataclasses import dataclass, replace
+from struct import Struct
+from typing import Any
+
+import orjson
+
+from laredo_fanout.store import table
+from laredo_fanout.store.layout import prefix
+from laredo_fanout.store.table import TableRecord
+from laredo_model import history as history_
+from laredo_model.history import History
+
+FORMAT = 1
+
+STORE_KEY = b"store"
+POSITION_KEY = b"position"
+DEFINITION = b"definition/"
+FIGURES = b"figures/"
+GARBAGE = b"garbage/"
+GARBAGE_SPACE = GARBAGE + b"S"
+GARBAGE_JOURNAL = GARBAGE + b"J"
+
+_POSITION = Struct(">QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """Whose changes these are: positions mean nothing elsewhere.
+
+    ``token`` is what the source makes up when it creates its slot, to know it again.
+    """
+
+    history: History
+    slot: str
+    publication: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHead:
+    """What there is one of in a store."""
+
+    format: int = FORMAT
+    next_table: int = 1
+    next_space: int = 1
+    source: SourceIdentity | None = None
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        source = self.source and {
+            "history": str(self.source.history),
+            "slot": self.source.slot,
+            "publication": self.source.publication,
+            "token": self.source.token,
+        }
+        return orjson.dumps(
+            {
+                "format": self.format,
+                "next_table": self.next_table,
+                "next_space": self.next_space,
+                "source": source,
+            }
+        )
+
+    def take_table(self) -> tuple[int, "StoreHead"]:
+        """A table id never used before."""
+        return self.next_table, replace(self, next_table=self.next_table + 1)
+
+    def take_space(self) -> tuple[int, "StoreHead"]:
+        """A space never used before."""
+        return self.next_space, replace(self, next_space=self.next_space + 1)
+
+
+def head_from_bytes(stored: bytes) -> StoreHead:
+    """The head that ``to_bytes`` wrote."""
+    read = orjson.loads(stored)
+    source = read["source"]
+    return StoreHead(
+        read["format"],
+        read["next_table"],
+        read["next_space"],
+        source
+        and SourceIdentity(
+            history_.parse(source["history"]),
+            source["slot"],
+            source["publication"],
+            source["token"],
+        ),
+    )
+
+
+def position_to_bytes(position: int, time_us: int) -> bytes:
+    """Up to where PostgreSQL's changes are in the store, and their last commit time."""
+    return _POSITION.pack(position, time_us)
+
+
+def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
+    """Position and commit time; zeros in a fresh store."""
+    if stored is None:
+        return 0, 0
+    position, time_us = _POSITION.unpack(stored)
+    return position, time_us
+
+
+def put_table(transaction: Any, meta: Any, record: TableRecord, before: TableRecord | None) -> None:
+    """Write what of ``record`` differs from what was stored ``before``."""
+    definition = table.definition_to_bytes(record)
+    if before is None or definition != table.definition_to_bytes(before):
+        transaction.put(DEFINITION + prefix(record.id), definition, db=meta)
+    transaction.put(FIGURES + prefix(record.id), table.figures_to_bytes(record), db=meta)
+
+
+def delete_table(transaction: Any, meta: Any, table_id: int) -> None:
+    """Forget one table's record."""
+    transaction.delete(DEFINITION + prefix(table_id), db=meta)
+    transaction.delete(FIGURES + prefix(table_id), db=meta)
+
+
+def get_table(transaction: Any, meta: Any, table_id: int) -> TableRecord | None:
+    """The stored record of one table."""
+    definition = transaction.get(DEFINITION + prefix(table_id), db=meta)
+    figures = transaction.get(FIGURES + prefix(table_id), db=meta)
+    if definition is None or figures is None:
+        return None
+    return table.from_bytes(definition, figures)
+
+
+def all_tables(transaction: Any, meta: Any) -> list[TableRecord]:
+    """The stored records of all tables, in order of their ids."""
+    records = []
+    cursor = transaction.cursor(db=meta)
+    found = cursor.set_range(DEFINITION)
+    while found and cursor.key().startswith(DEFINITION):
+        figures = transaction.get(FIGURES + cursor.key()[len(DEFINITION) :], db=meta)
+        records.append(table.from_bytes(cursor.value(), figures))
+        found = cursor.next()
+    cursor.close()
+    return records

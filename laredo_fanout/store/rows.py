@@ -1,0 +1,177 @@
+"""Writing rows: changes of the stream, and copied rows where nothing is yet.
+
+A live table holds lines only. While it is copied it also holds tombstones
+(deleted by the stream; a copied row must not come back) and partial lines
+(columns the stream didn't send; a copied row fills them). Marks list both, so
+that the barrier needn't scan the table; a mark may be stale, what counts is
+the value.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from laredo_fanout.store import layout
+from laredo_fanout.store.environment import Databases
+from laredo_fanout.store.errors import RowIncomplete
+from laredo_model import line as line_
+from laredo_model.change import Action
+
+_RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
+_SORT_FROM = 32
+
+
+class Run(NamedTuple):
+    """Neighbouring changes of one kind: upserts, deletes, or a TRUNCATE."""
+
+    start: int
+    stop: int
+    kind: Action
+
+
+def runs(actions: bytes | bytearray) -> Iterator[Run]:
+    """The changes, cut where deletes, upserts and TRUNCATEs meet."""
+    for match in _RUNS.finditer(actions):
+        first = actions[match.start()]
+        kind = Action.UPDATE if first <= Action.UPDATE else Action(first)
+        yield Run(match.start(), match.end(), kind)
+
+
+class Rows:
+    """The rows of one space, within one write transaction."""
+
+    def __init__(self, transaction: Any, databases: Databases, table: str, space: int) -> None:
+        self._table = table
+        self._prefix = layout.prefix(space)
+        self._state = transaction.cursor(db=databases.state)
+        self._marks = transaction.cursor(db=databases.marks)
+        self._last_deleted: bytes | None = None
+
+    def upsert(
+        self, actions: Sequence[int], keys: list[bytes], lines: list[bytes], *, live: bool
+    ) -> tuple[list[bytes], list[bytes | None]]:
+        """Write new lines.
+
+        Returns the lines, whole ones as far as their missing columns are
+        known, and what each replaced: None nothing, b"" a tombstone.
+
+        :raises RowIncomplete: if a line of a live table stays partial.
+        """
+        stored = layout.stored_keys(self._prefix, keys)
+        if min(lines).startswith(line_.PARTIAL):
+            lines, olds = self._fill_and_replace(actions, keys, stored, lines, live=live)
+        else:
+            olds = self._replace(stored, lines)
+        self._last_deleted = None
+        return lines, olds
+
+    def delete(self, keys: list[bytes]) -> list[bytes | None]:
+        """Delete rows of a live table; returns what there was."""
+        stored = layout.stored_keys(self._prefix, keys)
+        olds: list[bytes | None] = list(map(self._state.pop, stored))
+        self._last_deleted = olds[-1]
+        return olds
+
+    def bury(self, keys: list[bytes]) -> list[bytes | None]:
+        """Leave tombstones, in a table that is copied; returns what there was."""
+        stored = layout.stored_keys(self._prefix, keys)
+        olds: list[bytes | None] = list(
+            map(self._state.replace, stored, repeat(layout.TOMBSTONE, len(stored)))
+        )
+        for key in stored:
+            self._marks.put(layout.mark_key(layout.TOMBSTONE_MARK, key), b"")
+        self._last_deleted = olds[-1]
+        return olds
+
+    def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
+        """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
+        stored = layout.stored_keys(self._prefix, keys)
+        pairs = sorted(zip(stored, lines, strict=True))
+        _, added = self._state.putmulti(pairs, overwrite=False)
+        if self.has_marks(layout.PARTIAL_MARK):
+            for key, line in pairs:
+                if self._marks.set_key(layout.mark_key(layout.PARTIAL_MARK, key)):
+                    self._complete(key, line)
+        return int(added)
+
+    def has_marks(self, kind: bytes) -> bool:
+        """Whether any mark of this kind is there, stale ones included."""
+        start = self._prefix + kind
+        return bool(self._marks.set_range(start)) and self._marks.key().startswith(start)
+
+    def partial_keys(self) -> Iterator[bytes]:
+        """The keys of the rows that still miss columns."""
+        start = self._prefix + layout.PARTIAL_MARK
+        found = self._marks.set_range(start)
+        while found and self._marks.key().startswith(start):
+            value = self._value(layout.marked_key(self._marks.key()))
+            if value and line_.is_partial(value):
+                yield self._marks.value()
+            found = self._marks.next()
+
+    def sweep(self) -> int:
+        """Drop tombstones and marks: the barrier has passed. Returns tombstones dropped."""
+        dropped = 0
+        found = self._marks.set_range(self._prefix)
+        while found and self._marks.key().startswith(self._prefix):
+            stored = layout.marked_key(self._marks.key())
+            if self._value(stored) == layout.TOMBSTONE:
+                self._state.delete()
+                dropped += 1
+            found = self._marks.delete() and bool(self._marks.key())
+        return dropped
+
+    def _value(self, stored: bytes) -> bytes | None:
+        """The stored value, with the state cursor on it."""
+        return self._state.value() if self._state.set_key(stored) else None
+
+    def _replace(self, stored: list[bytes], lines: list[bytes]) -> list[bytes | None]:
+        count = len(stored)
+        if count < _SORT_FROM:
+            return list(map(self._state.replace, stored, lines))
+        # In key order neighbours share pages; sorting is stable, so that several
+        # changes of one key stay in their order.
+        order = sorted(range(count), key=stored.__getitem__)
+        pick = itemgetter(*order)
+        olds: list[bytes | None] = [None] * count
+        for index, old in zip(
+            order, map(self._state.replace, pick(stored), pick(lines)), strict=True
+        ):
+            olds[index] = old
+        return olds
+
+    def _fill_and_replace(
+        self,
+        actions: Sequence[int],
+        keys: list[bytes],
+        stored: list[bytes],
+        lines: list[bytes],
+        *,
+        live: bool,
+    ) -> tuple[list[bytes], list[bytes | None]]:
+        whole: list[bytes] = []
+        olds: list[bytes | None] = []
+        for index, line in enumerate(lines):
+            old = self._value(stored[index])
+            if line_.is_partial(line):
+                moved = self._last_deleted if index == 0 else None
+                if moved and actions[0] == Action.INSERT:
+                    line = line_.fill(line, moved)  # noqa: PLW2901
+                if old:
+                    line = line_.fill(line, old)  # noqa: PLW2901
+                if line_.is_partial(line):
+                    if live:
+                        raise RowIncomplete(self._table, keys[index])
+                    mark = layout.mark_key(layout.PARTIAL_MARK, stored[index])
+                    self._marks.put(mark, keys[index])
+            self._state.put(stored[index], line)
+            whole.append(line)
+            olds.append(old)
+        return whole, olds
+
+    def _complete(self, stored: bytes, line: bytes) -> None:
+        value = self._value(stored)
+        if value and line_.is_partial(value):
+            self._state.put(stored, line_.fill(value, line))

@@ -1,0 +1,169 @@
+"""One table's rows at one moment, read while the writer goes on."""
+
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from struct import Struct
+from time import monotonic
+from typing import IO, Any
+
+from laredo_fanout.store import layout
+from laredo_fanout.store.environment import Databases
+from laredo_fanout.store.errors import SpoolFailed
+from laredo_fanout.store.view import TableView
+from laredo_model import key as key_
+from laredo_model.column import Column
+
+_SPOOL_ROWS = 2000
+_LENGTHS = Struct("<II")
+
+Batch = tuple[list[bytes], list[bytes]]
+Pair = tuple[bytes, bytes]
+
+
+class Snapshot:
+    """A table's rows in key order, as of one commit of the store.
+
+    It holds an LMDB read transaction, which keeps the writer from using freed
+    pages again: take the rows quickly, or call ``spill``. Use it from one
+    thread at a time.
+    """
+
+    def __init__(
+        self,
+        transaction: Any,
+        databases: Databases,
+        view: TableView,
+        spool_directory: Path | None,
+    ) -> None:
+        self.view = view
+        self._transaction: Any = transaction
+        self._prefix = layout.prefix(view.record.space)
+        self._key_fields = view.key_fields
+        self._spool_directory = spool_directory
+        self._spool: IO[bytes] | None = None
+        self._opened = monotonic()
+        self._cursor = transaction.cursor(db=databases.state)
+        self._last = b""
+        self._pairs = self._from_store()
+
+    @property
+    def position(self) -> int:
+        """Every change up to here is in the rows, and no other."""
+        return self.view.position
+
+    @property
+    def sequence(self) -> int:
+        """The newest journal entry that is in the rows."""
+        return self.view.sequence
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.view.rows
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """In the order of the lines."""
+        return self.view.columns
+
+    @property
+    def age_s(self) -> float:
+        """How long the LMDB transaction has been open, in seconds; 0 once it is closed."""
+        return monotonic() - self._opened if self._transaction is not None else 0.0
+
+    @property
+    def spilled(self) -> bool:
+        """Whether the rows come from a temporary file."""
+        return self._spool is not None
+
+    def batches(self, size: int = 1900) -> Iterator[Batch]:
+        """The rows not taken yet, as (keys, lines) of up to ``size`` rows each."""
+        while pairs := self._take(size):
+            lines = [line for _, line in pairs]
+            yield self._row_keys(pairs), lines
+
+    def spill(self) -> None:
+        """Write the rows not taken yet to a temporary file and close the LMDB transaction.
+
+        ``batches`` goes on from there, without a gap. Blocks while it writes.
+
+        :raises SpoolFailed: if there is no room; the snapshot is then as before.
+        """
+        if self._transaction is None:
+            return
+        directory = self._spool_directory
+        try:
+            spool = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - kept beyond this call
+        except OSError as failed:
+            raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
+        last = self._last
+        try:
+            while pairs := self._take(_SPOOL_ROWS):
+                for key, line in pairs:
+                    spool.write(_LENGTHS.pack(len(key), len(line)))
+                    spool.write(key)
+                    spool.write(line)
+            spool.seek(0)
+        except OSError as failed:
+            spool.close()
+            self._last = last
+            self._pairs = self._from_store()
+            raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
+        self._end_transaction()
+        self._spool = spool
+        self._pairs = _from_spool(spool)
+
+    def close(self) -> None:
+        """Let everything go."""
+        self._pairs = iter(())
+        self._end_transaction()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _from_store(self) -> Iterator[Pair]:
+        """The rows after the last one taken."""
+        found = self._cursor.set_range(self._last or self._prefix)
+        if found and self._cursor.key() == self._last:
+            found = self._cursor.next()
+        pairs: Iterator[Pair] = self._cursor.iternext() if found else iter(())
+        return pairs
+
+    def _take(self, size: int) -> list[Pair]:
+        """Up to ``size`` more rows of this space, by their stored keys."""
+        pairs = list(islice(self._pairs, size))
+        if pairs and not pairs[-1][0].startswith(self._prefix):
+            pairs = [pair for pair in pairs if pair[0].startswith(self._prefix)]
+            self._pairs = iter(())
+        if pairs:
+            self._last = pairs[-1][0]
+        return pairs
+
+    def _row_keys(self, pairs: list[Pair]) -> list[bytes]:
+        keys = [key[layout.PREFIX_BYTES :] for key, _ in pairs]
+        if max(map(len, keys)) == layout.CUT_KEY_BYTES:
+            return [
+                key_.of_line(line, self._key_fields) if layout.is_cut(stored) else key
+                for key, (stored, line) in zip(keys, pairs, strict=True)
+            ]
+        return keys
+
+    def _end_transaction(self) -> None:
+        if self._transaction is not None:
+            self._cursor.close()
+            self._transaction.abort()
+            self._transaction = None
+
+
+def _from_spool(spool: IO[bytes]) -> Iterator[Pair]:
+    while lengths := spool.read(_LENGTHS.size):
+        key_size, line_size = _LENGTHS.unpack(lengths)
+        yield spool.read(key_size), spool.read(line_size)

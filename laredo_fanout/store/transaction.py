@@ -1,0 +1,369 @@
+"""One durable step of the store: rows, journal, position and definitions, all or nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from laredo_fanout.store import layout, meta
+from laredo_fanout.store.barrier import Barrier
+from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.disk import DiskSpace
+from laredo_fanout.store.environment import Databases
+from laredo_fanout.store.errors import (
+    ChunkStale,
+    PositionWentBack,
+    TableClosed,
+    TableUnknown,
+    TransactionOpen,
+)
+from laredo_fanout.store.journal import Entries, Journal
+from laredo_fanout.store.meta import SourceIdentity, StoreHead
+from laredo_fanout.store.rows import Rows, runs
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_model.change import Action
+from laredo_model.column import Column
+
+_CHANGE_OVERHEAD = 64
+
+
+class Transaction:
+    """Open between ``Store.transaction()``'s begin and commit; used by one thread.
+
+    Everything in it becomes durable and visible together. It holds whole
+    PostgreSQL transactions only; a giant one may be applied in pieces.
+    """
+
+    def __init__(
+        self,
+        transaction: Any,
+        databases: Databases,
+        disk: DiskSpace,
+        *,
+        head: StoreHead,
+        position: tuple[int, int],
+        tables: dict[int, TableRecord],
+        first_sequence: int,
+    ) -> None:
+        self._transaction = transaction
+        self._databases = databases
+        self._disk = disk
+        self._before = tables
+        self._head_before = head
+        self._position_before = position
+        self._first_sequence = first_sequence
+        self._journal = Journal(transaction, databases)
+        self._rows: dict[int, Rows] = {}
+        self._open: set[int] = set()
+        self.left_garbage = False
+        self.head = head
+        self.position, self.time_us = position
+        self.tables = dict(tables)
+
+    # ------------------------------------------------------------------ tables
+
+    def add_table(
+        self,
+        schema: str,
+        name: str,
+        oid: int,
+        columns: Sequence[Column],
+        *,
+        identity: str = "",
+        copy: dict[str, Any] | None = None,
+    ) -> TableRecord:
+        """A new incarnation of a table, COPYING, beside any there is of this name."""
+        table_id, head = self.head.take_table()
+        space, self.head = head.take_space()
+        before = [
+            each for each in self.tables.values() if (each.schema, each.name) == (schema, name)
+        ]
+        record = TableRecord(
+            id=table_id,
+            incarnation=1 + max((each.incarnation for each in before), default=0),
+            schema=schema,
+            name=name,
+            oid=oid,
+            columns=tuple(columns),
+            identity=identity,
+            copy=copy or {},
+            sequence=self._first_sequence,
+            oldest_sequence=self._first_sequence + 1,
+            space=space,
+        )
+        self.tables[table_id] = record
+        return record
+
+    def put_table(self, record: TableRecord) -> None:
+        """Change what the source may change: status, error, columns, identity, copy, closed_at.
+
+        The store's own figures are kept as they are.
+        """
+        current = self._record(record.id)
+        self.tables[record.id] = replace(
+            record,
+            sequence=current.sequence,
+            oldest_sequence=current.oldest_sequence,
+            oldest_time_us=current.oldest_time_us,
+            floor=current.floor,
+            rows=current.rows,
+            generation=current.generation,
+            space=current.space,
+        )
+
+    def drop_table(self, table_id: int) -> None:
+        """Forget a table; its rows and journal are removed later, in small steps."""
+        record = self._record(table_id)
+        self._discard(meta.GARBAGE_SPACE, record.space)
+        self._discard(meta.GARBAGE_JOURNAL, record.id)
+        del self.tables[table_id]
+        self._open.discard(table_id)
+
+    def set_source(self, source: SourceIdentity) -> None:
+        """Whose changes these are from now on; another history or slot starts at position 0."""
+        if source != self.head.source:
+            self.head = replace(self.head, source=source)
+            self.position = self.time_us = 0
+
+    def set_position(self, position: int, time_us: int) -> None:
+        """Everything that PostgreSQL committed up to here is in the store, or not for it.
+
+        :raises PositionWentBack: if the store is further already.
+        """
+        if position < self.position:
+            raise PositionWentBack(self.position, position)
+        self.position = position
+        self.time_us = max(self.time_us, time_us)
+
+    # ------------------------------------------------------------------ rows
+
+    def apply(self, table_id: int, changes: TableChanges) -> None:
+        """Changes of the stream: into the rows, and the journal if the table is live.
+
+        After an open piece an empty one that isn't open ends the transaction.
+
+        :raises TableClosed: if the table is neither COPYING nor LIVE.
+        :raises RowIncomplete: if a live table's row would miss columns.
+        :raises StoreFull: if there is no room; the transaction must be given up.
+        """
+        record = self._record(table_id)
+        if record.status not in (Status.COPYING, Status.LIVE):
+            raise TableClosed(record.qualified, record.status, "changes")
+        if not changes.actions:
+            if not changes.open and table_id in self._open:
+                self._open.discard(table_id)
+                self._journal.end_transaction(record)
+            return
+        size = 2 * sum(map(len, changes.lines)) + 3 * sum(map(len, changes.keys))
+        count = len(changes)
+        self._disk.reserve(2 * count, size + _CHANGE_OVERHEAD * count)
+        if record.live:
+            self._apply_live(record, changes)
+        else:
+            self._apply_copying(record, changes)
+        if changes.open:
+            self._open.add(table_id)
+        else:
+            self._open.discard(table_id)
+
+    def _apply_copying(self, record: TableRecord, changes: TableChanges) -> None:
+        for start, stop, kind in runs(changes.actions):
+            if kind is Action.TRUNCATE:
+                record = self._truncate(record)
+                continue
+            rows = self._rows_of(record)
+            keys, lines = changes.keys[start:stop], changes.lines[start:stop]
+            if kind is Action.DELETE:
+                olds = rows.bury(keys)
+                difference = -sum(map(bool, olds))
+            else:
+                actions = changes.actions[start:stop]
+                _, olds = rows.upsert(actions, keys, lines, live=False)
+                difference = len(olds) - sum(map(bool, olds))
+            record = replace(record, rows=record.rows + difference)
+        self.tables[record.id] = record
+
+    def _apply_live(self, record: TableRecord, changes: TableChanges) -> None:
+        actions = bytearray()
+        lines: list[bytes] = []
+        olds: list[bytes] = []
+        absent: list[int] = []
+        for start, stop, kind in runs(changes.actions):
+            if kind is Action.TRUNCATE:
+                record = self._truncate(record)
+                actions.append(Action.TRUNCATE)
+                lines.append(b"")
+                olds.append(b"")
+                continue
+            rows = self._rows_of(record)
+            keys = changes.keys[start:stop]
+            if kind is Action.DELETE:
+                found = rows.delete(keys)
+                absent += [start + index for index, old in enumerate(found) if old is None]
+                actions += bytes([Action.DELETE]) * len(found)
+                lines += [b""] * len(found)
+                difference = found.count(None) - len(found)
+            else:
+                written, found = rows.upsert(
+                    changes.actions[start:stop], keys, changes.lines[start:stop], live=True
+                )
+                actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
+                lines += written
+                difference = found.count(None)
+            olds += [old or b"" for old in found]
+            record = replace(record, rows=record.rows + difference)
+        entries = Entries(
+            bytes(actions),
+            changes.keys,
+            lines,
+            olds,
+            changes.counts,
+            changes.positions,
+            changes.times_us,
+            changes.open,
+            record.id in self._open,
+        )
+        if absent:
+            entries = entries.without(absent)
+        self.tables[record.id] = self._journal.append(record, entries)
+
+    def fill(
+        self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None
+    ) -> int:
+        """Copied rows, written only where nothing is yet (columns: only where missing).
+
+        ``generation`` is the table's when the rows' reading began. Returns how
+        many rows were added.
+
+        :raises ChunkStale: if the table was truncated since.
+        :raises TableClosed: if the table isn't COPYING.
+        """
+        record = self._record(table_id)
+        if record.status is not Status.COPYING:
+            raise TableClosed(record.qualified, record.status, "copied rows")
+        if generation is not None and generation != record.generation:
+            raise ChunkStale(record.qualified, generation, record.generation)
+        self._disk.reserve(len(keys), sum(map(len, keys)) + sum(map(len, lines)))
+        added = self._rows_of(record).fill(keys, lines)
+        self.tables[table_id] = replace(record, rows=record.rows + added)
+        return added
+
+    def partial_keys(self, table_id: int) -> Iterator[bytes]:
+        """Keys of rows that miss columns still; they must be read again before the barrier."""
+        return self._rows_of(self._record(table_id)).partial_keys()
+
+    def sweep(self, table_id: int) -> int:
+        """Drop the tombstones (``publish`` does so too). Returns how many there were."""
+        return self._rows_of(self._record(table_id)).sweep()
+
+    # ------------------------------------------------------------------ barrier
+
+    def publish(self, table_id: int, position: int, time_us: int) -> TableRecord:
+        """The table's barrier has passed at ``position``: it is consistent and live from here.
+
+        Its journal's floor is the barrier. An older incarnation of the same
+        name is dropped; the sequence goes on after it.
+
+        :raises RowIncomplete: if rows still miss columns.
+        :raises TableClosed: if the table isn't COPYING.
+        """
+        record = self._barrier().publish(self._copying(table_id), position)
+        for each in self._others(record):
+            sequence = max(record.sequence, each.sequence + 1)
+            record = replace(record, sequence=sequence, oldest_sequence=sequence + 1)
+            self.drop_table(each.id)
+        self.tables[table_id] = record
+        return record
+
+    def publish_differences(self, table_id: int, position: int, time_us: int) -> TableRecord:
+        """The barrier of a re-copy with an unchanged schema: into the live incarnation.
+
+        Rows that differ enter the live table's journal at the barrier's
+        position as ordinary changes; then the copy is dropped. Returns the
+        live table.
+
+        :raises TableUnknown: if there is no live incarnation.
+        """
+        copied = self._barrier().publish(self._copying(table_id), position)
+        live = next((each for each in self._others(copied) if each.live), None)
+        if live is None:
+            raise TableUnknown(f"{copied.qualified} that is live")
+        for changes in self._barrier().differences(live, copied, position, time_us):
+            self.apply(live.id, changes)
+        self.drop_table(table_id)
+        return self.tables[live.id]
+
+    def prune(
+        self,
+        table_id: int,
+        max_entries: int,
+        max_age_s: float,
+        now_us: int,
+        pinned_sequence: int | None = None,
+    ) -> int:
+        """One step of pruning (see ``Store.prune``). Returns how many entries went."""
+        record = self._record(table_id)
+        older = now_us - int(max_age_s * 1_000_000)
+        pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
+        self.tables[table_id] = pruned
+        return record.entries - pruned.entries
+
+    # ------------------------------------------------------------------ end
+
+    def finish(self) -> None:
+        """Write what changed in the definitions; the caller commits.
+
+        :raises TransactionOpen: in the middle of a PostgreSQL transaction.
+        """
+        for table_id in self._open:
+            raise TransactionOpen(self.tables[table_id].qualified)
+        database = self._databases.meta
+        for record in self.tables.values():
+            before = self._before.get(record.id)
+            if record != before:
+                meta.put_table(self._transaction, database, record, before)
+        for gone in self._before.keys() - self.tables.keys():
+            meta.delete_table(self._transaction, database, gone)
+        if self.head != self._head_before:
+            self._transaction.put(meta.STORE_KEY, self.head.to_bytes(), db=database)
+        position = self.position, self.time_us
+        if position != self._position_before:
+            stored = meta.position_to_bytes(*position)
+            self._transaction.put(meta.POSITION_KEY, stored, db=database)
+
+    def _record(self, table_id: int) -> TableRecord:
+        try:
+            return self.tables[table_id]
+        except KeyError:
+            raise TableUnknown(table_id) from None
+
+    def _copying(self, table_id: int) -> TableRecord:
+        record = self._record(table_id)
+        if record.status is not Status.COPYING:
+            raise TableClosed(record.qualified, record.status, "a barrier")
+        return record
+
+    def _others(self, record: TableRecord) -> list[TableRecord]:
+        return [
+            each
+            for each in self.tables.values()
+            if each.qualified == record.qualified and each.id != record.id
+        ]
+
+    def _rows_of(self, record: TableRecord) -> Rows:
+        rows = self._rows.get(record.space)
+        if rows is None:
+            rows = Rows(self._transaction, self._databases, record.qualified, record.space)
+            self._rows[record.space] = rows
+        return rows
+
+    def _truncate(self, record: TableRecord) -> TableRecord:
+        self._discard(meta.GARBAGE_SPACE, record.space)
+        space, self.head = self.head.take_space()
+        return replace(record, rows=0, generation=record.generation + 1, space=space)
+
+    def _discard(self, kind: bytes, number: int) -> None:
+        self.left_garbage = True
+        self._transaction.put(kind + layout.prefix(number), b"", db=self._databases.meta)
+
+    def _barrier(self) -> Barrier:
+        return Barrier(self._transaction, self._databases, self._rows_of)

@@ -1,0 +1,102 @@
+"""One table as clients may see it at one moment."""
+
+from dataclasses import dataclass
+
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_model.column import Column
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A table's record, and up to where it is shown.
+
+    ``position`` is the store's, or that at which a closed table stopped; ``time_us`` the newest
+    commit time in the store.
+    """
+
+    record: TableRecord
+    position: int
+    time_us: int
+
+    @property
+    def id(self) -> int:
+        """The incarnation's id; another one means another schema, or a copy made anew."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """``schema.name``."""
+        return self.record.qualified
+
+    @property
+    def status(self) -> Status:
+        """Where the incarnation stands."""
+        return self.record.status
+
+    @property
+    def shown(self) -> bool:
+        """Whether clients see it: LIVE, or CLOSED while its next incarnation is copied."""
+        return self.record.shown
+
+    @property
+    def live(self) -> bool:
+        """Whether changes still come."""
+        return self.record.live
+
+    @property
+    def error(self) -> str:
+        """Why it failed."""
+        return self.record.error
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """In the order of the line."""
+        return self.record.columns
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        """The key's columns, in the key's order."""
+        return self.record.key_fields
+
+    @property
+    def sequence(self) -> int:
+        """The newest entry's."""
+        return self.record.sequence
+
+    @property
+    def oldest_sequence(self) -> int:
+        """The oldest kept entry's; sequence + 1 while there is none."""
+        return self.record.oldest_sequence
+
+    @property
+    def oldest_time_us(self) -> int:
+        """The oldest kept entry's commit time; meaningless while there is none."""
+        return self.record.oldest_time_us
+
+    @property
+    def entries(self) -> int:
+        """How many entries the journal has."""
+        return self.record.entries
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return self.record.rows
+
+    @property
+    def floor(self) -> int:
+        """From this position on the journal is complete."""
+        return self.record.floor
+
+
+def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
+    """The view of a record in a store that is at ``position``."""
+    if record.status is Status.CLOSED and record.closed_at:
+        position = min(position, record.closed_at)
+    return TableView(record, position, time_us)
+
+
+def current(records: list[TableRecord]) -> TableRecord | None:
+    """Which incarnation of a table stands for it: the shown one, else the newest."""
+    shown = [record for record in records if record.shown]
+    return max(shown or records, key=lambda record: record.incarnation, default=None)

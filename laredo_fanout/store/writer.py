@@ -1,0 +1,221 @@
+"""The store as its one writer sees it: the ingest process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+import structlog
+
+from laredo_fanout.store import environment, garbage, meta
+from laredo_fanout.store.errors import MapFull, StoreBroken
+from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.table import TableRecord
+from laredo_fanout.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from laredo_fanout.store.reader import StoreReader
+
+log = structlog.get_logger(__name__)
+
+_READER_CHECK_S = 10.0
+_RECLAIM_STEP = 20_000
+
+
+class Store:
+    """The LMDB environment, opened by the only process that writes to it.
+
+    Transactions are begun and ended by one thread at a time. ``tables`` and
+    the other properties show what the last commit made durable; any thread may
+    look at them.
+    """
+
+    def __init__(self, directory: Path, max_size: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory
+        self._lock = environment.ServerLock(directory)
+        try:
+            opened = environment.open_writable(directory, max_size)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._environment, self._databases, self._disk = opened
+        self._max_size = max_size
+        self._checked_readers = monotonic()
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, path: Path | str, *, max_size: int) -> "Store":
+        """The store in this directory, made if there is none. ``max_size`` in bytes.
+
+        :raises StoreLocked: if another process has it.
+        :raises StoreDamaged: if what is there isn't a usable store.
+        :raises StoreNewer: if a newer version wrote it.
+        :raises DiskFull: if there is no room for it.
+        """
+        return cls(Path(path), max_size)
+
+    def _load(self) -> None:
+        with self._environment.begin() as transaction:
+            stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
+        self._head = environment.check_format(self.path, stored)
+        self._environment.reader_check()
+        self._disk.begin()
+        with self._environment.begin(write=True) as transaction:
+            # Written at every opening: it tells readers the size of the map.
+            transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
+        with self._environment.begin() as transaction:
+            records = meta.all_tables(transaction, self._databases.meta)
+            place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            self._garbage = garbage.any_left(transaction, self._databases)
+        self._tables = {record.id: record for record in records}
+        self._position = meta.position_from_bytes(place)
+
+    @property
+    def source(self) -> SourceIdentity | None:
+        """Whose changes these are; None in a fresh store."""
+        return self._head.source
+
+    @property
+    def position(self) -> int:
+        """Everything PostgreSQL committed up to here is durable; 0 in a fresh store."""
+        return self._position[0]
+
+    @property
+    def time_us(self) -> int:
+        """The newest commit time up to there, microseconds since 1970."""
+        return self._position[1]
+
+    @property
+    def tables(self) -> dict[int, TableRecord]:
+        """All incarnations by id. A new dict after each commit that changes one."""
+        return self._tables
+
+    @property
+    def used_bytes(self) -> int:
+        """The data file's used part (laredo_store_bytes)."""
+        return self._disk.used_bytes
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """One atomic, durable step: committed and synced when the block ends without an error.
+
+        :raises StoreFull: there is no room; nothing of it was written, and what
+            was committed before stays readable.
+        :raises TransactionOpen: the last changes end inside a PostgreSQL transaction.
+        """
+        raw = self._begin()
+        try:
+            transaction = Transaction(
+                raw,
+                self._databases,
+                self._disk,
+                head=self._head,
+                position=self._position,
+                tables=self._tables,
+                first_sequence=int(time() * 1_000_000),
+            )
+            yield transaction
+            transaction.finish()
+        except lmdb.MapFullError as full:
+            raw.abort()
+            raise MapFull(str(self.path), self._max_size) from full
+        except BaseException:
+            raw.abort()
+            raise
+        self._commit(raw)
+        self._head = transaction.head
+        self._position = transaction.position, transaction.time_us
+        self._tables = transaction.tables
+        self._garbage = self._garbage or transaction.left_garbage
+        self._check_readers()
+
+    def prune(
+        self,
+        table_id: int,
+        max_entries: int,
+        max_age_s: float,
+        now: float,
+        pinned_sequence: int | None = None,
+    ) -> int:
+        """Bound one journal, by whole transactions, never the newest one.
+
+        ``now`` in seconds since 1970; entries after ``pinned_sequence`` stay.
+        Cheap when there is nothing to do. Returns how many entries went.
+        """
+        now_us = int(now * 1_000_000)
+        older = now_us - int(max_age_s * 1_000_000)
+        pruned = 0
+        while Journal.prunable(self._tables[table_id], max_entries, older, pinned_sequence):
+            with self.transaction() as transaction:
+                step = transaction.prune(table_id, max_entries, max_age_s, now_us, pinned_sequence)
+            if not step:
+                break
+            pruned += step
+        return pruned
+
+    def reclaim(self, limit: int = _RECLAIM_STEP) -> int:
+        """Remove some of what truncated and dropped tables left; call it when idle.
+
+        Returns how much was removed, 0 when nothing is left.
+        """
+        if not self._garbage:
+            return 0
+        raw = self._begin()
+        try:
+            self._disk.reserve(limit, 0)
+            removed = garbage.remove_some(raw, self._databases, limit)
+            left = garbage.any_left(raw, self._databases)
+        except BaseException:
+            raw.abort()
+            raise
+        self._commit(raw)
+        self._garbage = left
+        return removed
+
+    def reader(self) -> "StoreReader":
+        """A read side on this environment, for the writer's own process."""
+        from laredo_fanout.store.reader import StoreReader
+
+        return StoreReader(self.path, self._environment, self._databases, owned=False)
+
+    def close(self) -> None:
+        """Let the store go; what was committed is durable already."""
+        self._disk.close()
+        self._environment.close()
+        self._lock.release()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> Any:
+        self._disk.begin()
+        return self._environment.begin(write=True)
+
+    def _commit(self, raw: Any) -> None:
+        try:
+            raw.commit()
+        except lmdb.MapFullError as full:
+            raise MapFull(str(self.path), self._max_size) from full
+        except lmdb.Error as failed:
+            raise StoreBroken(str(self.path), str(failed)) from failed
+
+    def _check_readers(self) -> None:
+        """A killed reader leaves its slot behind, which would pin old pages for ever."""
+        now = monotonic()
+        if now - self._checked_readers < _READER_CHECK_S:
+            return
+        self._checked_readers = now
+        dead = self._environment.reader_check()
+        if dead:
+            log.info("store_readers_cleared", path=str(self.path), dead=dead)
