@@ -14,9 +14,14 @@ from laredo_model.errors import BadLine
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SCALAR = rb'[^",\[\]{}]++'
-_FLAT = rb'[\[{](?>[^\[\]{}"]++|' + _STRING + rb")*+[\]}]"
-_NESTED = rb'[\[{](?>[^\[\]{}"]++|' + _STRING + rb"|" + _FLAT + rb")*+[\]}]"
-_VALUE = rb"(" + _STRING + rb"|" + _SCALAR + rb"|" + _NESTED + rb")"
+_DEPTH = 4
+_VALUE = rb"(" + _STRING + rb"|" + _SCALAR + rb"|%s)"
+
+
+def _nested(depth: int) -> bytes:
+    """An object or array that holds at most ``depth`` - 1 more inside of each other."""
+    inside = rb"|" + _nested(depth - 1) if depth > 1 else b""
+    return rb'[\[{](?>[^\[\]{}"]++|' + _STRING + inside + rb")*+[\]}]"
 
 
 def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
@@ -27,7 +32,8 @@ def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
     if not names:
         return _split_empty
     expected = [orjson.dumps(name) for name in names]
-    members = b",".join(re.escape(name) + b":" + _VALUE for name in expected)
+    value = _VALUE % _nested(_DEPTH)
+    members = b",".join(re.escape(name) + b":" + value for name in expected)
     match = re.compile(rb"\{" + members + rb"\}", re.DOTALL).fullmatch
 
     def split(line: bytes) -> Sequence[bytes]:
