@@ -7,11 +7,16 @@ ArchiveError
 │   └── ManifestLost          it was there, and is gone
 ├── ArtifactDamaged           an object isn't what its entry says
 ├── ArtifactMissing           an object that an entry names isn't there
+├── ArchiveMissing            no archive at that place
+├── NoSuchBoundary            no artifact ends where the reader wants to be
+├── FormatUnknown             an artifact in none of the formats that are known here
+├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── HistoriesDiffer           two destinations hold archives that don't fit together
 ├── ChecksumDiffers           a base isn't the state that the diffs lead to
 ├── OutOfOrder                an artifact that doesn't continue the chain
 ├── Fenced                    another writer has taken the archive over, for good
 ├── CommitUnavailable         a commit waits for a destination; try again later
+├── SpoolUnavailable          no room for the temporary file that a diff is encoded to
 └── DestinationError          one destination and one key
     ├── BadKey                a key that leads out of the destination
     ├── NameTaken             the object exists already
@@ -89,6 +94,43 @@ class ArtifactMissing(ArchiveError):
         self.uri = uri
 
 
+class ArchiveMissing(ArchiveError):
+    """There is no archive at ``where``."""
+
+    def __init__(self, where: str, advice: str) -> None:
+        super().__init__(f"{where}: no archive there (no manifest.json). {advice}")
+        self.where = where
+
+
+class NoSuchBoundary(ArchiveError):
+    """No artifact of the archive at ``where`` ends where the reader wants to be."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+
+
+class FormatUnknown(ArchiveError):
+    """The artifact is there, but in no format that gives its rows back here."""
+
+    def __init__(self, uri: str, formats: list[str], known: list[str]) -> None:
+        super().__init__(
+            f"{uri}: it is there as {', '.join(formats) or 'nothing'} only, and rows are read"
+            f" from {' or '.join(known)}. Read it with the program that wrote it, or a later one"
+        )
+        self.uri = uri
+
+
+class TemporarySpaceLacking(ArchiveError):
+    """Sorting what isn't sorted needs a temporary file, and there is no room for it."""
+
+    def __init__(self, directory: str, reason: object) -> None:
+        super().__init__(
+            f"{directory}: no room to sort in ({reason}); free some, or set TMPDIR to a place"
+            " with as much space as the archive's unsorted files have"
+        )
+
+
 class HistoriesDiffer(ArchiveError):
     """Two destinations hold archives that can't be brought to one."""
 
@@ -132,11 +174,21 @@ class Fenced(ArchiveError):
 
 
 class CommitUnavailable(ArchiveError):
-    """A commit couldn't be finished on ``uri`` now. It is kept: try again later."""
+    """Nothing can be committed now because of the destination ``uri``: try again later."""
 
     def __init__(self, table: str, uri: str, reason: object) -> None:
         super().__init__(f"{table}: the commit waits for {uri}: {reason}")
         self.uri = uri
+
+
+class SpoolUnavailable(ArchiveError):
+    """No room for the temporary file that a diff is encoded to."""
+
+    def __init__(self, table: str, directory: object, reason: object) -> None:
+        super().__init__(
+            f"{table}: a diff can't be encoded to a temporary file in {directory}: {reason}; free"
+            " some space there, or name another directory (source.local_snapshot_path)"
+        )
 
 
 class DestinationError(ArchiveError):

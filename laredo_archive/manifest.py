@@ -29,7 +29,7 @@ class Kind(StrEnum):
     DIFF = "diff"
 
 
-class Head(NamedTuple):
+class Mark(NamedTuple):
     """A point in an archive's life: how far it goes, or how far someone was told."""
 
     epoch: int
@@ -262,15 +262,15 @@ class Manifest:
     writer_term: int = 0
     seen_position: Position | None = None
     seen_at: datetime | None = None
-    notified: Mapping[str, Head | None] = field(default_factory=dict)
+    notified: Mapping[str, Mark | None] = field(default_factory=dict)
     retired: tuple[Retired, ...] = ()
     revision: int = 0
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def head(self) -> Head | None:
+    def head(self) -> Mark | None:
         """(epoch, head_position), None while there is no artifact."""
-        return None if self.head_position is None else Head(self.epoch, self.head_position)
+        return None if self.head_position is None else Mark(self.epoch, self.head_position)
 
     @property
     def last(self) -> Artifact | None:

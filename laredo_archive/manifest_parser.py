@@ -11,9 +11,9 @@ from laredo_archive.manifest import (
     Artifact,
     Follows,
     FormatEntry,
-    Head,
     Kind,
     Manifest,
+    Mark,
     Retired,
 )
 from laredo_model import column as columns
@@ -270,18 +270,18 @@ def _retired(value: object, place: str) -> Retired:
     )
 
 
-def _told(value: object, place: str) -> Head | None:
+def _told(value: object, place: str) -> Mark | None:
     if value is None:
         return None
     fields = _Fields(value, place)
-    return Head(fields.take("epoch", _count), fields.take("position", _position))
+    return Mark(fields.take("epoch", _count), fields.take("position", _position))
 
 
 def _manifest(fields: _Fields) -> Manifest:
     fields.take("manifest_version", _count)
     no_artifacts: tuple[Artifact, ...] = ()
     none_retired: tuple[Retired, ...] = ()
-    nobody: dict[str, Head | None] = {}
+    nobody: dict[str, Mark | None] = {}
     return Manifest(
         table=fields.take("table", _text),
         epoch=fields.take("epoch", _count),

@@ -1,0 +1,193 @@
+"""A base on its way to every destination: rows streamed through, nothing kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from laredo_archive import codec, naming
+from laredo_archive.codec import Encoded, SnapshotEncoder
+from laredo_archive.destination import Upload
+from laredo_archive.errors import CommitUnavailable, DestinationError, NameTaken
+from laredo_archive.failpoint import reach
+from laredo_archive.holding import Holding
+from laredo_archive.manifest import Artifact, FormatEntry, Kind
+from laredo_archive.naming import NewNames
+from laredo_archive.placing import finish, holds, stored
+from laredo_model.checksum import StateChecksum
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+
+
+@dataclass(frozen=True)
+class BasePlan:
+    """What is known of a base before its first row."""
+
+    table: str
+    key_prefix: str
+    epoch: int
+    position: Position
+    history: History
+    columns: tuple[Column, ...]
+    key_fields: tuple[str, ...]
+    formats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base that is on every destination and in no manifest yet.
+
+    ``placed``: its keys, by destination URI and format.
+    """
+
+    artifact: Artifact
+    placed: dict[tuple[str, str], str]
+
+    @property
+    def rows(self) -> int:
+        return self.artifact.row_count or 0
+
+    @property
+    def state_checksum(self) -> str:
+        return self.artifact.state_checksum or ""
+
+
+class BaseUpload:
+    """Takes a base's rows, in key order. Left without finish(), nothing of it remains."""
+
+    def __init__(self, plan: BasePlan, holdings: Sequence[Holding], new_names: NewNames) -> None:
+        self._plan = plan
+        self._holdings = holdings
+        self._checksum = StateChecksum()
+        self._keys: dict[tuple[int, str], str] = {}
+        self._uploads: dict[tuple[int, str], Upload] = {}
+        try:
+            for index, holding in enumerate(holdings):
+                for format_id in plan.formats:
+                    key = self._free_name(holding, format_id, new_names)
+                    self._keys[index, format_id] = key
+                    self._uploads[index, format_id] = holding.destination.upload(key)
+        except DestinationError as failure:
+            raise self._lost(failure) from failure
+        self._encoders = {format_id: self._encoder(format_id) for format_id in plan.formats}
+
+    def _free_name(self, holding: Holding, format_id: str, new_names: NewNames) -> str:
+        plan = self._plan
+        key = naming.snapshot_key(plan.key_prefix, plan.epoch, plan.position, format_id)
+        retired = holding.manifest.retired_keys() if holding.manifest else set()
+        if key in retired or holding.destination.head(key) is not None:
+            return new_names.instead_of(key)
+        return key
+
+    def _encoder(self, format_id: str) -> SnapshotEncoder:
+        uploads = [upload for (_, id_), upload in self._uploads.items() if id_ == format_id]
+        return codec.snapshot_encoder(format_id, self._plan.columns, _Tee(uploads))
+
+    def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """Rows: their keys beside their lines.
+
+        :raises CommitUnavailable: if a destination is away; the base has to be made again.
+        """
+        try:
+            for encoder in self._encoders.values():
+                encoder.write(keys, lines)
+        except DestinationError as failure:
+            raise self._lost(failure) from failure
+        self._checksum.add(list(lines))
+
+    def finish(self, to_time: datetime | None, created_at: datetime | None = None) -> Base:
+        """Make the objects durable; the table's manifest doesn't name them yet.
+
+        ``to_time``: PostgreSQL's commit time of the last transaction in it, if known.
+
+        :raises CommitUnavailable: if a destination is away; the base has to be made again.
+        """
+        plan = self._plan
+        try:
+            encoded = {id_: encoder.close() for id_, encoder in self._encoders.items()}
+            reach("base.written")
+            for place, upload in self._uploads.items():
+                self._finish_one(place, upload, encoded[place[1]])
+                reach("base.uploaded")
+        except DestinationError as failure:
+            raise self._lost(failure) from failure
+        artifact = Artifact(
+            kind=Kind.SNAPSHOT,
+            epoch=plan.epoch,
+            from_position=None,
+            to_position=plan.position,
+            created_at=created_at or self._holdings[0].surroundings.now(),
+            formats={id_: self._entry(id_, result) for id_, result in encoded.items()},
+            row_count=self._checksum.rows,
+            history=plan.history,
+            to_time=to_time,
+            rows=self._checksum.rows,
+            state_checksum=self._checksum.hex(),
+            columns=plan.columns,
+            key_fields=plan.key_fields,
+        )
+        placed = {
+            (self._holdings[index].destination.uri, id_): key
+            for (index, id_), key in self._keys.items()
+        }
+        return Base(artifact, placed)
+
+    def _finish_one(self, place: tuple[int, str], upload: Upload, encoded: Encoded) -> None:
+        holding = self._holdings[place[0]]
+        try:
+            finish(upload, holding.surroundings)
+        except NameTaken:
+            found = stored(
+                holding.destination, self._keys[place], encoded.size_bytes, encoded.sha256
+            )
+            if not holds(holding.destination, self._keys[place], found):
+                raise
+
+    def _entry(self, format_id: str, encoded: Encoded) -> FormatEntry:
+        plan = self._plan
+        key = naming.snapshot_key(plan.key_prefix, plan.epoch, plan.position, format_id)
+        return entry_of(encoded, key)
+
+    def abort(self) -> None:
+        """Forget it; does nothing after finish()."""
+        for upload in self._uploads.values():
+            upload.abort()
+
+    def _lost(self, failure: DestinationError) -> CommitUnavailable:
+        self.abort()
+        self._holdings[0].counts.note(failure, self._holdings)
+        return CommitUnavailable(self._plan.table, failure.uri, failure)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class _Tee:
+    def __init__(self, uploads: list[Upload]) -> None:
+        self._uploads = uploads
+
+    def write(self, data: bytes, /) -> None:
+        for upload in self._uploads:
+            upload.write(data)
+
+
+def entry_of(encoded: Encoded, key: str) -> FormatEntry:
+    """A manifest's entry of what an encoder made; each destination adds its own URI."""
+    return FormatEntry(
+        uri="",
+        size_bytes=encoded.size_bytes,
+        key=key,
+        sha256=encoded.sha256,
+        sorted=encoded.sorted,
+        splits=encoded.splits,
+    )

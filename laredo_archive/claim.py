@@ -1,0 +1,95 @@
+"""The claim: how the newest writer takes an archive over (FORMAT.md, commit protocol, 1).
+
+Every manifest is read, in the order of the destinations' URIs, and claimed by a
+swap that sets writer_id and writer_term. Whoever has all of them writes, until
+somebody else claims; a writer that lost so never claims again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from laredo_archive.errors import DestinationUnavailable, OutcomeUnclear, SwapLost
+from laredo_archive.failpoint import reach
+from laredo_archive.holding import ATTEMPTS, Claim, Holding
+from laredo_archive.manifest import Manifest, Mark
+
+log = structlog.get_logger(__name__)
+
+ROUNDS = 30
+"""Times that a claim starts over because others claim at the same time."""
+
+
+class _Overtaken(Exception):
+    """Somebody else claims with a higher term, or with ours."""
+
+
+def claim(
+    holdings: Sequence[Holding], table: str, writer_id: str, sinks: Iterable[str] = ()
+) -> Claim:
+    """Claim all of ``holdings`` for ``writer_id``, which has never had all of them before.
+
+    Sinks that a manifest doesn't know are entered at the artifact before the newest.
+
+    :raises DestinationUnavailable: if one is away, or others keep claiming.
+    :raises ManifestDamaged, ManifestNewer: if one can't be used; then none is claimed.
+    """
+    names = tuple(sinks)
+    for attempt in range(ROUNDS):
+        seen = [holding.read() for holding in holdings]
+        term = 1 + max((manifest.writer_term for manifest in seen if manifest), default=0)
+        wanted = Claim(writer_id, term)
+        try:
+            for holding in holdings:
+                _claim_one(holding, table, wanted, names)
+        except _Overtaken:
+            log.info("claim starts over: another writer claims too", table=table, term=term)
+            holdings[0].surroundings.back_off(attempt)
+        else:
+            log.info("archive claimed", table=table, writer_id=writer_id, term=term)
+            return wanted
+    raise DestinationUnavailable(
+        holdings[0].uri, f"other writers keep claiming it: given up after {ROUNDS} rounds"
+    )
+
+
+def _claim_one(holding: Holding, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
+    for attempt in range(ATTEMPTS):
+        manifest = holding.current()
+        if manifest is not None and wanted.owns(manifest):
+            return
+        if manifest is not None and manifest.writer_term >= wanted.term:
+            raise _Overtaken
+        try:
+            reach("claim.swap")
+            holding.swap(_claimed(manifest or _empty(holding, table), wanted, sinks))
+        except (SwapLost, OutcomeUnclear):
+            holding.counts.cas_conflicts += 1
+            holding.surroundings.back_off(attempt)
+        else:
+            reach("claim.swapped")
+            return
+    raise DestinationUnavailable(holding.uri, f"it couldn't be claimed in {ATTEMPTS} tries")
+
+
+def _empty(holding: Holding, table: str) -> Manifest:
+    return Manifest(table=table, updated_at=holding.surroundings.now())
+
+
+def _claimed(manifest: Manifest, wanted: Claim, sinks: tuple[str, ...]) -> Manifest:
+    start = _before_newest(manifest)
+    unknown = {sink: start for sink in sinks if sink not in manifest.notified}
+    return replace(
+        manifest,
+        writer_id=wanted.writer_id,
+        writer_term=wanted.term,
+        notified={**manifest.notified, **unknown},
+    )
+
+
+def _before_newest(manifest: Manifest) -> Mark | None:
+    if len(manifest.artifacts) < 2:
+        return None
+    before = manifest.artifacts[-2]
+    return Mark(before.epoch, before.to_position)

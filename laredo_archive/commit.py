@@ -1,0 +1,483 @@
+"""One table's archive, as its one writer sees it: FORMAT.md, commit protocol.
+
+Durable means: on every destination. Artifact k+1 is committed nowhere before k
+is everywhere, so what couldn't be finished is taken up again before anything else.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from laredo_archive import chain, naming
+from laredo_archive.base import Base, BasePlan, BaseUpload
+from laredo_archive.claim import claim
+from laredo_archive.destination import Destination
+from laredo_archive.diff import Window, encode
+from laredo_archive.errors import (
+    ArtifactMissing,
+    ChecksumDiffers,
+    CommitUnavailable,
+    DestinationError,
+    Fenced,
+    OutOfOrder,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.head import Head, head_of
+from laredo_archive.holding import Claim, Counts, Holding, Surroundings
+from laredo_archive.level import level
+from laredo_archive.manifest import Artifact, Manifest
+from laredo_archive.naming import NewNames
+from laredo_archive.notices import Notices
+from laredo_archive.offer import Offer
+from laredo_archive.spool import Spool
+from laredo_model import position as positions
+from laredo_model.change import Change
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+
+log = structlog.get_logger(__name__)
+
+
+class TableArchive:
+    """A table's archive on all its destinations, claimed by this writer.
+
+    Every method may be called from any thread; they take turns, but for the
+    properties, which never wait, and for a base's upload, beside which diffs go on.
+
+    After Fenced it is of no use any more, and its process doesn't open it again.
+    After CommitUnavailable call the same again, with the same arguments: it goes
+    on where it was.
+    """
+
+    def __init__(
+        self,
+        holdings: Sequence[Holding],
+        owner: Claim,
+        table: str,
+        key_prefix: str,
+        new_names: NewNames,
+        *,
+        keep_epochs: int | None,
+        notices: Notices,
+        spool_directory: Path | None,
+    ) -> None:
+        """Use :meth:`open`."""
+        self._holdings = tuple(holdings)
+        self._claim = owner
+        self._table = table
+        self._key_prefix = key_prefix
+        self._keep_epochs = keep_epochs
+        self._notices = notices
+        self._spool_directory = spool_directory
+        self._new_names = new_names
+        self._counts = holdings[0].counts
+        self._surroundings = holdings[0].surroundings
+        self._turn = threading.RLock()
+        self._fenced: Fenced | None = None
+        self._offer: Offer | None = None
+        self._spool: Spool | None = None
+        self._manifest: Manifest | None = None
+        self._head: Head | None = None
+        self._look()
+
+    @classmethod
+    def open(
+        cls,
+        destinations: Sequence[Destination],
+        table: str,
+        *,
+        key_prefix: str | None = None,
+        writer_id: str | None = None,
+        keep_epochs: int | None = None,
+        sinks: Iterable[str] = (),
+        spool_directory: Path | None = None,
+        surroundings: Surroundings | None = None,
+        counts: Counts | None = None,
+    ) -> "TableArchive":
+        """Claim the table's manifest on every destination, and bring all to one state.
+
+        ``key_prefix`` defaults to "<table>/"; ``writer_id`` to a random one and must be
+        new with every start of the process; ``keep_epochs``: None keeps all;
+        ``sinks``: who is told of artifacts, by ARN or URL.
+
+        :raises DestinationUnavailable: if one is away; open it again later.
+        :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
+        :raises HistoriesDiffer: if they don't hold the same archive.
+        :raises Fenced: if another writer claimed it meanwhile.
+        """
+        prefix = naming.default_prefix(table) if key_prefix is None else key_prefix
+        around, counted = surroundings or Surroundings(), counts or Counts()
+        holdings = [
+            Holding(destination, table, prefix, around, counted)
+            for destination in sorted(destinations, key=lambda place: place.uri)
+        ]
+        names = tuple(sinks)
+        owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
+        new_names = NewNames(owner.writer_id)
+        level(holdings, owner, new_names)
+        archive = cls(
+            holdings,
+            owner,
+            table,
+            prefix,
+            new_names,
+            keep_epochs=keep_epochs,
+            notices=Notices(names, [holding.manifest for holding in holdings]),
+            spool_directory=spool_directory,
+        )
+        reach("archive.open")
+        return archive
+
+    @property
+    def head(self) -> Head | None:
+        """Where the archive stands on all destinations; None before the first base."""
+        return self._head
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the first destination, as last committed everywhere."""
+        return self._manifest
+
+    @property
+    def claim(self) -> Claim:
+        """writer_id and term."""
+        return self._claim
+
+    @property
+    def counts(self) -> Counts:
+        """Conflicts and errors so far."""
+        return self._counts
+
+    @property
+    def notices(self) -> Notices:
+        """What each sink was told, and what it is still to be told."""
+        return self._notices
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a commit waits for a destination."""
+        return self._offer is not None
+
+    def snapshot(
+        self,
+        *,
+        position: Position,
+        history: History,
+        columns: Sequence[Column],
+        key_fields: Sequence[str],
+        formats: Sequence[str],
+    ) -> BaseUpload:
+        """Begin the next epoch's base, which is the table at ``position``.
+
+        A context manager; diffs may be committed while it is written. Left without
+        finish(), nothing of it remains.
+
+        :raises CommitUnavailable: if a destination is away.
+        :raises codec.UnknownFormat: if no codec knows a format.
+        """
+        with self._my_turn():
+            plan = BasePlan(
+                table=self._table,
+                key_prefix=self._key_prefix,
+                epoch=(self._head.epoch if self._head else 0) + 1,
+                position=position,
+                history=history,
+                columns=tuple(columns),
+                key_fields=tuple(key_fields),
+                formats=tuple(dict.fromkeys(formats)),
+            )
+            return BaseUpload(plan, self._holdings, self._new_names)
+
+    def commit_base(self, base: Base, *, continues: bool) -> Artifact:
+        """Begin a new epoch with ``base``; the diffs after its position become that epoch's.
+
+        ``continues``: no change was missed between the epoch before and this one; then
+        an artifact must end at the base's position, with the same rows and checksum.
+        Epochs beyond keep_epochs leave the manifest.
+
+        :raises ChecksumDiffers: if they aren't the same; nothing was committed.
+        :raises OutOfOrder: if it can't follow what is there; nothing was committed.
+        :raises ArtifactMissing: if it was deleted meanwhile; make it again.
+        :raises CommitUnavailable: if a destination is away; call it again.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            known = self._committed(base.artifact.same_as)
+            if known is not None:
+                return known
+            boundary = self._boundary_for(base.artifact, continues=continues)
+            artifact = replace(
+                base.artifact,
+                continues=continues,
+                follows=chain.following(self._last()),
+                to_time=_not_before(boundary, base.artifact.to_time, continues=continues),
+            )
+            self._offer = Offer(artifact, {}, base.placed, self._with_base, self._new_names)
+            return self._finish_offer() or artifact
+
+    def commit_diff(
+        self,
+        changes: Iterable[Change],
+        *,
+        from_position: Position,
+        to_position: Position,
+        to_time: datetime | None,
+        rows: int,
+        checksum: str,
+        formats: Sequence[str],
+        truncate: bool = False,
+    ) -> Artifact:
+        """Write the net changes over (from, to] and commit them to the current epoch.
+
+        ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
+        ``checksum`` describe the table after them. ``from_position`` is the head.
+
+        :raises OutOfOrder: if it doesn't begin at the head.
+        :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
+        :raises CommitUnavailable: if a destination is away; call it again.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            known = self._committed(
+                lambda artifact: (
+                    (artifact.from_position, artifact.to_position) == (from_position, to_position)
+                )
+            )
+            if known is not None:
+                return known
+            last = self._end_for_diff(from_position, to_position)
+            time = _not_before(last, to_time)
+            diff = encode(
+                self._table,
+                self._key_prefix,
+                Window(from_position, to_position, time, rows, checksum, truncate),
+                last,
+                changes,
+                formats=tuple(dict.fromkeys(formats)),
+                columns=(self._head.columns if self._head else None) or (),
+                created_at=self._surroundings.now(),
+                spool_directory=self._spool_directory,
+            )
+            reach("diff.encoded")
+            self._spool = diff.spool
+            self._offer = Offer(diff.artifact, diff.contents, {}, self._with_diff, self._new_names)
+            return self._finish_offer() or diff.artifact
+
+    def settle(self) -> None:
+        """Finish what waits for a destination, if anything does.
+
+        :raises CommitUnavailable: if it still has to wait.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+
+    def see(self, position: Position) -> None:
+        """Say that the stream is complete up to ``position``, and nothing changed since the head.
+
+        What sinks were told is entered with it.
+
+        :raises OutOfOrder: if ``position`` is before the head, or there is none.
+        :raises CommitUnavailable: if a destination is away; nothing depends on it.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            if self._head is None or position < self._head.position:
+                raise OutOfOrder(
+                    f"{self._table}: {positions.text(position)} can't be seen: it isn't at or"
+                    " after the archive's head"
+                )
+            for holding in self._holdings:
+                holding.rewrite(lambda known: self._seen(known, position), self._claim)
+            self._look()
+
+    def record_notices(self) -> None:
+        """Enter what sinks were told, for when no commit is due.
+
+        :raises CommitUnavailable, Fenced: as :meth:`see`.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            for holding in self._holdings:
+                holding.rewrite(self._with_notices, self._claim)
+            self._look()
+
+    def close(self) -> None:
+        """Give temporary files back. The manifests stay as they are."""
+        with self._turn:
+            self._drop_offer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # What an artifact does to a manifest.
+
+    def _with_diff(self, manifest: Manifest, diff: Artifact) -> Manifest:
+        return self._stamped(chain.with_diff(manifest, diff))
+
+    def _with_base(self, manifest: Manifest, base: Artifact) -> Manifest:
+        if manifest.history != base.history:
+            manifest = replace(manifest, seen_position=None)
+        return self._stamped(chain.with_base(manifest, base, self._keep_epochs))
+
+    def _stamped(self, manifest: Manifest) -> Manifest:
+        head = manifest.head_position
+        assert head is not None, "it has an artifact"
+        seen = chain.with_seen(manifest, head, self._surroundings.now())
+        return self._notices.entered(seen)
+
+    def _seen(self, manifest: Manifest, position: Position) -> Manifest | None:
+        if manifest.seen_position is not None and manifest.seen_position >= position:
+            return self._with_notices(manifest)
+        seen = chain.with_seen(manifest, position, self._surroundings.now())
+        return self._notices.entered(seen)
+
+    def _with_notices(self, manifest: Manifest) -> Manifest | None:
+        entered = self._notices.entered(manifest)
+        return None if entered is manifest else entered
+
+    # What may follow what.
+
+    def _last(self) -> Artifact | None:
+        return self._manifest.last if self._manifest else None
+
+    def _committed(self, is_it: Callable[[Artifact], bool]) -> Artifact | None:
+        manifest = self._manifest
+        for artifact in reversed(manifest.artifacts if manifest else ()):
+            if is_it(artifact) and manifest and artifact.history == manifest.history:
+                return artifact
+        return None
+
+    def _boundary_for(self, base: Artifact, *, continues: bool) -> Artifact | None:
+        """The artifact that a base comes after, in the order of positions."""
+        manifest, last = self._manifest, self._last()
+        epoch = last.epoch if last else 0
+        at = positions.text(base.to_position)
+        if base.epoch != epoch + 1:
+            raise OutOfOrder(
+                f"{self._table}: a base of epoch {base.epoch} at {at} can't follow epoch {epoch}"
+            )
+        if not continues or manifest is None or last is None:
+            if last is not None and last.history == base.history:
+                self._refuse_going_back(last, base.to_position)
+            return last
+        boundary = chain.boundary_at(manifest, base.to_position)
+        if boundary is None or boundary.history != base.history:
+            raise OutOfOrder(
+                f"{self._table}: no artifact of history {base.history} ends at {at}, so the base"
+                " there can't continue the archive"
+            )
+        if _contradict(boundary.rows, base.rows) or _contradict(
+            boundary.state_checksum, base.state_checksum
+        ):
+            raise ChecksumDiffers(self._table, at, _state(boundary), _state(base))
+        return boundary
+
+    def _end_for_diff(self, from_position: Position, to_position: Position) -> Artifact:
+        last = self._last()
+        if last is None or last.to_position != from_position:
+            head = positions.text(last.to_position) if last else "nowhere"
+            raise OutOfOrder(
+                f"{self._table}: a diff from {positions.text(from_position)} can't follow an"
+                f" archive that ends at {head}"
+            )
+        self._refuse_going_back(last, to_position)
+        return last
+
+    def _refuse_going_back(self, last: Artifact, position: Position) -> None:
+        if position < last.to_position:
+            raise OutOfOrder(
+                f"{self._table}: {positions.text(position)} lies before the archive's head,"
+                f" {positions.text(last.to_position)}"
+            )
+
+    # Finishing.
+
+    def _finish_offer(self) -> Artifact | None:
+        """Bring what is on its way into every manifest."""
+        offer = self._offer
+        if offer is None:
+            return None
+        try:
+            offer.place(self._holdings)
+            offer.commit(self._holdings, self._claim)
+        except ArtifactMissing:
+            if not offer.begun:
+                self._drop_offer()
+            raise
+        reach("commit.done")
+        self._drop_offer()
+        self._look()
+        log.info(
+            "artifact committed",
+            table=self._table,
+            kind=offer.artifact.kind.value,
+            epoch=offer.artifact.epoch,
+            position=positions.text(offer.artifact.to_position),
+        )
+        return offer.artifact
+
+    def _drop_offer(self) -> None:
+        self._offer = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def _look(self) -> None:
+        self._manifest = self._holdings[0].manifest
+        self._head = head_of(self._manifest) if self._manifest else None
+
+    @contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        with self._turn:
+            if self._fenced is not None:
+                raise self._fenced
+            try:
+                yield
+            except Fenced as fenced:
+                self._fenced = fenced
+                self._drop_offer()
+                log.error("another writer has taken over", table=self._table, reason=str(fenced))
+                raise
+            except DestinationError as failure:
+                self._counts.note(failure, self._holdings)
+                log.warning("commit waits", table=self._table, reason=str(failure))
+                raise CommitUnavailable(self._table, failure.uri, failure) from failure
+
+
+def _not_before(
+    before: Artifact | None, time: datetime | None, *, continues: bool = False
+) -> datetime | None:
+    """``to_time`` for what follows ``before``; a base has the time of the diff it replaces."""
+    known = before.to_time if before else None
+    if known is None or time is None:
+        return known or time
+    return known if continues else max(known, time)
+
+
+def _contradict(one: object, other: object) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def _state(artifact: Artifact) -> str:
+    return f"{artifact.rows} rows, checksum {artifact.state_checksum}"

@@ -1,0 +1,211 @@
+"""One destination's manifest, as one writer or collector holds it.
+
+The only place that swaps manifests. A swap whose outcome is unclear is settled
+by reading, and reading settles only yes: as long as what was to be changed
+isn't there, and nobody else has claimed the manifest, the change is rebuilt on
+what was read and offered again.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import structlog
+
+from laredo_archive import chain, manifest_parser, naming
+from laredo_archive.destination import Destination, Version
+from laredo_archive.errors import (
+    DestinationError,
+    DestinationUnavailable,
+    Fenced,
+    ManifestDamaged,
+    ManifestLost,
+    OutcomeUnclear,
+    SwapLost,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import Manifest
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 12
+"""Tries of one change before the caller is told to come back later."""
+
+Change = Callable[[Manifest], Manifest | None]
+"""A manifest made from the one given; None if that one has it already."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where time and chance come from; a simulation brings its own."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    pause: Callable[[float], None] = time.sleep
+    chance: random.Random = field(default_factory=random.Random)
+
+    def back_off(self, attempt: int) -> None:
+        """Wait before try number ``attempt`` + 1: doubling, at most 2 s, half of it by chance."""
+        self.pause(min(2.0, 0.02 * 2**attempt) * (0.5 + self.chance.random() / 2))
+
+
+@dataclass
+class Counts:
+    """What happened since the writer began."""
+
+    cas_conflicts: int = 0
+    destination_errors: Counter[str] = field(default_factory=Counter)
+    """By the destination's URI."""
+
+    def note(self, failure: DestinationError, holdings: Sequence["Holding"]) -> None:
+        """Count ``failure`` for the destination that its URI lies in."""
+        for holding in holdings:
+            if failure.uri.startswith(holding.destination.uri):
+                self.destination_errors[holding.destination.uri] += 1
+                return
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who writes, by the manifests: random per process start, and 1 + the highest term seen."""
+
+    writer_id: str
+    term: int
+
+    def owns(self, manifest: Manifest) -> bool:
+        """Whether ``manifest`` names this writer."""
+        return manifest.writer_id == self.writer_id and manifest.writer_term == self.term
+
+
+class Holding:
+    """A destination and the last version of its manifest that was seen there."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        table: str,
+        key_prefix: str,
+        surroundings: Surroundings,
+        counts: Counts,
+    ) -> None:
+        self.destination = destination
+        self.key = naming.manifest_key(key_prefix)
+        self.uri = destination.uri_of(self.key)
+        self.surroundings = surroundings
+        self.counts = counts
+        self._table = table
+        self._manifest: Manifest | None = None
+        self._version: Version | None = None
+        self._known = False
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """As it was last seen; None if there was none."""
+        return self._manifest
+
+    def read(self) -> Manifest | None:
+        """Look again.
+
+        :raises ManifestDamaged, ManifestNewer: if it can't be used.
+        :raises DestinationUnavailable: if it can't be read now.
+        """
+        self._known = False
+        found = self.destination.get(self.key)
+        if found is None:
+            self._manifest, self._version = None, None
+        else:
+            self._manifest, self._version = self._sound(found.data), found.version
+        self._known = True
+        return self._manifest
+
+    def current(self) -> Manifest | None:
+        """As last seen; looked up again only if that may be out of date."""
+        return self._manifest if self._known else self.read()
+
+    def _sound(self, data: bytes) -> Manifest:
+        manifest = manifest_parser.parse(data, self.uri)
+        if manifest.table != self._table:
+            raise ManifestDamaged(
+                self.uri, f"it is of table {manifest.table}, not of {self._table}"
+            )
+        for contradiction in chain.check(manifest):
+            raise ManifestDamaged(self.uri, contradiction)
+        return manifest
+
+    def swap(self, changed: Manifest) -> Manifest:
+        """Put ``changed`` in the place of the version that was last seen.
+
+        :raises SwapLost, OutcomeUnclear: it has to be read again.
+        """
+        shown, version = self._manifest, self._version
+        if shown is not None and version is not None:
+            changed = chain.with_dates(changed, shown, version.date)
+        changed = replace(
+            changed,
+            updated_at=self.surroundings.now(),
+            revision=(shown.revision if shown else 0) + 1,
+        )
+        self._known = False
+        etag = version.etag if version else None
+        self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
+        self._manifest = changed
+        self._known = True
+        return changed
+
+    def rewrite(self, change: Change, claim: Claim | None) -> Manifest:
+        """Offer ``change`` until it is in.
+
+        With a ``claim`` the manifest must be the claimant's; without, it is changed
+        whoever writes it.
+
+        :raises Fenced: if somebody else has claimed it.
+        :raises ManifestLost: if it is gone.
+        :raises DestinationUnavailable: if it isn't in, or may not be, after all tries.
+        """
+        trouble: SwapLost | OutcomeUnclear | None = None
+        for attempt in range(ATTEMPTS):
+            manifest = self._claimed(self.current(), claim)
+            changed = change(manifest)
+            if changed is None:
+                return manifest
+            try:
+                reach("commit.swap")
+                done = self.swap(changed)
+            except (SwapLost, OutcomeUnclear) as failure:
+                trouble = failure
+                self._note(failure, attempt)
+                self.surroundings.back_off(attempt)
+            else:
+                reach("commit.swapped")
+                return done
+        raise DestinationUnavailable(
+            self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
+        )
+
+    def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
+        if manifest is None:
+            raise ManifestLost(self.uri)
+        if claim is not None and not claim.owns(manifest):
+            raise Fenced(
+                self.uri,
+                manifest.writer_id or "unknown",
+                manifest.writer_term,
+                claim.writer_id,
+                claim.term,
+            )
+        return manifest
+
+    def _note(self, failure: Exception, attempt: int) -> None:
+        if isinstance(failure, SwapLost):
+            self.counts.cas_conflicts += 1
+        else:
+            self.counts.destination_errors[self.destination.uri] += 1
+        log.warning(
+            "manifest swap to be settled by reading",
+            table=self._table,
+            manifest=self.uri,
+            attempt=attempt + 1,
+            failure=str(failure),
+        )

@@ -1,0 +1,125 @@
+"""One artifact on its way into every destination's manifest (commit protocol, 3 and 4).
+
+The offer keeps what it has done, so that it can be taken up again after a
+destination was away. It is the same artifact until it is in everywhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from laredo_archive.errors import ArtifactMissing
+from laredo_archive.failpoint import reach
+from laredo_archive.holding import Claim, Holding
+from laredo_archive.manifest import Artifact, FormatEntry, Manifest
+from laredo_archive.naming import NewNames
+from laredo_archive.placing import Content, is_there, place, stored
+
+Follow = Callable[[Manifest, Artifact], Manifest]
+"""The manifest with the artifact in it."""
+
+
+class Offer:
+    """``artifact`` as it is to be in all manifests; its keys are what they should be.
+
+    ``contents``: by format, what can be uploaded (again); a base that was streamed
+    has none, and is copied from a destination that has it. ``placed``: keys by
+    destination URI and format.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        contents: Mapping[str, Content],
+        placed: Mapping[tuple[str, str], str],
+        follow: Follow,
+        new_names: NewNames,
+    ) -> None:
+        self.artifact = artifact
+        self._contents = contents
+        self._placed = dict(placed)
+        self._follow = follow
+        self._new_names = new_names
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a manifest may have it already; then it can't be dropped any more."""
+        return self._begun
+
+    def place(self, holdings: Sequence[Holding]) -> None:
+        """Upload to every destination what isn't there yet.
+
+        :raises DestinationError: if one is away.
+        """
+        for holding in holdings:
+            for format_id in self.artifact.formats:
+                if (holding.destination.uri, format_id) not in self._placed:
+                    manifest = holding.current()
+                    if manifest is not None:
+                        self._place_one(holding, holdings, manifest, format_id)
+        reach("commit.placed")
+
+    def commit(self, holdings: Sequence[Holding], claim: Claim) -> None:
+        """Bring it into every manifest, one after the other.
+
+        :raises Fenced: if another writer has taken one over.
+        :raises ArtifactMissing: if its bytes are gone everywhere.
+        :raises DestinationError: if one is away.
+        """
+        for holding in holdings:
+            holding.rewrite(partial(self._offered, holding, holdings), claim)
+
+    def _offered(
+        self, holding: Holding, holdings: Sequence[Holding], manifest: Manifest
+    ) -> Manifest | None:
+        if any(self.artifact.same_as(known) for known in reversed(manifest.artifacts)):
+            return None
+        retired = manifest.retired_keys()
+        for format_id, entry in self.artifact.formats.items():
+            key = self._placed[holding.destination.uri, format_id]
+            if key in retired or not is_there(holding.destination, key, entry.size_bytes):
+                self._place_one(holding, holdings, manifest, format_id, unheard_of=True)
+        self._begun = True
+        return self._follow(manifest, self._as_named_by(holding))
+
+    def _as_named_by(self, holding: Holding) -> Artifact:
+        formats: dict[str, FormatEntry] = {}
+        for format_id, entry in self.artifact.formats.items():
+            key = self._placed[holding.destination.uri, format_id]
+            formats[format_id] = replace(entry, key=key, uri=holding.destination.uri_of(key))
+        return replace(self.artifact, formats=formats)
+
+    def _place_one(
+        self,
+        holding: Holding,
+        holdings: Sequence[Holding],
+        manifest: Manifest,
+        format_id: str,
+        *,
+        unheard_of: bool = False,
+    ) -> None:
+        key = self.artifact.formats[format_id].key
+        avoid = manifest.retired_keys() | {entry.key for entry in manifest.named()}
+        self._placed[holding.destination.uri, format_id] = place(
+            holding.destination,
+            self._new_names.instead_of(key) if unheard_of else key,
+            self._content(format_id, holdings),
+            avoid=avoid,
+            new_names=self._new_names,
+            surroundings=holding.surroundings,
+        )
+
+    def _content(self, format_id: str, holdings: Sequence[Holding]) -> Content:
+        if format_id in self._contents:
+            return self._contents[format_id]
+        entry = self.artifact.formats[format_id]
+        for holding in holdings:
+            key = self._placed.get((holding.destination.uri, format_id))
+            if key is not None and is_there(holding.destination, key, entry.size_bytes):
+                return stored(holding.destination, key, entry.size_bytes, entry.sha256)
+        raise ArtifactMissing(
+            holdings[0].destination.uri_of(entry.key),
+            "it was uploaded, and something deleted it before the commit; the base has to be"
+            " made again",
+        )

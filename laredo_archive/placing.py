@@ -1,0 +1,140 @@
+"""Puts content where a manifest can name it, never replacing anything (commit protocol, 3)."""
+
+import hashlib
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+
+import structlog
+
+from laredo_archive.codec import Source
+from laredo_archive.destination import Destination, Upload
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    DestinationUnavailable,
+    NameTaken,
+    OutcomeUnclear,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.holding import Surroundings
+from laredo_archive.naming import NewNames
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 6
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Content:
+    """Bytes that can be read again and again. ``origin`` says whose, for messages."""
+
+    origin: str
+    size_bytes: int
+    sha256: str | None
+    open: Callable[[], AbstractContextManager[Source]]
+
+
+def stored(destination: Destination, key: str, size_bytes: int, sha256: str | None) -> Content:
+    """An object as content."""
+    return Content(
+        destination.uri_of(key), size_bytes, sha256, lambda: closing(destination.open(key))
+    )
+
+
+def place(
+    destination: Destination,
+    key: str,
+    content: Content,
+    *,
+    avoid: Collection[str],
+    new_names: NewNames,
+    surroundings: Surroundings,
+) -> str:
+    """Upload ``content`` as ``key``, or under a new name if that is taken; the name it got.
+
+    An object of that name with the same bytes is adopted. Names in ``avoid`` (named by
+    another entry, or retired) are neither taken nor adopted.
+
+    :raises ArtifactDamaged: if what is read isn't what ``content`` says.
+    :raises DestinationUnavailable: if the destination is away.
+    """
+    name = key
+    for attempt in range(ATTEMPTS):
+        if name in avoid:
+            name = new_names.instead_of(key)
+        if _put(destination, name, content, surroundings):
+            if name != key:
+                log.info("name taken, another used", key=key, name=name, uri=destination.uri)
+            return name
+        name = new_names.instead_of(key)
+        surroundings.back_off(attempt)
+    raise DestinationUnavailable(
+        destination.uri_of(key), f"no free name for it found in {ATTEMPTS} tries"
+    )
+
+
+def _put(destination: Destination, name: str, content: Content, surroundings: Surroundings) -> bool:
+    upload = destination.upload(name)
+    try:
+        _copy(content, upload)
+        reach("upload.written")
+        finish(upload, surroundings)
+    except NameTaken:
+        return holds(destination, name, content)
+    finally:
+        upload.abort()
+    reach("upload.finished")
+    return True
+
+
+def finish(upload: Upload, surroundings: Surroundings) -> None:
+    """Finish an upload, asking again as long as the outcome is unclear.
+
+    :raises NameTaken: there is such an object; perhaps this upload, sent twice.
+    :raises DestinationUnavailable: if it stays unclear.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            upload.finish()
+        except OutcomeUnclear as failure:
+            unclear = failure
+            log.warning("upload to be finished again", uri=failure.uri, failure=str(failure))
+            surroundings.back_off(attempt)
+        else:
+            return
+    raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}")
+
+
+def _copy(content: Content, upload: Upload) -> None:
+    digest, size = hashlib.sha256(), 0
+    with content.open() as source:
+        while piece := source.read(PIECE_BYTES):
+            upload.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    if size != content.size_bytes:
+        raise ArtifactDamaged(
+            content.origin, f"it has {size} bytes, its entry says {content.size_bytes}"
+        )
+    if content.sha256 not in (None, digest.hexdigest()):
+        raise ArtifactDamaged(
+            content.origin, f"its sha256 is {digest.hexdigest()}, its entry says {content.sha256}"
+        )
+
+
+def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
+    """Whether there is an object of that name and size."""
+    found = destination.head(key)
+    return found is not None and found.size_bytes == size_bytes
+
+
+def holds(destination: Destination, key: str, content: Content) -> bool:
+    """Whether the object ``key`` has the bytes of ``content``."""
+    if content.sha256 is None or not is_there(destination, key, content.size_bytes):
+        return False
+    digest = hashlib.sha256()
+    with closing(destination.open(key)) as source:
+        while piece := source.read(PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest() == content.sha256
