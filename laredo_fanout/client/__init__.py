@@ -1,9 +1,11 @@
 """Following a table of a laredo-fanout server.
 
+:class:`FanoutClient` and its asyncio twin :class:`AsyncFanoutClient` keep the table in memory.
 :class:`Subscription` brings a table's snapshot and changes as events, across reconnects;
 :func:`open_stream` is one attempt of it.
 """
 
+from laredo_fanout.client.async_client import AsyncFanoutClient
 from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_fanout.client.errors import (
     BadEndpoint,
@@ -40,10 +42,13 @@ from laredo_fanout.client.events import (
     TransactionPart,
 )
 from laredo_fanout.client.filters import Filter, equals, is_in, prefix
+from laredo_fanout.client.listening import RowChange
 from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_fanout.client.subscription import Backoff, Observer, Subscription
+from laredo_fanout.client.sync_client import FanoutClient
 
 __all__ = [
+    "AsyncFanoutClient",
     "Backoff",
     "BadEndpoint",
     "BadField",
@@ -54,6 +59,7 @@ __all__ = [
     "Crowded",
     "Endpoint",
     "Event",
+    "FanoutClient",
     "Filter",
     "GaveUp",
     "GoAway",
@@ -67,6 +73,7 @@ __all__ = [
     "Observer",
     "PermissionDenied",
     "ProtocolViolation",
+    "RowChange",
     "SchemaChange",
     "ServerUnavailable",
     "SnapshotBegin",

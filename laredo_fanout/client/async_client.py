@@ -1,0 +1,117 @@
+"""The client for asyncio programs."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from laredo_fanout.client.errors import ClientStopped
+from laredo_fanout.client.follower import Follower
+from laredo_fanout.client.listening import ChangeBuffer, ChangeStream, Listener, to_rows
+from laredo_fanout.client.replica import Difference
+from laredo_fanout.client.rows import Row
+from laredo_fanout.client.table_client import TableClient
+
+log = structlog.get_logger(__name__)
+
+
+class AsyncFanoutClient(TableClient):
+    """The asyncio twin of :class:`FanoutClient`: the same parameters and names, awaitable.
+
+    It lives on the event loop that runs when it is started. An asynchronous context manager.
+    """
+
+    _buffers: tuple[ChangeBuffer, ...] = ()
+
+    async def start(self) -> None:
+        """Begin to follow the table, in the background; without effect when it runs.
+
+        :raises BadEndpoint: if the TLS files can't be used.
+        """
+        if self._follower is not None and self._follower.error is None:
+            return
+        if self._endpoint.tls is not None:
+            self._endpoint.tls.credentials()
+        self._follower = self._make_follower(
+            wanted=lambda: bool(self._listeners or self._buffers),
+            deliver=self._deliver,
+            ended=self._close_buffers,
+        )
+        self._follower.start()
+
+    async def await_ready(self, timeout: float | None = None) -> None:
+        """As :meth:`FanoutClient.await_ready`."""
+        await self._running().await_ready(timeout)
+
+    async def lookup(self, *values: object) -> Row | None:
+        """As :meth:`FanoutClient.lookup`."""
+        return self._find(values)
+
+    async def lookup_index(self, name: str, *values: object) -> list[Row]:
+        """As :meth:`FanoutClient.lookup_index`."""
+        return self._find_all(name, values)
+
+    async def listen(self, listener: Listener) -> Callable[[], None]:
+        """As :meth:`FanoutClient.listen`; a listener may be a coroutine function.
+
+        It is called on the event loop, so it must not block.
+        """
+        return self._listen(listener)
+
+    def changes(self) -> ChangeStream:
+        """``async for change in client.changes()``: each row that changes from now on.
+
+        A change has ``old``, ``new``, ``position`` and ``sequence``. The iteration ends when
+        the client is stopped, and raises what ended the client for good.
+        """
+        buffer = ChangeBuffer()
+        if self._follower is not None and self._follower.error is not None:
+            error = self._follower.error
+            buffer.close(None if isinstance(error, ClientStopped) else error)
+        self._buffers = (*self._buffers, buffer)
+        return ChangeStream(buffer)
+
+    async def stop(self) -> None:
+        """End the stream and save the local snapshot; the rows stay. start() resumes."""
+        if self._follower is None:
+            return
+        await self._follower.stop()
+        self._close_buffers(None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def _running(self) -> Follower:
+        if self._follower is None:
+            raise ClientStopped("the client isn't started; await start() first")
+        return self._follower
+
+    def _close_buffers(self, error: BaseException | None) -> None:
+        for buffer in self._buffers:
+            buffer.close(error)
+        self._buffers = ()
+
+    async def _deliver(self, differences: Iterable[Difference]) -> None:
+        self._buffers = tuple(buffer for buffer in self._buffers if not buffer.closed)
+        for difference in differences:
+            change = to_rows(difference)
+            for buffer in self._buffers:
+                await buffer.put(change)
+            for listener in self._listeners:
+                try:
+                    told = listener(change.old, change.new)
+                    if inspect.isawaitable(told):
+                        await told
+                except Exception:
+                    log.exception("a listener failed", table=self.table, key=difference.key)

@@ -1,0 +1,138 @@
+"""The client for programs with threads."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from laredo_fanout.client import background
+from laredo_fanout.client.errors import ClientStopped
+from laredo_fanout.client.follower import Follower
+from laredo_fanout.client.listening import Listener, to_rows
+from laredo_fanout.client.replica import Difference
+from laredo_fanout.client.rows import Row
+from laredo_fanout.client.table_client import TableClient
+
+log = structlog.get_logger(__name__)
+
+
+class FanoutClient(TableClient):
+    """A table of a laredo-fanout server in this process's memory, kept level with it.
+
+    ``server``: host:port. ``table``: schema.table. ``client_id``: the name in the
+    server's lists (default: host and process). ``local_snapshot_path``: a file (or
+    a directory that exists) for the rows, saved by :meth:`stop` and every
+    ``save_interval`` seconds, so that a restart only fetches what changed; one that is damaged or
+    was made with other filters is ignored. ``lookup_fields``: columns for :meth:`lookup`, which
+    together should be unique (default: the key, in its order). ``indexes``: columns by name of
+    index, for :meth:`lookup_index`. ``filters``: see :func:`equals`, :func:`prefix`,
+    :func:`is_in`. ``tls``, ``token``: as the server wants them.
+
+    Thread-safe. A context manager: entering starts it, leaving stops it. It reconnects by itself
+    with growing, random waits, for as long as it takes, and resumes where it was.
+
+    :raises BadEndpoint: if ``server`` isn't host:port.
+    :raises BadTableName: if ``table`` isn't schema.table.
+    """
+
+    _listening: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Begin to follow the table, in the background; without effect when it runs.
+
+        :raises BadEndpoint: if the TLS files can't be used.
+        """
+        with self._guard:
+            if self._follower is not None and self._follower.error is None:
+                return
+            if self._endpoint.tls is not None:
+                self._endpoint.tls.credentials()
+            # One thread of its own: a listener that is slow holds up this client only.
+            self._listening = ThreadPoolExecutor(1, f"laredo-listeners-{self.table}")
+            background.call(self._begin())
+
+    def await_ready(self, timeout: float | None = None) -> None:
+        """Wait until the rows are level with what the server had when this client connected.
+
+        :raises NotReadyInTime: after ``timeout`` seconds.
+        :raises ClientError: what ended the client for good, such as TableNotFound.
+        """
+        background.call(self._running().await_ready(timeout))
+
+    def lookup(self, *values: object) -> Row | None:
+        """The row whose lookup fields have these values, or None.
+
+        Numbers are exact: int, float where it prints as the same number, else Decimal. What the
+        row's JSON has as a string stays one: numeric, timestamps, uuid. A number and the
+        string of its digits are the same value here.
+
+        :raises BadField: if the values don't fit the lookup fields.
+        """
+        return self._find(values)
+
+    def lookup_index(self, name: str, *values: object) -> list[Row]:
+        """The rows that the index finds, in the order of their keys.
+
+        :raises BadField: if there is no such index, or the values don't fit it.
+        """
+        return self._find_all(name, values)
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(old, new)`` for every row that changes from now on; gives the undo.
+
+        ``old`` is None for a row that appeared, ``new`` for one that went. Calls come in
+        commit order, on one thread, after the rows have changed; the stream waits for
+        them. A new snapshot is heard as its differences. What a listener raises
+        is logged, and the next one is called.
+        """
+        return self._listen(listener)
+
+    def stop(self) -> None:
+        """End the stream and save the local snapshot; the rows stay. start() resumes."""
+        with self._guard:
+            if self._follower is None or self._listening is None:
+                return
+            background.call(self._follower.stop())
+            self._listening.shutdown(wait=False)
+            self._listening = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def _begin(self) -> None:
+        self._follower = self._make_follower(
+            wanted=lambda: bool(self._listeners), deliver=self._deliver, ended=lambda error: None
+        )
+        self._follower.start()
+
+    def _running(self) -> Follower:
+        if self._follower is None:
+            raise ClientStopped("the client isn't started; call start() first")
+        return self._follower
+
+    async def _deliver(self, differences: Iterable[Difference]) -> None:
+        if self._listening is not None:
+            await asyncio.get_running_loop().run_in_executor(
+                self._listening, self._tell, differences
+            )
+
+    def _tell(self, differences: Iterable[Difference]) -> None:
+        for difference in differences:
+            old, new, _, _ = to_rows(difference)
+            for listener in self._listeners:
+                try:
+                    listener(old, new)
+                except Exception:
+                    log.exception("a listener failed", table=self.table, key=difference.key)

@@ -1,0 +1,117 @@
+"""What the clients for threads and for asyncio share: what they are told, what they know."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from laredo_fanout.client.endpoint import Endpoint, Tls
+from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.follower import Deliver, Follower
+from laredo_fanout.client.listening import Listener
+from laredo_fanout.client.local_snapshot import SnapshotFile
+from laredo_fanout.client.replica import Replica
+from laredo_fanout.client.rows import Row, parse
+from laredo_fanout.client.stream import SyncOptions, split_table
+from laredo_fanout.client.subscription import Backoff
+from laredo_model.column import Column
+from laredo_model.position import Position
+
+
+class TableClient:
+    """A table of a server, kept level with it; see FanoutClient for the parameters."""
+
+    def __init__(
+        self,
+        server: str,
+        table: str,
+        *,
+        client_id: str | None = None,
+        local_snapshot_path: str | os.PathLike[str] | None = None,
+        lookup_fields: Sequence[str] | None = None,
+        indexes: Mapping[str, Sequence[str]] | None = None,
+        filters: Iterable[Filter] = (),
+        tls: Tls | None = None,
+        token: str | None = None,
+        save_interval: float = 60.0,
+        backoff: Backoff | None = None,
+    ) -> None:
+        split_table(table)
+        self.table = table
+        self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._endpoint = Endpoint(server, tls, token)
+        self._filters = tuple(filters)
+        self._local_snapshot_path = local_snapshot_path
+        self._save_interval = save_interval
+        self._backoff = backoff
+        self._replica = Replica(lookup_fields, indexes or {})
+        self._follower: Follower | None = None
+        self._guard = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._replica)
+
+    @property
+    def position(self) -> Position | None:
+        """Up to here every transaction is in the rows; None before the first snapshot."""
+        return self._replica.place.position
+
+    @property
+    def sequence(self) -> int | None:
+        """The journal's last entry that is in the rows, of a whole transaction."""
+        return self._replica.place.sequence
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The table's columns; empty before the first snapshot."""
+        return self._replica.columns
+
+    @property
+    def disconnects(self) -> int:
+        """How often a stream was lost or an attempt failed since the start."""
+        return 0 if self._follower is None else self._follower.disconnects
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the client for good; None while it follows the table."""
+        return None if self._follower is None else self._follower.error
+
+    def _make_follower(
+        self,
+        *,
+        wanted: Callable[[], bool],
+        deliver: Deliver,
+        ended: Callable[[BaseException], None],
+    ) -> Follower:
+        path = self._local_snapshot_path
+        return Follower(
+            self._endpoint,
+            SyncOptions(self.table, self.client_id, filters=self._filters),
+            self._replica,
+            file=None if path is None else SnapshotFile(Path(path), self.table, self._filters),
+            save_interval=self._save_interval,
+            backoff=self._backoff,
+            wanted=wanted,
+            deliver=deliver,
+            ended=ended,
+        )
+
+    def _listen(self, listener: Listener) -> Callable[[], None]:
+        with self._guard:
+            self._listeners = (*self._listeners, listener)
+
+        def stop_listening() -> None:
+            with self._guard:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return stop_listening
+
+    def _find(self, values: Sequence[object]) -> Row | None:
+        line = self._replica.lookup(values)
+        return None if line is None else parse(line)
+
+    def _find_all(self, name: str, values: Sequence[object]) -> list[Row]:
+        return [parse(line) for line in self._replica.lookup_index(name, values)]

@@ -1,0 +1,112 @@
+"""The local snapshot: what was saved comes back, anything else is refused."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from laredo_fanout.client import Filter, LocalSnapshotUnusable, equals, is_in
+from laredo_fanout.client.local_snapshot import LocalSnapshot, SnapshotFile
+from laredo_fanout.client.replica import Place
+from laredo_model import history as history_
+from laredo_model.column import Column
+from laredo_model.position import Position
+
+PLACE = Place(Position(0x20), history_.parse("1:2:3"), 77, 0x30, 4)
+COLUMNS = (Column("id", "int8", ordinal=1, key_ordinal=1), Column("n", "text", ordinal=2))
+SNAPSHOT = LocalSnapshot(PLACE, COLUMNS, [b"1", b"two\nlines"], [b'{"id":1}', b"{}"])
+
+
+def at(path: Path, table: str = "public.users", filters: tuple[Filter, ...] = ()) -> SnapshotFile:
+    return SnapshotFile(path / "cache", table, filters)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(rows=st.dictionaries(st.binary(), st.binary(), max_size=50))
+def test_rows_come_back(tmp_path: Path, rows: dict[bytes, bytes]) -> None:
+    saved = LocalSnapshot(PLACE, COLUMNS, list(rows), list(rows.values()))
+    at(tmp_path).save(saved)
+    assert at(tmp_path).load() == saved
+
+
+def test_more_rows_than_a_block(tmp_path: Path) -> None:
+    keys = [b"%d" % number for number in range(12_001)]
+    saved = LocalSnapshot(Place(), (), keys, keys)
+    at(tmp_path).save(saved)
+    assert at(tmp_path).load() == saved
+
+
+def test_no_file_is_no_snapshot(tmp_path: Path) -> None:
+    assert at(tmp_path).load() is None
+
+
+def test_a_directory_gets_a_file_named_after_the_table(tmp_path: Path) -> None:
+    SnapshotFile(tmp_path, "public.users", ()).save(SNAPSHOT)
+    assert [path.name for path in tmp_path.iterdir()] == ["public.users.snapshot"]
+
+
+def test_the_directories_above_are_made(tmp_path: Path) -> None:
+    file = SnapshotFile(tmp_path / "a" / "b" / "cache", "public.users", ())
+    file.save(SNAPSHOT)
+    assert file.load() == SNAPSHOT
+
+
+@pytest.mark.parametrize("where", [0, 20, -40, -1])
+def test_a_changed_byte_is_noticed(tmp_path: Path, where: int) -> None:
+    file = at(tmp_path)
+    file.save(SNAPSHOT)
+    data = bytearray(file.path.read_bytes())
+    data[where] ^= 1
+    file.path.write_bytes(data)
+    with pytest.raises(LocalSnapshotUnusable, match="cache"):
+        file.load()
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    file = at(tmp_path)
+    file.save(SNAPSHOT)
+    whole = file.path.read_bytes()
+    for size in range(len(whole)):
+        file.path.write_bytes(whole[:size])
+        with pytest.raises(LocalSnapshotUnusable):
+            file.load()
+
+
+def test_bytes_after_the_end_are_noticed(tmp_path: Path) -> None:
+    file = at(tmp_path)
+    file.save(SNAPSHOT)
+    file.path.write_bytes(file.path.read_bytes() + b"x")
+    with pytest.raises(LocalSnapshotUnusable):
+        file.load()
+
+
+def test_another_table_s_file_is_refused(tmp_path: Path) -> None:
+    at(tmp_path).save(SNAPSHOT)
+    with pytest.raises(LocalSnapshotUnusable, match=r"public\.orders"):
+        at(tmp_path, "public.orders").load()
+
+
+def test_other_filters_are_refused(tmp_path: Path) -> None:
+    at(tmp_path, filters=(equals("tenant", "acme"),)).save(SNAPSHOT)
+    assert at(tmp_path, filters=(equals("tenant", "acme"),)).load() == SNAPSHOT
+    for other in [(), (equals("tenant", "zeta"),), (is_in("tenant", ["acme"]),)]:
+        with pytest.raises(LocalSnapshotUnusable, match="other filters"):
+            at(tmp_path, filters=other).load()
+
+
+def test_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("laredo_fanout.client.local_snapshot.VERSION", 2)
+        at(tmp_path).save(SNAPSHOT)
+    with pytest.raises(LocalSnapshotUnusable, match="has version 2; this library reads 1"):
+        at(tmp_path).load()
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    file = at(tmp_path)
+    file.save(SNAPSHOT)
+    with pytest.raises(TypeError):
+        file.save(LocalSnapshot(PLACE, COLUMNS, [b"1"], ["not bytes"]))  # type: ignore[list-item]
+    assert file.load() == SNAPSHOT
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
