@@ -4,7 +4,8 @@ ArchiveError
 ├── ManifestError             the manifest of one destination can't be used as it is
 │   ├── ManifestDamaged       not a manifest, or one that contradicts itself
 │   ├── ManifestNewer         written by a later version of this program
-│   └── ManifestLost          it was there, and is gone
+│   ├── ManifestLost          it was there, and is gone
+│   └── NotCollectable        it names nothing, so garbage can't be told from the rest
 ├── ArtifactDamaged           an object isn't what its entry says
 ├── ArtifactMissing           an object that an entry names isn't there
 ├── ArchiveMissing            no archive at that place
@@ -76,6 +77,13 @@ class ManifestLost(ManifestError):
             " what deleted it (or unmounted its volume), then start the writer again: it fills"
             " the destination from the others",
         )
+
+
+class NotCollectable(ManifestError):
+    """There is no manifest, or an empty one, so garbage can't be told from the rest."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, f"{reason}; nothing was deleted")
 
 
 class ArtifactDamaged(ArchiveError):

@@ -105,6 +105,11 @@ class Holding:
         """As it was last seen; None if there was none."""
         return self._manifest
 
+    @property
+    def date(self) -> datetime | None:
+        """The store's Date of the answer that showed it."""
+        return self._version.date if self._version else None
+
     def read(self) -> Manifest | None:
         """Look again.
 

@@ -1,0 +1,192 @@
+"""The collector: what no manifest needs any more (FORMAT.md, retention and garbage).
+
+Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names,
+older than the cut-off, is entered into ``retired``. An entry that has been there
+for longer than the grace period is deleted. Both steps go by the store's Date.
+
+A deletion is announced in the manifest before it is sent: the entry gets this
+run's token. Another run leaves it alone for a whole grace period, so that no
+late or repeated request deletes a name that has been given out again.
+"""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import structlog
+
+from laredo_archive import naming
+from laredo_archive.destination import Destination, ObjectInfo
+from laredo_archive.errors import DestinationUnavailable, NotCollectable, OutcomeUnclear
+from laredo_archive.failpoint import reach
+from laredo_archive.holding import Counts, Holding, Surroundings
+from laredo_archive.manifest import Manifest, Retired
+
+log = structlog.get_logger(__name__)
+
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``cut_off``: how old an object must be to be an orphan; longer than the longest commit.
+    ``grace``: how long a retired object stays; longer than the longest read."""
+
+    cut_off: timedelta = DAY
+    grace: timedelta = DAY
+
+
+@dataclass
+class Collected:
+    """What one run did to one archive in one destination, or would do."""
+
+    uri: str
+    dry_run: bool
+    orphans: list[ObjectInfo] = field(default_factory=list)
+    """Entered into ``retired``."""
+    deleted: list[str] = field(default_factory=list)
+    waiting: int = 0
+    """Retired and not deleted yet."""
+    unfinished: int = 0
+    """Left-overs of interrupted uploads, dropped."""
+
+
+def collect(
+    destination: Destination,
+    table: str,
+    *,
+    key_prefix: str | None = None,
+    policy: Policy | None = None,
+    dry_run: bool = False,
+    surroundings: Surroundings | None = None,
+) -> Collected:
+    """One run over one table's archive in one destination, whoever writes it.
+
+    :raises NotCollectable: if there is no manifest, or one without artifacts.
+    :raises ManifestDamaged, ManifestNewer: if it can't be read.
+    :raises DestinationUnavailable: if listing or deleting fails; what was done is entered.
+    """
+    prefix = naming.default_prefix(table) if key_prefix is None else key_prefix
+    holding = Holding(destination, table, prefix, surroundings or Surroundings(), Counts())
+    return _Run(holding, prefix, policy or Policy(), dry_run=dry_run).run()
+
+
+class _Run:
+    def __init__(self, holding: Holding, prefix: str, policy: Policy, *, dry_run: bool) -> None:
+        self._holding = holding
+        self._destination = holding.destination
+        self._prefix = prefix
+        self._policy = policy
+        self._token = secrets.token_hex(8)
+        self._result = Collected(holding.destination.uri_of(holding.key), dry_run)
+        self._listed: list[ObjectInfo] = []
+
+    def run(self) -> Collected:
+        manifest = self._holding.read()
+        if manifest is None or not manifest.artifacts:
+            reason = "there is no manifest" if manifest is None else "it names no artifacts"
+            raise NotCollectable(self._holding.uri, reason)
+        self._listed = list(self._destination.list(self._prefix))
+        if self._result.dry_run:
+            self._planned(manifest)
+        else:
+            reach("garbage.listed")
+            marked = self._holding.rewrite(self._marked, None)
+            reach("garbage.marked")
+            entered = marked.retired_keys() - manifest.retired_keys()
+            self._result.orphans = [found for found in self._listed if found.key in entered]
+            self._result.waiting = len(marked.retired)
+            self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
+            self._result.unfinished = self._destination.collect_unfinished(
+                self._prefix, self._policy.cut_off
+            )
+        self._report()
+        return self._result
+
+    def _planned(self, manifest: Manifest) -> None:
+        date = self._date()
+        self._result.orphans = self._orphans(manifest, date)
+        self._result.deleted = [e.key for e in manifest.retired if self._expired(e, date)]
+        self._result.waiting = len(manifest.retired) - len(self._result.deleted)
+
+    def _marked(self, manifest: Manifest) -> Manifest | None:
+        """Orphans entered, what is due announced; every change also dates the undated."""
+        if not manifest.artifacts:
+            raise NotCollectable(self._holding.uri, "it names no artifacts")
+        date = self._date()
+        orphans = self._orphans(manifest, date)
+        undated = any(entry.at is None for entry in manifest.retired)
+        due = any(self._expired(entry, date) for entry in manifest.retired)
+        if not (orphans or undated or due):
+            return None
+        retired = [
+            replace(entry, at=date, deleting=self._token) if self._expired(entry, date) else entry
+            for entry in manifest.retired
+        ]
+        retired += [Retired(orphan.key) for orphan in orphans]
+        return replace(manifest, retired=tuple(retired))
+
+    def _date(self) -> datetime:
+        date = self._holding.date
+        assert date is not None, "the manifest was read"
+        return date
+
+    def _orphans(self, manifest: Manifest, date: datetime) -> list[ObjectInfo]:
+        known = manifest.retired_keys() | {entry.key for entry in manifest.named()}
+        known.add(self._holding.key)
+        limit = date - self._policy.cut_off
+        return [
+            found for found in self._listed if found.key not in known and found.modified < limit
+        ]
+
+    def _expired(self, entry: Retired, date: datetime) -> bool:
+        return (
+            entry.at is not None
+            and date - entry.at > self._policy.grace
+            and entry.key.startswith(self._prefix)
+            and entry.key != self._holding.key
+        )
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        try:
+            for key in keys:
+                self._delete_one(key)
+        finally:
+            if self._result.deleted:
+                reach("garbage.deleted")
+                self._holding.rewrite(self._without_deleted, None)
+                reach("garbage.dropped")
+        self._result.waiting -= len(self._result.deleted)
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            self._destination.delete(key)
+        except OutcomeUnclear as unclear:
+            # It keeps its entry, and so its name, until a whole grace period has passed.
+            log.warning("deletion unclear", uri=unclear.uri, reason=str(unclear))
+            return
+        except DestinationUnavailable as failure:
+            log.warning("deletion failed", uri=failure.uri, reason=str(failure))
+            raise
+        log.info("object deleted", uri=self._destination.uri_of(key))
+        self._result.deleted.append(key)
+
+    def _without_deleted(self, manifest: Manifest) -> Manifest | None:
+        gone = set(self._result.deleted)
+        left = tuple(
+            entry
+            for entry in manifest.retired
+            if not (entry.key in gone and entry.deleting == self._token)
+        )
+        return None if left == manifest.retired else replace(manifest, retired=left)
+
+    def _report(self) -> None:
+        log.info(
+            "garbage collected" if not self._result.dry_run else "garbage looked at",
+            manifest=self._holding.uri,
+            orphans=len(self._result.orphans),
+            deleted=len(self._result.deleted),
+            waiting=self._result.waiting,
+            unfinished=self._result.unfinished,
+        )
