@@ -9,6 +9,10 @@ class ServingError(Exception):
     """Root of the serving package's errors."""
 
 
+class CannotListen(ServingError):
+    """The address is taken, or the TLS files can't be used."""
+
+
 class Refused(ServingError):
     """A call ends with this gRPC status; the message is for whoever runs the client."""
 

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from laredo_fanout.serving.options import ServingOptions
+import grpc
+import structlog
+
+from laredo_fanout.serving.drain import Drain
+from laredo_fanout.serving.errors import CannotListen, Draining
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TlsFiles
 from laredo_fanout.serving.ports import Registry, Wakeups
+from laredo_fanout.serving.recent import RecentRecords
+from laredo_fanout.serving.service import ReplicationService
+from laredo_fanout.serving.session import Serving
+from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.tail import Tails
+from laredo_fanout.serving.tokens import Tokens
+from laredo_fanout.store.reader import StoreReader
 
-if TYPE_CHECKING:
-    from laredo_fanout.store.reader import StoreReader
+log = structlog.get_logger(__name__)
+
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 1 << 20),
+    # A peer that vanished without a word is noticed, its session ended.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
 
 
 async def serve(
@@ -19,13 +42,86 @@ async def serve(
     wakeups: Wakeups,
     registry: Registry,
     drain: asyncio.Event,
+    *,
     on_listening: Callable[[int], None] | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
     `on_listening` is called once with the bound port (useful with port 0).
 
-    Raises:
-        CannotListen: the address is taken or the TLS files can't be used.
+    :raises CannotListen: the address is taken, or the TLS files can't be used.
+    :raises BadTokensFile: the tokens file can't be used.
     """
-    raise NotImplementedError
+    listener = options.listener
+    tokens = Tokens(listener.tokens_file) if listener.tokens_file is not None else None
+    going = Drain()
+    serving = Serving(reader, RecentRecords(reader), wakeups, going, listener, StructRows())
+    tails = Tails(options.tables, reader, wakeups)
+    service = ReplicationService(serving, options.tables, tails, registry, tokens)
+    server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+    server.add_generic_rpc_handlers((service.handlers(),))
+    port = _listen(server, listener)
+    tails.refresh()
+    await server.start()
+    log.info("serving", host=listener.host, port=port, tables=sorted(options.tables))
+    if on_listening is not None:
+        on_listening(port)
+    following = asyncio.create_task(tails.run())
+    draining = asyncio.create_task(drain.wait())
+    try:
+        await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+        await _drain(service, going, tails, server, listener.drain_grace_s)
+    finally:
+        draining.cancel()
+        following.cancel()
+        await asyncio.gather(draining, following, return_exceptions=True)
+        await server.stop(0)
+
+
+async def _drain(
+    service: ReplicationService, going: Drain, tails: Tails, server: grpc.aio.Server, grace_s: float
+) -> None:
+    """Tell the clients to go, and wait until they have or the grace is over."""
+    deadline = time.time() + grace_s
+    going.begin("draining", int(deadline * 1000))
+    log.info("draining", clients=service.open_sessions, grace_s=grace_s)
+    for tail in tails:
+        tail.ring_all()
+    # Stops listening at once, so that new connections reach the processes that stay.
+    stopping = asyncio.create_task(server.stop(grace_s + 1))
+    await asyncio.wait({stopping}, timeout=grace_s)
+    service.end_all(Draining("the server is going away: connect elsewhere"))
+    await stopping
+
+
+def _listen(server: grpc.aio.Server, listener: ListenerOptions) -> int:
+    host = f"[{listener.host}]" if ":" in listener.host else listener.host
+    address = f"{host}:{listener.port}"
+    try:
+        if listener.tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, _credentials(listener.tls)))
+    except RuntimeError as error:
+        raise CannotListen(
+            f"can't listen on {address} (fanout.grpc.host, port): {error}"
+        ) from error
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    key, cert = _pem(tls.key, "key"), _pem(tls.cert, "cert")
+    client_ca = _pem(tls.client_ca, "client_ca") if tls.client_ca is not None else None
+    return grpc.ssl_server_credentials(
+        [(key, cert)], root_certificates=client_ca, require_client_auth=client_ca is not None
+    )
+
+
+def _pem(path: Path, name: str) -> bytes:
+    try:
+        pem = path.read_bytes()
+    except OSError as error:
+        raise CannotListen(f"fanout.grpc.tls.{name}: {path}: {error.strerror}") from error
+    if b"-----BEGIN" not in pem:
+        raise CannotListen(f"fanout.grpc.tls.{name}: {path} is not a PEM file")
+    return pem

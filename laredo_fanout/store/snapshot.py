@@ -47,6 +47,7 @@ class Snapshot:
         self._cursor = transaction.cursor(db=databases.state)
         self._last = b""
         self._pairs = self._from_store()
+        self._stopped = False
 
     @property
     def position(self) -> int:
@@ -87,7 +88,8 @@ class Snapshot:
     def spill(self) -> None:
         """Write the rows not taken yet to a temporary file and close the LMDB transaction.
 
-        ``batches`` goes on from there, without a gap. Blocks while it writes.
+        ``batches`` goes on from there, without a gap. Blocks while it writes, unless
+        ``stop_spilling`` is called from another thread: the snapshot can then only be closed.
 
         :raises SpoolFailed: if there is no room; the snapshot is then as before.
         """
@@ -100,7 +102,7 @@ class Snapshot:
             raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
         last = self._last
         try:
-            while pairs := self._take(_SPOOL_ROWS):
+            while not self._stopped and (pairs := self._take(_SPOOL_ROWS)):
                 for key, line in pairs:
                     spool.write(_LENGTHS.pack(len(key), len(line)))
                     spool.write(key)
@@ -114,6 +116,10 @@ class Snapshot:
         self._end_transaction()
         self._spool = spool
         self._pairs = _from_spool(spool)
+
+    def stop_spilling(self) -> None:
+        """Nobody wants the rest any more: a ``spill`` under way ends at its next step."""
+        self._stopped = True
 
     def close(self) -> None:
         """Let everything go."""

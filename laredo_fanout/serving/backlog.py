@@ -1,0 +1,56 @@
+"""How many transactions a client is behind: its buffer's depth, in the unit of max_size.
+
+A transaction counts once, however many rows it changed: one giant transaction must not disconnect
+every client. Sequences count changes, so the transactions are only counted, record by record and
+once for all sessions, when there are more changes than the limit.
+"""
+
+from __future__ import annotations
+
+from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.reader import StoreReader
+
+_READ_BYTES = 4_000_000
+_READS_A_LOOK = 8
+_REMEMBERED = 20_000
+
+
+class Backlog:
+    """Counts the transactions in stretches of one table's journal."""
+
+    def __init__(self, reader: StoreReader, table_id: int) -> None:
+        self._reader = reader
+        self.table_id = table_id
+        self._counted: dict[int, tuple[int, int]] = {}
+
+    def more_than(self, limit: int, after: int, upto: int) -> bool:
+        """Whether more than `limit` transactions lie after one sequence, up to another.
+
+        Counts only so much at a time, so that nobody else waits long: a long stretch may need
+        several calls until the answer can become True.
+        """
+        if upto - after <= limit:
+            return False
+        transactions = reads = 0
+        while after < upto and transactions <= limit:
+            known = self._counted.get(after)
+            if known is None:
+                reads += 1
+                if reads > _READS_A_LOOK or not self._count(after):
+                    return False
+                known = self._counted[after]
+            after, count = known
+            transactions += count
+        return transactions > limit
+
+    def _count(self, after: int) -> bool:
+        try:
+            records = self._reader.journal(self.table_id, after, _READ_BYTES, with_old=False)
+        except (JournalPruned, TableUnknown):
+            return False
+        while len(self._counted) > _REMEMBERED:
+            del self._counted[next(iter(self._counted))]
+        for record in records:
+            transactions = len(record.decode().counts) - record.continues
+            self._counted[record.first_sequence - 1] = record.last_sequence, transactions
+        return bool(records)

@@ -1,0 +1,63 @@
+"""Protobuf by hand, for what is sent millions of times.
+
+Building a message object per row costs five times what joining its bytes does. Only the two
+things every length-delimited field needs are here; the field numbers stay with the messages.
+https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+_CACHED = 1 << 14
+
+
+def varint(number: int) -> bytes:
+    """An unsigned integer; a negative int64 goes in as its two's complement."""
+    if number < 0:
+        number += 1 << 64
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_VARINTS = [varint(number) for number in range(_CACHED)]
+
+
+def length(data: bytes) -> bytes:
+    """The varint of the data's length."""
+    size = len(data)
+    return _VARINTS[size] if size < _CACHED else varint(size)
+
+
+def tag(field: int, wire_type: int = 2) -> bytes:
+    """The tag of a field; wire type 2 is length-delimited, 0 a varint."""
+    return varint(field << 3 | wire_type)
+
+
+def delimited(tag_bytes: bytes, data: bytes) -> bytes:
+    """One length-delimited field."""
+    return b"".join((tag_bytes, length(data), data))
+
+
+class RepeatedBytes:
+    """A `repeated bytes` field of one number, many values in one C-speed pass."""
+
+    def __init__(self, field: int) -> None:
+        self._tag = tag(field)
+        self._heads = [self._tag + size for size in _VARINTS[: 1 << 12]]
+
+    def pieces(self, values: Sequence[bytes]) -> chain[bytes]:
+        """What a join turns into the field: head, value, head, value, ..."""
+        heads = self._heads
+        limit = len(heads)
+        lengths = list(map(len, values))
+        if lengths and max(lengths) >= limit:
+            tags = [heads[size] if size < limit else self._tag + varint(size) for size in lengths]
+        else:
+            tags = [heads[size] for size in lengths]
+        return chain.from_iterable(zip(tags, values, strict=True))

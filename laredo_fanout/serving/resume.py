@@ -1,0 +1,127 @@
+"""Where a client goes on: which of the catch-up modes its request and our journal allow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from laredo_fanout.serving.errors import NotReady
+from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.view import TableView
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.history import History
+from laredo_model.position import Position
+
+_STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a session begins.
+
+    `after`: the cursor, the last sequence the client needs no more; None: a snapshot gives it.
+    `position`: what the client has seen whole so far.
+    """
+
+    mode: wire.SyncMode
+    after: int | None
+    position: int
+    snapshot_id: str = ""
+
+
+FULL = Plan(wire.SYNC_MODE_FULL_SNAPSHOT, None, 0)
+
+
+def streamed_snapshot_id(table_id: int, sequence: int) -> str:
+    """The id of a snapshot sent within a stream: what `last_snapshot_id` may name later."""
+    return f"stream-{table_id}-{sequence}"
+
+
+def ahead(asked: SyncAsked, view: TableView, history: History) -> bool:
+    """Whether the client has seen more of this history than we have."""
+    if asked.position is None or not _same_history(asked, history):
+        return False
+    return asked.position > view.position
+
+
+def plan(
+    asked: SyncAsked,
+    view: TableView,
+    history: History,
+    reader: StoreReader,
+    snapshot_sequence: Callable[[str], int | None],
+) -> Plan:
+    """The first mode that fits; a client that isn't `ahead`.
+
+    Position wins over sequence, sequence over snapshot id. `snapshot_sequence` finds the sequence
+    of a periodic snapshot of this table's present incarnation.
+
+    :raises NotReady: only a snapshot would do, and the table is being copied anew.
+    """
+    found = _resume(asked, view, history, reader, snapshot_sequence)
+    if found is FULL and not view.live:
+        raise not_ready(view)
+    return found
+
+
+def not_ready(view: TableView) -> NotReady:
+    """Why the table can't be served just now."""
+    because = f": {view.error}" if view.error else ""
+    return NotReady(f"table {view.name} is not ready, its status is {view.status.value}{because}")
+
+
+def _resume(
+    asked: SyncAsked,
+    view: TableView,
+    history: History,
+    reader: StoreReader,
+    snapshot_sequence: Callable[[str], int | None],
+) -> Plan:
+    if asked.position is not None:
+        if not _same_history(asked, history):
+            return FULL
+        return _by_position(asked, view, reader, asked.position)
+    if asked.sequence is not None:
+        return _by_sequence(asked.sequence, view)
+    if asked.snapshot_id:
+        return _by_snapshot(asked.snapshot_id, view, snapshot_sequence)
+    return FULL
+
+
+def _by_position(
+    asked: SyncAsked, view: TableView, reader: StoreReader, position: Position
+) -> Plan:
+    # A base client may have stopped in the middle of the transaction at `position`: it gets all of
+    # it again, so that one must still be there; the floor's own is pruned.
+    oldest = view.floor if asked.batch else view.floor + 1
+    if not oldest <= position <= view.position:
+        return FULL
+    first = reader.sequence_after_position(view.id, position, inclusive=not asked.batch)
+    return Plan(wire.SYNC_MODE_DELTA, first - 1, position)
+
+
+def _by_sequence(sequence: int, view: TableView) -> Plan:
+    if not view.oldest_sequence - 1 <= sequence <= view.sequence:
+        return FULL
+    return Plan(wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.floor)
+
+
+def _by_snapshot(
+    snapshot_id: str, view: TableView, snapshot_sequence: Callable[[str], int | None]
+) -> Plan:
+    streamed = _STREAMED.match(snapshot_id)
+    if streamed is None:
+        sequence = snapshot_sequence(snapshot_id)
+    else:
+        sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
+    if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:
+        return FULL
+    return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
+
+
+def _same_history(asked: SyncAsked, history: History) -> bool:
+    # A base client can't tell its history: it is taken for ours, so that one that is ahead of a
+    # lagging server waits and never gets an older snapshot.
+    return asked.history is None or asked.history == history

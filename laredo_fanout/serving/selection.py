@@ -1,0 +1,52 @@
+"""The changes of a journal record, one by one, as a session's filter lets them through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from laredo_fanout.serving.filters import RowFilter
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.change import Action
+
+
+class Entry(NamedTuple):
+    """One change; `transaction` is its index in the batch's per-transaction columns."""
+
+    sequence: int
+    action: int
+    key: bytes
+    line: bytes
+    old: bytes
+    transaction: int
+
+
+def entries(batch: wire.ChangeBatch, row_filter: RowFilter | None) -> Iterator[Entry]:
+    """What the filter shows of a batch that holds its old rows.
+
+    The old row is left out of what becomes an INSERT, the new row of what becomes a DELETE.
+    """
+    transactions = [number for number, count in enumerate(batch.counts) for _ in range(count)]
+    columns = zip(
+        range(batch.first_sequence, batch.first_sequence + len(batch.actions)),
+        batch.actions,
+        batch.keys,
+        batch.lines,
+        batch.old_lines,
+        transactions,
+        strict=True,
+    )
+    everything = map(Entry._make, columns)
+    return everything if row_filter is None else _seen(everything, row_filter)
+
+
+def _seen(everything: Iterator[Entry], row_filter: RowFilter) -> Iterator[Entry]:
+    for entry in everything:
+        action = row_filter.action(entry.action, entry.old, entry.line)
+        if action is None:
+            continue
+        yield entry._replace(
+            action=action,
+            line=b"" if action == Action.DELETE else entry.line,
+            old=b"" if action == Action.INSERT else entry.old,
+        )

@@ -1,0 +1,391 @@
+"""One client's Sync: handshake, catch-up, then every change as it becomes durable.
+
+A session is a cursor into its table's journal. It owns no queue: what it sends next it reads from
+the store (or from the records that all sessions share), and while its client doesn't take a
+message it simply stands still. So its memory is one message, however far behind the client is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from laredo_fanout.serving import resume
+from laredo_fanout.serving.base_form import BaseForm
+from laredo_fanout.serving.batch_form import BatchForm
+from laredo_fanout.serving.bell import Bell
+from laredo_fanout.serving.drain import Drain
+from laredo_fanout.serving.errors import (
+    Behind,
+    BufferDropped,
+    Draining,
+    HistoryChanged,
+    NotReady,
+    NotServed,
+    Refused,
+)
+from laredo_fanout.serving.filters import RowFilter
+from laredo_fanout.serving.forms import Form, Messages
+from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, TableOptions
+from laredo_fanout.serving.ports import Lease, Wakeups
+from laredo_fanout.serving.recent import RecentRecords
+from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.snapshot_rows import SnapshotRows
+from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.tail import Tail
+from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.view import TableView
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import position as position_
+from laredo_model.checksum import StateChecksum
+from laredo_model.history import History
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What all sessions of a process share."""
+
+    reader: StoreReader
+    recent: RecentRecords
+    wakeups: Wakeups
+    drain: Drain
+    listener: ListenerOptions
+    structs: StructRows
+
+
+class Session:
+    """Runs in its call's task; `end` stops it from outside, also while a write is blocked."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        asked: SyncAsked,
+        options: TableOptions,
+        tail: Tail,
+        lease: Lease,
+        *,
+        send: Callable[[bytes], Awaitable[None]],
+        snapshot_sequence: Callable[[str], int | None],
+    ) -> None:
+        self.extended = asked.batch
+        self.verdict: Refused | None = None
+        self._serving = serving
+        self._asked = asked
+        self._options = options
+        self._tail = tail
+        self._lease = lease
+        self._send = send
+        self._snapshot_sequence = snapshot_sequence
+        self._messages = Messages(extended=asked.batch)
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._bell = Bell()
+        self._beat: asyncio.TimerHandle | None = None
+        self._beat_due = self._position_due = self._told_away = False
+        self._live = self._pinned = False
+        self._cursor = self._position = self._told_position = 0
+
+    # ---------------------------------------------------------------- from outside
+
+    def ring(self) -> None:
+        """There may be something to send."""
+        self._bell.ring()
+
+    def position_moved(self) -> None:
+        """The store's position moved, with or without changes of this table."""
+        if self.extended:
+            self._position_due = True
+            self._bell.ring()
+
+    def look(self, before: TableView, now: TableView) -> None:
+        """The table moved: judge the backlog that this session already had `before`."""
+        depth = now.sequence - self._cursor
+        if not self._live or before.id != self._view.id:
+            return
+        self._lease.update(sequence=self._cursor, depth=max(depth, 0), state="live")
+        limit = self._options.buffer_max_size
+        if (
+            self._options.buffer_policy is BufferPolicy.DROP_DISCONNECT
+            and before.sequence - self._cursor > limit
+            and self._backlog.more_than(limit, self._cursor, before.sequence)
+        ):
+            self.end(
+                BufferDropped(
+                    f"client {self._asked.client_id!r} fell {depth} changes behind on table "
+                    f"{self._asked.table}, more than client_buffer.max_size ({limit}) "
+                    "transactions: resume by source position"
+                )
+            )
+
+    def end(self, verdict: Refused) -> None:
+        """Stop the session with this verdict; the call's handler finds it in `verdict`."""
+        if self.verdict is None and self._task is not None:
+            self.verdict = verdict
+            self._task.cancel()
+
+    # ---------------------------------------------------------------- the session itself
+
+    async def run(self) -> None:
+        """Send until the client leaves (CancelledError) or a reason to end it appears.
+
+        :raises Refused: the call ends with this.
+        """
+        view, self._history = await self._level_view()
+        self._enter(view)
+        plan = resume.plan(
+            self._asked, view, self._history, self._serving.reader, self._snapshot_sequence
+        )
+        self._tail.follow(self)
+        self._arm_heartbeat()
+        try:
+            if plan.after is None:
+                await self._send_snapshot(handshake=True)
+            else:
+                await self._resume(plan, plan.after)
+            while True:
+                await self._step()
+        finally:
+            self._tail.leave(self)
+            if self._beat is not None:
+                self._beat.cancel()
+
+    async def _level_view(self) -> tuple[TableView, History]:
+        """The table once it isn't behind the client any more.
+
+        :raises NotReady: it isn't shown yet.
+        :raises Behind: it stayed behind for `behind_wait_s`.
+        """
+        deadline = self._loop.time() + self._serving.listener.behind_wait_s
+        while True:
+            woken = self._serving.wakeups.current()
+            # The tail may be a wake-up behind: with the table read first here, the session
+            # never begins with an older state than it ends with.
+            view, history = self._read_table()
+            if not resume.ahead(self._asked, view, history):
+                return view, history
+            self._lease.update(sequence=0, depth=0, state="waiting")
+            left = deadline - self._loop.time()
+            if left <= 0:
+                raise Behind(
+                    f"behind: this server is at {position_.text(view.position)}, the client at "
+                    f"{position_.text(self._asked.position or 0)} of the same history; "
+                    "try again, or another server"
+                )
+            if self._serving.drain.deadline_ms:
+                raise Draining("the server is draining: connect elsewhere")
+            await asyncio.wait([woken], timeout=left)
+
+    def _read_table(self) -> tuple[TableView, History]:
+        try:
+            view = self._serving.reader.table(self._asked.table)
+        except TableUnknown as error:
+            raise NotReady(
+                f"table {self._asked.table} is not ready, its copy hasn't begun"
+            ) from error
+        source = self._serving.reader.source()
+        if not view.shown or source is None:
+            raise resume.not_ready(view)
+        return view, source.history
+
+    def _enter(self, view: TableView) -> None:
+        """Take this incarnation of the table for the session's own."""
+        self._view = view
+        self._form = self._form_for(view)
+        self._backlog = self._tail.backlog(view.id)
+
+    def _form_for(self, view: TableView) -> Form:
+        asked = self._asked
+        chosen = RowFilter(asked.predicates, view.columns) if asked.predicates else None
+        self._filter = chosen
+        if asked.batch:
+            return BatchForm(want_old=asked.want_old, row_filter=chosen)
+        return BaseForm(chosen, self._serving.structs)
+
+    async def _resume(self, plan: resume.Plan, after: int) -> None:
+        view = self._view
+        self._cursor, self._position = after, plan.position
+        await self._send(
+            self._messages.handshake(
+                mode=plan.mode,
+                sequence=view.sequence,
+                oldest_sequence=view.oldest_sequence,
+                resume_from=after + 1,
+                columns=view.columns,
+                snapshot_id=plan.snapshot_id,
+                position=view.position,
+                history=str(self._history),
+            )
+        )
+        self._lease.update(sequence=after, depth=view.sequence - after, state="catching_up")
+
+    async def _step(self) -> None:
+        """Send what there is, or wait until there is something."""
+        # Cleared before looking: what happens while we look rings again.
+        self._bell.clear()
+        if self._serving.drain.deadline_ms and not self._told_away:
+            self._told_away = True
+            await self._send(
+                self._messages.go_away(self._serving.drain.reason, self._serving.drain.deadline_ms)
+            )
+        view = self._tail.view
+        if view is None:
+            raise NotServed(f"table {self._asked.table} is no longer in the store")
+        if self._tail.history != self._history:
+            raise HistoryChanged(
+                f"the server now follows history {self._tail.history}, not {self._history}: "
+                "connect again"
+            )
+        if view.id != self._view.id:
+            # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.
+            if view.id > self._view.id and view.live:
+                await self._change_incarnation(view)
+                return
+        elif self._cursor < view.sequence:
+            if await self._send_changes(view):
+                return
+        else:
+            self._reach_end(view)
+        if self._heartbeat_wanted():
+            await self._send_heartbeat()
+        else:
+            await self._bell.wait()
+
+    async def _send_changes(self, view: TableView) -> bool:
+        """The next records; False if there are none after all."""
+        try:
+            records = self._serving.recent.after(view.id, self._cursor, self._form)
+        except (JournalPruned, TableUnknown) as gone:
+            log.info(
+                "journal no longer reaches back to a client, it gets a new snapshot",
+                table=view.name,
+                client=self._asked.client_id,
+                reason=str(gone),
+            )
+            await self._send_snapshot(handshake=False)
+            return True
+        for record in records:
+            for message in record.messages:
+                await self._send(message)
+            self._cursor = record.last_sequence
+            if record.complete is not None:
+                self._position = record.complete
+                if record.messages:
+                    self._told_position = record.complete
+        state = "live" if self._live else "catching_up"
+        depth = max(view.sequence - self._cursor, 0)
+        self._lease.update(sequence=self._cursor, depth=depth, state=state)
+        return bool(records)
+
+    def _reach_end(self, view: TableView) -> None:
+        """Everything that the view holds was sent."""
+        self._position = max(self._position, view.position)
+        if not self._live:
+            self._live = True
+            self._lease.update(sequence=self._cursor, depth=0, state="live")
+            self._unpin()
+
+    async def _change_incarnation(self, view: TableView) -> None:
+        """The table was copied anew: what is left of the old journal, then the new rows."""
+        old = self._view
+        try:
+            while records := self._serving.recent.after(old.id, self._cursor, self._form):
+                for record in records:
+                    for message in record.messages:
+                        await self._send(message)
+                    self._cursor = record.last_sequence
+        except (JournalPruned, TableUnknown) as gone:
+            log.info("old journal is gone", table=view.name, reason=str(gone))
+        await self._send(self._messages.schema_change(self._cursor, old.columns, view.columns))
+        self._enter(view)
+        await self._send_snapshot(handshake=False)
+
+    # ---------------------------------------------------------------- snapshot
+
+    async def _send_snapshot(self, *, handshake: bool) -> None:
+        view = self._view
+        self._live = False
+        form, extended = self._form, self.extended
+        spool = self._serving.listener.spool_path
+        async with SnapshotRows(self._serving.reader, view.id, spool) as rows:
+            await self._pin(rows.sequence)
+            snapshot_id = resume.streamed_snapshot_id(view.id, rows.sequence)
+            if handshake:
+                await self._send(
+                    self._messages.handshake(
+                        mode=wire.SYNC_MODE_FULL_SNAPSHOT,
+                        sequence=rows.sequence,
+                        oldest_sequence=view.oldest_sequence,
+                        resume_from=rows.sequence + 1,
+                        columns=view.columns,
+                        snapshot_id=snapshot_id,
+                        position=rows.position,
+                        history=str(self._history),
+                    )
+                )
+            await self._send(
+                self._messages.snapshot_begin(
+                    snapshot_id=snapshot_id,
+                    sequence=rows.sequence,
+                    rows=rows.rows,
+                    position=rows.position,
+                )
+            )
+            self._lease.update(sequence=rows.sequence, depth=0, state="snapshot")
+            checksum = StateChecksum()
+            sent = 0
+            while (batch := await rows.next()) is not None:
+                keys, lines = batch
+                if extended:
+                    checksum.add(lines)
+                if self._filter is not None:
+                    keys, lines = self._filter.select(keys, lines)
+                sent += len(keys)
+                for message in form.rows(keys, lines):
+                    await self._send(message)
+        await self._send(
+            self._messages.snapshot_end(
+                sequence=rows.sequence,
+                rows_sent=sent,
+                rows=checksum.rows,
+                position=rows.position,
+                checksum=checksum.hex(),
+            )
+        )
+        self._cursor = rows.sequence
+        self._position = self._told_position = rows.position
+        self._lease.update(sequence=rows.sequence, depth=0, state="catching_up")
+
+    async def _pin(self, after_sequence: int) -> None:
+        self._pinned = True
+        await self._lease.pin(self._view.id, after_sequence)
+
+    def _unpin(self) -> None:
+        if self._pinned:
+            self._pinned = False
+            self._lease.unpin()
+
+    # ---------------------------------------------------------------- heartbeats
+
+    def _arm_heartbeat(self) -> None:
+        self._beat = self._loop.call_later(self._options.heartbeat_interval_s, self._on_beat)
+
+    def _on_beat(self) -> None:
+        self._beat_due = True
+        self._arm_heartbeat()
+        self._bell.ring()
+
+    def _heartbeat_wanted(self) -> bool:
+        if self._beat_due:
+            return True
+        return self._position_due and self._position > self._told_position
+
+    async def _send_heartbeat(self) -> None:
+        self._beat_due = self._position_due = False
+        self._told_position = self._position
+        await self._send(self._messages.heartbeat(sequence=self._cursor, position=self._position))

@@ -1,0 +1,151 @@
+"""A table's rows on their way to one client, however slow it is.
+
+The rows come from an LMDB read transaction, which keeps freed pages from being used again. So a
+client that is too slow for that has the rest put aside in a temporary file, and the transaction
+is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+
+from laredo_fanout.serving.errors import NoRoomToSpool
+from laredo_fanout.store.errors import SpoolFailed
+from laredo_fanout.store.reader import StoreReader
+
+log = structlog.get_logger(__name__)
+
+Batch = tuple[list[bytes], list[bytes]]
+
+BATCH_BYTES = 512 << 10
+BATCH_ROWS = 1900
+PIECE_ROWS = 380
+SLOW_AFTER_S = 10.0
+SLOW_BYTES_PER_S = 16 << 20
+DISK_RESERVE = 1 << 30
+
+
+class SnapshotRows:
+    """`async with` it, then `next()` until None."""
+
+    def __init__(self, reader: StoreReader, table_id: int, spool_path: Path | None) -> None:
+        self._directory = spool_path or reader.path
+        self._snapshot = reader.snapshot(table_id, self._directory)
+        self.sequence = self._snapshot.sequence
+        self.position = self._snapshot.position
+        self.rows = self._snapshot.rows
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._begun = self._loop.time()
+        self._sent_bytes = self._sent_rows = 0
+        self._piece = 16
+        self._left_over: list[Batch] = []
+        self._failure: NoRoomToSpool | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._spilling: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> SnapshotRows:
+        self._watch()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # A spill under way ends at its next step, and only then may its transaction be closed.
+        self._snapshot.stop_spilling()
+        if self._spilling is not None:
+            await asyncio.wait([self._spilling])
+        self._snapshot.close()
+
+    async def next(self) -> Batch | None:
+        """The next rows, about BATCH_BYTES of them; None at the end.
+
+        :raises NoRoomToSpool: the client is slow and the disk too full to put the rest aside.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._left_over:
+            return self._left_over.pop()
+        async with self._lock:
+            keys, lines, size = self._gather()
+        if not keys:
+            return None
+        self._sent_rows += len(keys)
+        self._sent_bytes += size
+        if size > 2 * BATCH_BYTES and len(keys) > 1:
+            return self._split(keys, lines)
+        return keys, lines
+
+    def _gather(self) -> tuple[list[bytes], list[bytes], int]:
+        """Small pieces until there is enough: one wide row more must not mean hundreds."""
+        keys: list[bytes] = []
+        lines: list[bytes] = []
+        size = 0
+        while size < BATCH_BYTES and len(keys) < BATCH_ROWS:
+            batch = next(self._snapshot.batches(self._piece), None)
+            if batch is None:
+                break
+            piece_keys, piece_lines = batch
+            piece_size = sum(map(len, piece_lines))
+            keys += piece_keys
+            lines += piece_lines
+            size += piece_size
+            average = piece_size // len(piece_lines) + 1
+            self._piece = max(1, min(PIECE_ROWS, 2 * self._piece, BATCH_BYTES // average))
+        return keys, lines, size
+
+    def _split(self, keys: list[bytes], lines: list[bytes]) -> Batch:
+        start, size = 0, 0
+        parts: list[Batch] = []
+        for index, line in enumerate(lines):
+            if size and size + len(line) > BATCH_BYTES:
+                parts.append((keys[start:index], lines[start:index]))
+                start, size = index, 0
+            size += len(line)
+        parts.append((keys[start:], lines[start:]))
+        self._left_over = parts[:0:-1]
+        return parts[0]
+
+    def _watch(self) -> None:
+        if self._slow():
+            self._spilling = asyncio.create_task(self._spill())
+        else:
+            self._timer = self._loop.call_later(SLOW_AFTER_S, self._watch)
+
+    async def _spill(self) -> None:
+        async with self._lock:
+            try:
+                self._check_room()
+                await asyncio.to_thread(self._snapshot.spill)
+            except (SpoolFailed, NoRoomToSpool) as failed:
+                self._failure = NoRoomToSpool(
+                    "this client reads the snapshot too slowly, and the rest of it can't be "
+                    f"put aside: {failed}"
+                )
+                log.warning("snapshot of a slow client given up", error=str(failed))
+                self._snapshot.close()
+            else:
+                log.info("snapshot of a slow client put aside", rows_sent=self._sent_rows)
+
+    def _slow(self) -> bool:
+        age = self._loop.time() - self._begun
+        return age >= SLOW_AFTER_S and self._sent_bytes < age * SLOW_BYTES_PER_S
+
+    def _check_room(self) -> None:
+        average = self._sent_bytes // max(self._sent_rows, 1)
+        wanted = (self.rows - self._sent_rows) * (average + 32) + DISK_RESERVE
+        free = shutil.disk_usage(self._directory).free
+        if free < wanted:
+            raise NoRoomToSpool(
+                f"{wanted} bytes are needed on the disk of {self._directory}, {free} are free"
+            )

@@ -1,0 +1,161 @@
+"""Rows for base clients: a line as a google.protobuf.Struct, by hand.
+
+Struct is lossy, and so is this form, in known ways: numbers are doubles, so an integer beyond
++-2^53 is sent as a string; numbers inside json beyond 64 bits lose digits; of duplicate names in
+json the last stays; a lone surrogate becomes "?"; and a value nested deeper than protobuf parsers
+go (they stop at 100 messages, three to a JSON level) is sent as the string of its JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from struct import Struct
+from typing import Any
+
+import orjson
+
+from laredo_fanout.serving.protobuf import delimited
+from laredo_model import line as line_
+
+_EXACT = 1 << 53
+_DEEPEST = 28
+_NULL = b"\x08\x00"
+_TRUE = b"\x20\x01"
+_FALSE = b"\x20\x00"
+_double = Struct("<cd").pack
+_SIZES = 512
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """The row as Python values; the fast parser, and the patient one for what it refuses."""
+    try:
+        row: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return _parse_by_column(line)
+    return row
+
+
+def _parse_by_column(line: bytes) -> dict[str, Any]:
+    row = {}
+    for name, fragment in line_.items(line):
+        try:
+            row[orjson.loads(name)] = json.loads(fragment, parse_int=_any_int)
+        except RecursionError:
+            row[orjson.loads(name)] = fragment.decode()
+    return row
+
+
+def _any_int(digits: str) -> int | str:
+    # Python refuses to convert more than 4,300 digits.
+    return int(digits) if len(digits) < 4000 else digits
+
+
+class StructRows:
+    """Encodes the rows of any table; what it learns about column names it keeps."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _ColumnHeads] = {}
+
+    def encode(self, line: bytes) -> bytes:
+        """The bytes of the Struct that holds this row."""
+        pieces: list[bytes] = []
+        add = pieces.append
+        columns = self._columns
+        for name, value in parse(line).items():
+            heads = columns.get(name)
+            if heads is None:
+                heads = columns[name] = _ColumnHeads(name)
+            kind = type(value)
+            if kind is str:
+                text = _utf8(value)
+                add(heads.of_string(len(text)))
+                add(text)
+            elif kind is int and -_EXACT <= value <= _EXACT:
+                add(heads.number)
+                add(_double(b"\x11", value))
+            elif value is None:
+                add(heads.null)
+            elif kind is bool:
+                add(heads.true if value else heads.false)
+            else:
+                add(heads.of_value(_value(value, 0)))
+        return b"".join(pieces)
+
+
+class _ColumnHeads:
+    """What stands before a value of this column, by the value's kind."""
+
+    def __init__(self, name: str) -> None:
+        self._name = delimited(b"\x0a", _utf8(name))
+        self.null = self.of_value(_NULL)
+        self.true = self.of_value(_TRUE)
+        self.false = self.of_value(_FALSE)
+        self.number = self.of_value(bytes(9))[:-9]
+        self._strings: dict[int, bytes] = {}
+
+    def of_value(self, value: bytes) -> bytes:
+        return delimited(b"\x0a", self._name + delimited(b"\x12", value))
+
+    def of_string(self, size: int) -> bytes:
+        head = self._strings.get(size)
+        if head is None:
+            text = bytes(size)
+            head = self.of_value(delimited(b"\x1a", text))
+            head = head[: len(head) - size]
+            if size < _SIZES:
+                self._strings[size] = head
+        return head
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _value(value: Any, depth: int) -> bytes:  # noqa: PLR0911  one per kind of Value
+    match value:
+        case None:
+            return _NULL
+        case bool():
+            return _TRUE if value else _FALSE
+        case str():
+            return _string(value)
+        case int():
+            return _number(value) if -_EXACT <= value <= _EXACT else _string(str(value))
+        case float():
+            return _number(value) if math.isfinite(value) else _string(str(value))
+        case _ if depth >= _DEEPEST and value:
+            return _string(_deep_text(value))
+        case list():
+            items = b"".join([delimited(b"\x0a", _value(item, depth + 1)) for item in value])
+            return delimited(b"\x32", items)
+        case _:
+            return _struct(value, depth)
+
+
+def _number(number: float) -> bytes:
+    return _double(b"\x11", number)
+
+
+def _struct(members: dict[str, Any], depth: int) -> bytes:
+    fields = b"".join(
+        [
+            delimited(
+                b"\x0a",
+                delimited(b"\x0a", _utf8(name)) + delimited(b"\x12", _value(member, depth + 1)),
+            )
+            for name, member in members.items()
+        ]
+    )
+    return delimited(b"\x2a", fields)
+
+
+def _deep_text(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        return "(nested too deep)"
+
+
+def _string(text: str) -> bytes:
+    return delimited(b"\x1a", _utf8(text))
