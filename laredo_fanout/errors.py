@@ -1,0 +1,98 @@
+"""What can go wrong in the fan-out server.
+
+FanoutError
+├── SourceError                PostgreSQL, or what we need of it
+│   ├── SourceUnavailable      can't connect, or the connection was cut: tried again
+│   ├── ServerUnfit            wal_level, version, free slots or senders
+│   ├── RightsMissing          the role lacks a right; names the GRANT
+│   ├── SlotLost               the slot, its publication or its history isn't the stored one
+│   ├── SlotInUse              another process streams from the slot
+│   ├── StreamBroken           bytes that are not the protocol's
+│   ├── SpoolFull              no room for a giant transaction
+│   └── TableRefused           one table can't be replicated; the others go on
+│       ├── TableMissing       no such table
+│       ├── TableUnfit         not a plain table, unlogged, partitioned, ...
+│       ├── IdentityMissing    no usable replica identity; names the statement that cures it
+│       ├── TableNotPublished  not in the publication, and we may not add it
+│       ├── SelectDenied       the role may not read it
+│       └── CopyFailed         reading its rows failed
+"""
+
+from __future__ import annotations
+
+
+class FanoutError(Exception):
+    """Root of the fan-out server's errors."""
+
+
+class SourceError(FanoutError):
+    """PostgreSQL, or what we need of it, isn't as it must be."""
+
+
+class SourceUnavailable(SourceError):
+    """No connection to PostgreSQL just now; it is tried again with growing pauses."""
+
+
+class ServerUnfit(SourceError):
+    """A setting of the server keeps logical replication from working."""
+
+
+class RightsMissing(SourceError):
+    """The role lacks a right; the message holds the statement that grants it."""
+
+
+class SlotLost(SourceError):
+    """Changes between the stored position and the slot can't be had any more.
+
+    ``on_slot_lost = recreate`` makes a new slot and copies the tables anew.
+    """
+
+
+class SlotInUse(SourceError):
+    """Another process streams from the slot; it is tried again with growing pauses."""
+
+
+class StreamBroken(SourceError):
+    """The stream sent what the protocol doesn't allow."""
+
+
+class SpoolFull(SourceError):
+    """No room on the disk to put a giant transaction aside."""
+
+
+class TableRefused(SourceError):
+    """One table can't be replicated as things are; the others go on.
+
+    ``table`` is its name (``public.users``), ``cure`` what to do about it
+    (a statement, or a sentence).
+    """
+
+    def __init__(self, table: str, problem: str, cure: str) -> None:
+        super().__init__(f"table {table}: {problem}; {cure}")
+        self.table = table
+        self.problem = problem
+        self.cure = cure
+
+
+class TableMissing(TableRefused):
+    """No table of this name in the database."""
+
+
+class TableUnfit(TableRefused):
+    """A kind of table that has no logical stream, or none that we follow."""
+
+
+class IdentityMissing(TableRefused):
+    """No usable replica identity: in a publication it would make UPDATE and DELETE fail."""
+
+
+class TableNotPublished(TableRefused):
+    """Not (fully) in the publication, and the publication isn't ours to change."""
+
+
+class SelectDenied(TableRefused):
+    """The role may not read all of the table's rows."""
+
+
+class CopyFailed(TableRefused):
+    """Reading the table's rows failed."""

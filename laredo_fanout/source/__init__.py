@@ -1,0 +1,1 @@
+"""The PostgreSQL source: one slot's stream and the tables' copies, into the store."""

@@ -1,0 +1,290 @@
+"""What PostgreSQL's catalog says of the tables: columns, types, keys, what is published.
+
+https://www.postgresql.org/docs/current/catalogs.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laredo_model import rule
+from laredo_model.column import Column
+from laredo_model.select import Selected, table_name
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.options import TableOptions
+    from laredo_fanout.source.session import Connection
+
+
+class SourceColumn(NamedTuple):
+    """A column that the stream carries; ``type_modifier`` is the column's own (-1 in a domain)."""
+
+    name: str
+    type_info: rule.TypeInfo
+    type_modifier: int
+    nullable: bool
+
+
+class UniqueIndex(NamedTuple):
+    """A unique index over plain columns; ``columns`` are its key columns, in its order."""
+
+    name: str
+    columns: tuple[str, ...]
+    primary: bool
+    identity: bool
+    immediate: bool
+    whole: bool
+    """Valid, without a predicate and without expressions."""
+
+
+class Published(NamedTuple):
+    """How the publication holds a table; ``columns`` is None before PostgreSQL 15."""
+
+    columns: tuple[str, ...] | None
+    row_filter: str | None
+    membership: int
+    """Changes when the table is taken out and put in again: what came between is lost."""
+
+
+class Version(NamedTuple):
+    """What changes when a statement rewrites values; see :meth:`SourceTable.rewritten_since`."""
+
+    attributes: str
+    """The transactions that wrote the table's pg_attribute rows."""
+    file: int
+    """The file that holds the rows."""
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """One table as one look at the catalog saw it."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    """pg_class.relkind: r is a plain table, p a partitioned one."""
+    persistence: str
+    replica_identity: str
+    """pg_class.relreplident: d default, i index, f full, n nothing."""
+    may_select: bool
+    row_security: bool
+    """Whether row-level security would hide rows from this role."""
+    pages: int
+    rows_estimated: float
+    columns: tuple[SourceColumn, ...]
+    indexes: tuple[UniqueIndex, ...]
+    published: Published | None
+    version: Version
+    not_null: frozenset[str] = field(default=frozenset())
+
+    @property
+    def qualified(self) -> str:
+        """``schema.name``."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def sql_name(self) -> str:
+        """The quoted name."""
+        return table_name(self.schema, self.name)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The names of the columns that identify a row, in their index's order; empty: none do.
+
+        It is the replica identity's index; with REPLICA IDENTITY FULL the primary
+        key, or else the smallest unique index over columns that are never null.
+        """
+        usable = [index for index in self.indexes if index.whole and index.immediate]
+        if self.replica_identity == "i":
+            return next((index.columns for index in usable if index.identity), ())
+        primary = next((index.columns for index in usable if index.primary), ())
+        if primary or self.replica_identity != "f":
+            return primary if self.replica_identity in "df" else ()
+        never_null = [index for index in usable if self.not_null.issuperset(index.columns)]
+        return min(
+            (index.columns for index in never_null),
+            key=lambda names: (len(names), names),
+            default=(),
+        )
+
+    @property
+    def described(self) -> tuple[Column, ...]:
+        """The columns as the store, the handshake and manifests describe them."""
+        ordinals = {name: ordinal for ordinal, name in enumerate(self.key, 1)}
+        return tuple(
+            Column(
+                column.name,
+                rule.base_of(column.type_info).name,
+                base_modifier(column),
+                column.nullable,
+                ordinal,
+                ordinals.get(column.name),
+            )
+            for ordinal, column in enumerate(self.columns, 1)
+        )
+
+    @property
+    def selected(self) -> list[Selected]:
+        """The columns as ``select.lines_sql`` wants them."""
+        return [Selected(column.name, column.type_info) for column in self.columns]
+
+    @property
+    def selected_key(self) -> list[Selected]:
+        """The key's columns, in its order, as ``select.lines_sql`` wants them."""
+        by_name = {column.name: column.type_info for column in self.columns}
+        return [Selected(name, by_name[name]) for name in self.key]
+
+    def rewritten_since(self, before: Version) -> bool:
+        """Whether a statement may have changed values without a trace in the stream.
+
+        ALTER TYPE ... USING writes pg_attribute rows and a new file; each alone
+        is harmless (SET STATISTICS; VACUUM FULL, TRUNCATE).
+        """
+        now = self.version
+        return now.attributes != before.attributes and now.file != before.file
+
+
+def base_modifier(column: SourceColumn) -> int:
+    """The type modifier that holds for the column's values, a domain's own included."""
+    info, modifier = column.type_info, column.type_modifier
+    while info.base is not None:
+        modifier = info.base_modifier if info.base_modifier != -1 else modifier
+        info = info.base
+    return modifier
+
+
+_TABLES = """
+SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
+    c.relreplident::text, has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
+    c.relpages, c.reltuples, c.relfilenode::int8
+FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
+JOIN pg_namespace n ON n.nspname = wanted.schema
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+"""
+
+_ATTRIBUTES = """
+SELECT attrelid::int8, attname::text, atttypid::int8, atttypmod, attnotnull,
+    attgenerated <> '', xmin::text
+FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
+ORDER BY attrelid, attnum
+"""
+
+_INDEXES = """
+SELECT i.indrelid::int8, c.relname::text,
+    (SELECT array_agg(a.attname::text ORDER BY k.n)
+     FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
+     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+     WHERE k.n <= i.indnkeyatts),
+    i.indisprimary, i.indisreplident, i.indimmediate,
+    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.indexrelid
+"""
+
+_PUBLISHED = """
+SELECT p.schemaname::text, p.tablename::text, {}, coalesce(r.oid, 0)::int8
+FROM pg_publication_tables p
+JOIN pg_publication b ON b.pubname = p.pubname
+JOIN pg_namespace n ON n.nspname = p.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
+WHERE p.pubname = %s
+"""
+
+
+def read_tables(
+    connection: Connection, tables: Iterable[TableOptions], publication: str
+) -> dict[str, SourceTable]:
+    """The tables that exist, by qualified name, all as one snapshot shows them.
+
+    :raises psycopg.Error: if the catalog can't be read.
+    """
+    wanted = list(tables)
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        return _read(connection, wanted, publication)
+
+
+def _read(
+    connection: Connection, wanted: Sequence[TableOptions], publication: str
+) -> dict[str, SourceTable]:
+    found = connection.execute(
+        _TABLES, ([table.schema for table in wanted], [table.name for table in wanted])
+    ).fetchall()
+    oids = [row[0] for row in found]
+    attributes = _grouped(connection.execute(_ATTRIBUTES, (oids,)).fetchall())
+    indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
+    published = _read_published(connection, publication)
+    types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
+    tables = {}
+    for row in found:
+        table = _table(
+            row,
+            attributes.get(row[0], []),
+            [
+                UniqueIndex(name, tuple(names or ()), *rest)
+                for name, names, *rest in indexes.get(row[0], [])
+            ],
+            published.get((row[1], row[2])),
+            types,
+        )
+        tables[table.qualified] = table
+    return tables
+
+
+def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.TypeInfo]:
+    """The types with these oids, and all that they are made of."""
+    rows = connection.execute(rule.TYPES_SQL, (list(oids),)).fetchall()
+    return rule.type_infos(rule.TypeRow(*row) for row in rows)
+
+
+def _read_published(connection: Connection, publication: str) -> dict[tuple[str, str], Published]:
+    has_lists = connection.info.server_version >= 150000
+    selected = "attnames::text[], rowfilter" if has_lists else "NULL, NULL"
+    rows = connection.execute(_PUBLISHED.format(selected), (publication,)).fetchall()
+    return {
+        (schema, name): Published(None if columns is None else tuple(columns), row_filter, member)
+        for schema, name, columns, row_filter, member in rows
+    }
+
+
+def _table(
+    row: tuple[Any, ...],
+    attributes: Sequence[Sequence[Any]],
+    indexes: Sequence[UniqueIndex],
+    published: Published | None,
+    types: dict[int, rule.TypeInfo],
+) -> SourceTable:
+    oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows, file = row
+    streamed = None if published is None else published.columns
+    return SourceTable(
+        oid=oid,
+        schema=schema,
+        name=name,
+        kind=kind,
+        persistence=persistence,
+        replica_identity=identity,
+        may_select=may_select,
+        row_security=secured,
+        pages=pages,
+        rows_estimated=rows,
+        columns=tuple(
+            SourceColumn(column, types[type_oid], modifier, not not_null)
+            for column, type_oid, modifier, not_null, generated, _ in attributes
+            if (not generated if streamed is None else column in streamed)
+        ),
+        indexes=tuple(indexes),
+        published=published,
+        version=Version(",".join(attribute[-1] for attribute in attributes), file),
+        not_null=frozenset(attribute[0] for attribute in attributes if attribute[3]),
+    )
+
+
+def _grouped(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:
+    groups: dict[int, list[Sequence[Any]]] = {}
+    for table, *rest in rows:
+        groups.setdefault(table, []).append(rest)
+    return groups

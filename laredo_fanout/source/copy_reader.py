@@ -1,0 +1,172 @@
+"""One connection that reads a range of rows, without ever waiting for the server.
+
+COPY (SELECT key, line) in binary: no escapes to undo
+(https://www.postgresql.org/docs/current/sql-copy.html, Binary Format). It is
+driven by the loop that also reads the stream, because threads that take turns
+with the interpreter's lock cost more than they bring.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
+
+from laredo_model import select
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.catalog import SourceTable
+    from laredo_fanout.source.session import Connection
+
+_HEADER = b"PGCOPY\n\xff\r\n\0"
+_HEADER_BYTES = 19
+_TRAILER = b"\xff\xff"
+
+
+class Progress(Enum):
+    """Where a reading stands."""
+
+    WAITING = auto()
+    READING = auto()
+    DONE = auto()
+
+
+class ReadFailed(Exception):
+    """The server refused, or the connection was cut (``connection_lost``)."""
+
+    def __init__(self, message: str, sqlstate: str, *, connection_lost: bool) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.connection_lost = connection_lost
+
+
+def statement(table: SourceTable, condition: str) -> bytes:
+    """What reads the rows under ``condition``: one transaction with a snapshot of its own.
+
+    The lock comes first, in a statement of its own: COPY takes its snapshot
+    before it waits for a lock, and a snapshot from before an ALTER TABLE that
+    rewrites sees the new file as empty.
+    """
+    filters = [f"({part})" for part in (condition, _row_filter(table)) if part]
+    rows = select.lines_sql(
+        table.schema, table.name, table.selected, " AND ".join(filters), key=table.selected_key
+    )
+    return (
+        f"BEGIN; LOCK TABLE ONLY {table.sql_name} IN ACCESS SHARE MODE;"
+        f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
+    ).encode()
+
+
+class CopyReader:
+    """Reads one range at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._pgconn.nonblocking = 1
+        self._copying = False
+        self._failure: ReadFailed | None = None
+        self.progress = Progress.DONE
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._pgconn.socket
+
+    def begin(self, command: bytes) -> None:
+        """Send the statement that :func:`statement` made.
+
+        :raises ReadFailed: if the connection is gone.
+        """
+        self._copying = False
+        self._failure = None
+        self.progress = Progress.WAITING
+        try:
+            self._pgconn.send_query(command)
+            while self._pgconn.flush():
+                pass
+        except psycopg.OperationalError as cut:
+            raise self._lost(str(cut)) from cut
+
+    def read(self, limit: int) -> tuple[list[bytes], list[bytes]]:
+        """Keys and lines that have arrived, about ``limit`` at most; then see ``progress``.
+
+        :raises ReadFailed: if the server refused; the reader can be used again
+            unless the connection is lost.
+        """
+        keys: list[bytes] = []
+        lines: list[bytes] = []
+        try:
+            self._pgconn.consume_input()
+            if not self._copying:
+                self._next_result()
+            if self._copying:
+                self._take(limit, keys, lines)
+        except psycopg.OperationalError as cut:
+            raise self._lost(str(cut)) from cut
+        if self.progress is Progress.DONE and self._failure is not None:
+            raise self._failure
+        return keys, lines
+
+    def close(self) -> None:
+        """Close the connection; what it was reading ends."""
+        self._connection.close()
+
+    def _take(self, limit: int, keys: list[bytes], lines: list[bytes]) -> None:
+        get = self._pgconn.get_copy_data
+        add_key, add_line = keys.append, lines.append
+        from_bytes = int.from_bytes
+        for _ in range(limit):
+            size, data = get(1)
+            if size <= 0:
+                break
+            row = data.tobytes()
+            if row[0]:
+                row = _without_header(row)
+                if not row:
+                    continue
+            end = 6 + from_bytes(row[2:6], "big")
+            add_key(row[6:end])
+            add_line(row[end + 4 :])
+        else:
+            return
+        if size == -1:
+            self._copying = False
+            self._next_result()
+
+    def _next_result(self) -> None:
+        while not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                self.progress = Progress.DONE
+                return
+            if result.status == ExecStatus.COPY_OUT:
+                self._copying = True
+                self.progress = Progress.READING
+                return
+            if result.status == ExecStatus.FATAL_ERROR and self._failure is None:
+                self._failure = self._refused(result)
+
+    def _refused(self, result: psycopg.pq.abc.PGresult) -> ReadFailed:
+        state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+        text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        return ReadFailed(text, state, connection_lost=self._is_lost() or state[:2] == "57")
+
+    def _lost(self, text: str) -> ReadFailed:
+        self.progress = Progress.DONE
+        return ReadFailed(" ".join(text.split()), "08006", connection_lost=True)
+
+    def _is_lost(self) -> bool:
+        return self._pgconn.status != ConnStatus.OK
+
+
+def _without_header(row: bytes) -> bytes:
+    """The row behind the header; b"" for the trailer, which has no row."""
+    if row.startswith(_HEADER):
+        row = row[_HEADER_BYTES:]
+    return b"" if row[:2] == _TRAILER else row
+
+
+def _row_filter(table: SourceTable) -> str:
+    return (table.published and table.published.row_filter) or ""

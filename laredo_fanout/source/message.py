@@ -1,0 +1,142 @@
+"""The stream's messages, apart from rows: what each one's bytes say.
+
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+Every message arrives in an XLogData envelope of 25 bytes ('w', start, end, send
+time), which the offsets here count in.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from laredo_fanout.errors import StreamBroken
+
+ENVELOPE = 25
+"""Bytes before the message's kind."""
+
+KEEPALIVE, XLOG_DATA = ord("k"), ord("w")
+BEGIN, COMMIT, ORIGIN, TYPE = ord("B"), ord("C"), ord("O"), ord("Y")
+RELATION, MESSAGE, TRUNCATE = ord("R"), ord("M"), ord("T")
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+
+_EPOCH_US = 946_684_800_000_000
+"""2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
+
+_commit = Struct(">BQQq").unpack_from
+_keepalive = Struct(">QqB").unpack_from
+_message = Struct(">BQ").unpack_from
+_truncate = Struct(">IB").unpack_from
+_relation = Struct(">I").unpack_from
+_column = Struct(">Ii").unpack_from
+_envelope = Struct(">QQq").unpack_from
+
+
+class Commit(NamedTuple):
+    """The end of a transaction; ``position`` is the end of its commit record."""
+
+    commit_position: int
+    position: int
+    time_us: int
+
+
+class Keepalive(NamedTuple):
+    """The server is alive, has decoded up to ``wal_end``, and may want an answer at once."""
+
+    wal_end: int
+    wants_reply: bool
+
+
+class RelationColumn(NamedTuple):
+    """A column as the stream announces it."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    in_key: bool
+
+
+class Relation(NamedTuple):
+    """A table as the stream announces it before its rows."""
+
+    oid: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+class Emitted(NamedTuple):
+    """What pg_logical_emit_message wrote."""
+
+    transactional: bool
+    prefix: bytes
+    content: bytes
+
+
+class Truncate(NamedTuple):
+    """TRUNCATE of these tables, in one statement."""
+
+    oids: tuple[int, ...]
+
+
+def commit(message: bytes) -> Commit:
+    """The COMMIT in ``message``."""
+    _, commit_position, position, time = _commit(message, ENVELOPE + 1)
+    return Commit(commit_position, position, time + _EPOCH_US)
+
+
+def keepalive(message: bytes) -> Keepalive:
+    """The keepalive in ``message``, which has no envelope."""
+    wal_end, _, wants_reply = _keepalive(message, 1)
+    return Keepalive(wal_end, bool(wants_reply))
+
+
+def wal_end(message: bytes) -> int:
+    """How far the server's WAL reached when it sent ``message``."""
+    end: int = _envelope(message, 1)[1]
+    return end
+
+
+def emitted(message: bytes) -> Emitted:
+    """The message in ``message``."""
+    flags, _ = _message(message, ENVELOPE + 1)
+    start = ENVELOPE + 10
+    end = message.index(0, start)
+    size = int.from_bytes(message[end + 1 : end + 5], "big")
+    return Emitted(bool(flags & 1), message[start:end], message[end + 5 : end + 5 + size])
+
+
+def truncate(message: bytes) -> Truncate:
+    """The TRUNCATE in ``message``."""
+    count, _ = _truncate(message, ENVELOPE + 1)
+    return Truncate(Struct(f">{count}I").unpack_from(message, ENVELOPE + 6))
+
+
+def relation(message: bytes) -> Relation:
+    """The relation in ``message``.
+
+    :raises StreamBroken: if it is cut short.
+    """
+    try:
+        (oid,) = _relation(message, ENVELOPE + 1)
+        schema, at = _text(message, ENVELOPE + 5)
+        name, at = _text(message, at)
+        identity = chr(message[at])
+        count = int.from_bytes(message[at + 1 : at + 3], "big")
+        at += 3
+        columns = []
+        for _ in range(count):
+            in_key = bool(message[at] & 1)
+            column, at = _text(message, at + 1)
+            type_oid, modifier = _column(message, at)
+            at += 8
+            columns.append(RelationColumn(column, type_oid, modifier, in_key))
+    except (ValueError, IndexError) as short:
+        raise StreamBroken(f"a Relation message is cut short: {message[:120]!r}") from short
+    return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
+
+
+def _text(message: bytes, start: int) -> tuple[str, int]:
+    end = message.index(0, start)
+    return message[start:end].decode(), end + 1

@@ -1,0 +1,65 @@
+"""What a source and its tables are told; the server's configuration maps onto these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class OnSlotLost(StrEnum):
+    """What to do when changes between the stored position and the slot are gone."""
+
+    RECREATE = "recreate"
+    """Make a new slot and copy every table anew."""
+    FAIL = "fail"
+    """Stop, and say so."""
+
+
+@dataclass(frozen=True)
+class PublicationOptions:
+    """The publication; with ``create`` it is made, and tables are added to it, when missing."""
+
+    name: str = "laredo"
+    create: bool = True
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """How tables are copied: ``workers`` connections read ranges of about ``range_bytes``."""
+
+    workers: int = 2
+    range_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """One table to replicate."""
+
+    schema: str
+    name: str
+
+    @property
+    def qualified(self) -> str:
+        """``schema.name``, as the configuration, the wire and messages write it."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """One PostgreSQL database, reached by ``connection`` (a libpq string or URI).
+
+    Times are in seconds. ``heartbeat_interval`` is how often a message is written
+    to the WAL, so that an idle slot advances, and how often the catalog is looked
+    at. The stream is taken for dead when nothing came for ``receive_timeout``.
+    """
+
+    connection: str
+    slot_name: str = "laredo"
+    publication: PublicationOptions = field(default_factory=PublicationOptions)
+    copy: CopyOptions = field(default_factory=CopyOptions)
+    heartbeat_interval: float = 10.0
+    on_slot_lost: OnSlotLost = OnSlotLost.RECREATE
+    connect_timeout: float = 10.0
+    receive_timeout: float = 60.0
+    busy_commit_interval: float = 1.0
+    """The longest time between two commits under load."""

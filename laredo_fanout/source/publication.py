@@ -1,0 +1,162 @@
+"""The publication: which tables the slot's stream carries.
+
+A table enters only after ``checks.table_problem`` found nothing: without a
+usable replica identity its membership alone makes the application's UPDATE and
+DELETE fail. https://www.postgresql.org/docs/current/logical-replication-publication.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+import structlog
+
+from laredo_fanout.errors import RightsMissing, ServerUnfit, TableNotPublished
+from laredo_model.select import identifier
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.catalog import SourceTable
+    from laredo_fanout.source.options import PublicationOptions
+    from laredo_fanout.source.session import Connection
+
+_log = structlog.get_logger()
+
+_PUBLISH = "WITH (publish = 'insert, update, delete, truncate')"
+_STATE = """
+SELECT oid::int8, puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate
+FROM pg_publication WHERE pubname = %s
+"""
+
+
+class Publication(NamedTuple):
+    """A publication as the catalog has it."""
+
+    name: str
+    oid: int
+    all_tables: bool
+    whole: bool
+    """Whether it publishes inserts, updates, deletes and truncates."""
+
+    @property
+    def identity(self) -> str:
+        """Tells it from one of the same name that was dropped and made again."""
+        return f"{self.name}:{self.oid}"
+
+
+def read(connection: Connection, name: str) -> Publication | None:
+    """The publication of this name, if there is one."""
+    row = connection.execute(_STATE, (name,)).fetchone()
+    return None if row is None else Publication(name, *row)
+
+
+def ensure(connection: Connection, options: PublicationOptions) -> Publication:
+    """The publication, made (without tables) if it is missing and ``create`` is on.
+
+    :raises RightsMissing: if it is missing and the role may not make it.
+    :raises ServerUnfit: if it is missing and we are told not to make it, or if
+        it doesn't publish every kind of change.
+    """
+    found = read(connection, options.name)
+    if found is None:
+        if not options.create:
+            raise ServerUnfit(
+                f"publication {options.name} doesn't exist and publication.create is off: run"
+                f" CREATE PUBLICATION {identifier(options.name)} FOR TABLE ... {_PUBLISH};"
+            )
+        _create(connection, options.name)
+        found = read(connection, options.name)
+        if found is None:
+            raise ServerUnfit(f"publication {options.name} vanished as it was made")
+    if not found.whole:
+        raise ServerUnfit(
+            f"publication {options.name} doesn't publish every kind of change:"
+            f" ALTER PUBLICATION {identifier(options.name)} SET"
+            f" {_PUBLISH.removeprefix('WITH ')};"
+        )
+    return found
+
+
+def add(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
+    """Put ``table`` into the publication; it is there already if it ``published``.
+
+    :raises TableNotPublished: if we are told not to, or may not, or a lock that
+        somebody holds keeps us from it for now.
+    """
+    statement = f"ALTER PUBLICATION {identifier(options.name)} ADD TABLE ONLY {table.sql_name};"
+    if not options.create:
+        raise TableNotPublished(
+            table.qualified,
+            f"it isn't in publication {options.name} and publication.create is off",
+            f"run {statement}",
+        )
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.DuplicateObject:
+        return
+    except psycopg.errors.LockNotAvailable as locked:
+        raise TableNotPublished(
+            table.qualified,
+            f"it can't enter publication {options.name} now: {locked.diag.message_primary}",
+            "it is tried again",
+        ) from locked
+    except psycopg.errors.InsufficientPrivilege as denied:
+        raise TableNotPublished(
+            table.qualified,
+            f"it isn't in publication {options.name}, and the role may not add it"
+            f" ({denied.diag.message_primary})",
+            f"let the owner of publication and table run {statement}",
+        ) from denied
+    _log.info("table added to publication", table=table.qualified, publication=options.name)
+
+
+def remove(connection: Connection, options: PublicationOptions, table: SourceTable) -> bool:
+    """Take ``table`` out again, if the publication is ours; says whether it is out.
+
+    For a table whose replica identity went: as long as it stays, the
+    application's UPDATE and DELETE fail.
+    """
+    if not options.create:
+        return False
+    statement = f"ALTER PUBLICATION {identifier(options.name)} DROP TABLE ONLY {table.sql_name}"
+    try:
+        connection.execute(statement.encode())
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as denied:
+        _log.error(
+            "table can't be taken out of the publication; its UPDATE and DELETE fail",
+            table=table.qualified,
+            publication=options.name,
+            error=str(denied),
+            cure=f"let the owner run {statement};",
+        )
+        return False
+    except psycopg.errors.UndefinedObject:
+        return True
+    _log.warning(
+        "table taken out of the publication", table=table.qualified, publication=options.name
+    )
+    return True
+
+
+def create_statement(options: PublicationOptions, tables: Iterable[SourceTable]) -> str:
+    """What an owner runs to make the publication with these tables."""
+    names = ", ".join(table.sql_name for table in tables)
+    return f"CREATE PUBLICATION {identifier(options.name)} FOR TABLE ONLY {names} {_PUBLISH};"
+
+
+def _create(connection: Connection, name: str) -> None:
+    statement = f"CREATE PUBLICATION {identifier(name)} {_PUBLISH}"
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege as denied:
+        role = connection.info.user
+        raise RightsMissing(
+            f"role {role} may not make publication {name} ({denied.diag.message_primary}): let an"
+            f" owner run CREATE PUBLICATION {identifier(name)} FOR TABLE ... {_PUBLISH}; or"
+            f" GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
+            f" TO {identifier(role)};"
+        ) from denied
+    except psycopg.errors.DuplicateObject:
+        return
+    _log.info("publication made", publication=name)

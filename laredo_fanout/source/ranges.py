@@ -1,0 +1,103 @@
+"""Key ranges: how a table's copy is cut, and the conditions that select them.
+
+Ranges of the key, not of ctid: VACUUM FULL, CLUSTER or a rewriting ALTER moves
+rows without a trace in the stream. A range is everything above one split point,
+up to and including the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from laredo_model.select import Selected, identifier, key_sql
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.catalog import SourceTable
+    from laredo_fanout.source.session import Connection
+
+Split = tuple[str, ...]
+"""The key at which one range ends: each column's text."""
+
+_MOST_RANGES = 4096
+_PAGES_A_RANGE = 16
+_PAGE_BYTES = 8192
+
+
+def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[Split]:
+    """Split points that cut the table into ranges of about ``range_bytes`` of its file.
+
+    They come from a sample of its pages, so the ranges are of similar size,
+    not of equal.
+    """
+    size = connection.execute("SELECT pg_relation_size(%s::oid)", (table.oid,)).fetchone()
+    pages = int(size[0]) // _PAGE_BYTES if size else 0
+    wanted = min(_MOST_RANGES, pages * _PAGE_BYTES // range_bytes + 1)
+    if wanted < 2:
+        return []
+    percent = min(100.0, 100.0 * _PAGES_A_RANGE * wanted / pages)
+    names = [identifier(name) for name in table.key]
+    texts = ", ".join(f"format('%s', {name}) AS k{n}" for n, name in enumerate(names))
+    keys = ", ".join(f"k{n}" for n in range(len(names)))
+    query = (
+        f"SELECT {keys} FROM (SELECT {texts}, row_number() OVER (ORDER BY {', '.join(names)}) AS n,"
+        f" count(*) OVER () AS total FROM ONLY {table.sql_name}"
+        f" TABLESAMPLE SYSTEM ({percent:.6f})) s"
+        f" WHERE n % greatest(1, total / {wanted}) = 0 ORDER BY n"
+    )
+    rows = connection.execute(query.encode()).fetchall()
+    return [tuple(row) for row in rows][: wanted - 1]
+
+
+def condition(table: SourceTable, splits: Sequence[Split], number: int) -> str:
+    """The SQL condition of range ``number`` (0 up to and including ``len(splits)``)."""
+    names = ", ".join(identifier(name) for name in table.key)
+    parts = []
+    if number > 0:
+        parts.append(f"({names}) > ({_literals(table.selected_key, splits[number - 1])})")
+    if number < len(splits):
+        parts.append(f"({names}) <= ({_literals(table.selected_key, splits[number])})")
+    return " AND ".join(parts)
+
+
+def keys_condition(table: SourceTable, keys: Sequence[bytes]) -> str:
+    """The SQL condition that selects the rows with these keys."""
+    names = ", ".join(f"{identifier(name)}" for name in table.key)
+    values = [_key_values(table.selected_key, key) for key in keys]
+    if all(value is not None for value in values):
+        rows = ", ".join(f"({_literals(table.selected_key, value)})" for value in values if value)
+        return f"({names}) IN ({rows})"
+    # A key that holds an array is compared by its text: slow, and rare.
+    texts = ", ".join(quoted(key.decode()) for key in keys)
+    return f"(SELECT {key_sql(table.selected_key)} FROM (SELECT {names}) t) IN ({texts})"
+
+
+def quoted(text: str) -> str:
+    """``text`` as an SQL string literal, whatever standard_conforming_strings says."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f" E'{escaped}'" if "\\" in text else f"'{escaped}'"
+
+
+def _literals(key: Sequence[Selected], values: Sequence[str]) -> str:
+    return ", ".join(
+        f"{quoted(value)}::{identifier(column.type_info.namespace)}"
+        f".{identifier(column.type_info.name)}"
+        for column, value in zip(key, values, strict=True)
+    )
+
+
+def _key_values(key: Sequence[Selected], row_key: bytes) -> list[str] | None:
+    """The texts of a row key's values; None if one of them isn't a plain value."""
+    if len(key) == 1:
+        return None if key[0].type_info.element else [row_key.decode()]
+    values = json.loads(row_key, parse_int=str, parse_float=str)
+    texts = []
+    for value in values:
+        if isinstance(value, bool):
+            texts.append("true" if value else "false")
+        elif isinstance(value, str):
+            texts.append(value)
+        else:
+            return None
+    return texts

@@ -1,0 +1,173 @@
+"""The replication connection: the slot's stream, and what it is told is durable.
+
+https://www.postgresql.org/docs/current/protocol-replication.html, over psycopg's
+pq layer. Messages are taken out of libpq's buffer one by one, but the socket is
+read in big gulps: the server's sender gets faster when its reader isn't woken
+for each message.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import select
+import termios
+import time
+from array import array
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+import structlog
+from psycopg.pq import ExecStatus
+
+from laredo_fanout.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
+from laredo_fanout.source import session
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.options import SourceOptions
+
+_log = structlog.get_logger()
+
+_GULP_BYTES = 8 << 20
+"""How much one gulp takes at most: libpq's buffer keeps the size it once had."""
+
+_STATUS = Struct(">cQQQqB").pack
+_EPOCH_S = 946_684_800
+_SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
+
+
+class Identified(NamedTuple):
+    """Which server this is, and where it writes."""
+
+    system_identifier: int
+    timeline: int
+    position: int
+
+
+class ReplicationStream:
+    """One replication connection. Every method may raise SourceUnavailable."""
+
+    def __init__(self, connection: session.Connection) -> None:
+        self._connection = connection
+        self.pgconn = connection.pgconn
+        self._socket = self.pgconn.socket
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._confirmed = 0
+        self.local = self.pgconn.host.startswith(b"/")
+        """Whether it is a unix socket, which napping would starve."""
+        self.ended = False
+
+    @classmethod
+    def open(cls, options: SourceOptions) -> ReplicationStream:
+        """Connect; nothing is streamed before :meth:`start`."""
+        return cls(session.connect(options, role="stream", replication=True))
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._socket
+
+    def identify(self) -> Identified:
+        """IDENTIFY_SYSTEM."""
+        row = self._row(b"IDENTIFY_SYSTEM")
+        return Identified(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
+
+    def switch_from(self, timeline: int, now_on: int) -> int | None:
+        """Where the server's timeline ``now_on`` left ``timeline``; None if it never was on it."""
+        if now_on == timeline:
+            return None
+        history = self._row(b"TIMELINE_HISTORY %d" % now_on)[1]
+        for parent, switch in _SWITCH.findall(history):
+            if int(parent) == timeline:
+                return position_.parse(switch.decode())
+        return None
+
+    def start(self, slot: str, publication: str, position: int) -> None:
+        """START_REPLICATION at ``position``.
+
+        :raises SlotInUse: if somebody else streams from the slot.
+        :raises SlotLost: if it doesn't exist or was invalidated.
+        """
+        names = publication.replace('"', '""').replace("'", "''")
+        command = (
+            f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
+            f" (proto_version '1', publication_names '\"{names}\"', messages 'true')"
+        )
+        result = self.pgconn.exec_(command.encode())
+        if result.status == ExecStatus.COPY_BOTH:
+            self._confirmed = position
+            self.pgconn.nonblocking = 1
+            return
+        text = " ".join(self.pgconn.get_error_message().split())
+        state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
+        if state == b"55006":  # object_in_use
+            raise SlotInUse(
+                f"slot {slot} is in use: {text}; stop the other server, or give this one its"
+                " own slot_name"
+            )
+        if state in (b"42704", b"55000"):  # undefined_object; invalidated
+            raise SlotLost(f"slot {slot} can't be streamed from: {text}")
+        raise SourceUnavailable(f"the stream of slot {slot} can't be started: {text}")
+
+    def gulp(self) -> int:
+        """Take what the socket has into libpq's buffer; how many bytes there were."""
+        taken = 0
+        pending = array("i", [0])
+        while taken < _GULP_BYTES:
+            fcntl.ioctl(self._socket, termios.FIONREAD, pending)
+            if not pending[0] and (taken or not self._readable()):
+                break
+            taken += max(1, pending[0])
+            try:
+                self.pgconn.consume_input()
+            except psycopg.OperationalError as cut:
+                raise session.refusal(cut, "stream") from cut
+        return taken
+
+    def end(self) -> SourceUnavailable | StreamBroken:
+        """The error behind a stream that ended (get_copy_data gave -1)."""
+        self.ended = True
+        self.pgconn.get_result()
+        text = " ".join(self.pgconn.get_error_message().split())
+        return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")
+
+    def confirm(self, position: int, *, reply: bool = False) -> None:
+        """Tell the server that everything up to ``position`` is durable here.
+
+        Only ever what a commit of the store has returned for. ``reply`` asks the
+        server for a sign of life.
+        """
+        self._confirmed = max(self._confirmed, position)
+        now_us = int((time.time() - _EPOCH_S) * 1_000_000)
+        durable = self._confirmed
+        message = _STATUS(b"r", durable, durable, durable, now_us, reply)
+        try:
+            while self.pgconn.put_copy_data(message) == 0:
+                self._flush()
+            self._flush()
+        except psycopg.OperationalError as cut:
+            raise session.refusal(cut, "confirm") from cut
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _readable(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + 30
+        while self.pgconn.flush():
+            if time.monotonic() > deadline:
+                raise SourceUnavailable("the server takes no confirmations; the connection hangs")
+            select.select([self._socket], [self._socket], [], 1)
+            self.pgconn.consume_input()
+
+    def _row(self, command: bytes) -> list[bytes]:
+        result = self.pgconn.exec_(command)
+        if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
+            text = " ".join(self.pgconn.get_error_message().split())
+            raise SourceUnavailable(f"{command.decode()} failed: {text}")
+        return [result.get_value(0, column) or b"" for column in range(result.nfields)]

@@ -1,0 +1,71 @@
+"""Connections to the source: the settings that fix the text of every value, and errors' kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import conninfo
+
+from laredo_fanout.errors import RightsMissing, SourceUnavailable
+from laredo_model import select
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.options import SourceOptions
+
+Connection = psycopg.Connection[Any]
+
+_EXTRA = {
+    # With 'on' a role that row-level security applies to would silently copy a part of the rows.
+    "row_security": "off",
+    # 'on' hangs while a synchronous standby is away; our own messages needn't wait for it.
+    "synchronous_commit": "local",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+
+def connect(options: SourceOptions, *, role: str, replication: bool = False) -> Connection:
+    """An autocommit connection under the session settings of :data:`select.SESSION`.
+
+    ``role`` says in pg_stat_activity what the connection is for. With ``replication``
+    it speaks the replication protocol (of this database).
+
+    :raises SourceUnavailable: if the server can't be reached or refuses.
+    """
+    settings = {**select.SESSION, **_EXTRA}
+    given = conninfo.conninfo_to_dict(options.connection)
+    session = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    parameters: dict[str, Any] = {
+        **given,
+        # Ours come last: of two settings of the same name the later one holds.
+        "options": f"{given.get('options') or ''} {session}".strip(),
+        "application_name": f"laredo-fanout {options.slot_name} {role}",
+        "connect_timeout": given.get("connect_timeout") or max(2, round(options.connect_timeout)),
+        "keepalives_idle": given.get("keepalives_idle") or 30,
+        "keepalives_interval": given.get("keepalives_interval") or 10,
+        "keepalives_count": given.get("keepalives_count") or 3,
+    }
+    if replication:
+        parameters["replication"] = "database"
+    try:
+        connection = psycopg.connect(**parameters, autocommit=True)
+    except psycopg.OperationalError as refused:
+        raise refusal(refused, "connect") from refused
+    connection.prepare_threshold = None
+    return connection
+
+
+def refusal(error: psycopg.Error, doing: str) -> SourceUnavailable | RightsMissing:
+    """The typed error for a failed connection or statement."""
+    text = " ".join(str(error).split())
+    denied = (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.InvalidAuthorizationSpecification,
+    )
+    if isinstance(error, denied) or "must be superuser or replication role" in text:
+        return RightsMissing(
+            f"PostgreSQL refuses to {doing}: {text}; grant the right, or use another role"
+            " (`laredo-fanout check` prints the statements)"
+        )
+    return SourceUnavailable(f"PostgreSQL can't be reached ({doing}): {text}")

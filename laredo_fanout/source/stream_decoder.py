@@ -1,0 +1,336 @@
+"""The stream's messages, gathered as changes per table, in whole transactions.
+
+The loop here runs once for each message of a backlog, so it is flat: routes are
+found by a relation id's four bytes, rows go straight into the lists that the
+store is handed, and what is rare is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from enum import Enum, auto
+from pathlib import Path
+from struct import Struct
+from typing import BinaryIO, Protocol, cast
+
+from laredo_fanout.errors import StreamBroken
+from laredo_fanout.source import message as message_
+from laredo_fanout.source.message import Emitted, Relation
+from laredo_fanout.source.row_decoder import PADDING, RowDecoder
+from laredo_fanout.store.changes import TableChanges
+from laredo_model.change import Action
+from laredo_model.errors import ModelError
+
+Get = Callable[[int], "tuple[int, bytes | memoryview]"]
+"""psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
+
+_SPOOL_FROM_BYTES = 32 << 20
+_SPOOL_PIECE = 20_000
+_SIZE = Struct(">I")
+
+
+class Drained(Enum):
+    """Why :meth:`StreamDecoder.drain` returned."""
+
+    EMPTY = auto()
+    """Nothing more has arrived."""
+    MORE = auto()
+    """The limit was reached."""
+    EVENT = auto()
+    """A transaction ended that has ``events``: handle them before the next drain."""
+    ENDED = auto()
+    """The server ended the stream."""
+
+
+class Route:
+    """Where one relation's changes go; without ``table_id`` they are ignored."""
+
+    __slots__ = ("changes", "counted", "delete", "open", "put", "table_id")
+
+    def __init__(self, table_id: int | None = None) -> None:
+        self.table_id = table_id
+        self.changes = TableChanges()
+        self.counted = 0
+        self.open = False
+        self.put: Callable[[bytes, int], None] = _ignore
+        self.delete: Callable[[bytes], None] = _ignore_delete
+
+    def decode_by(self, decoder: RowDecoder) -> None:
+        """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
+        self.put, self.delete = decoder.put, decoder.delete
+
+    def count(self, position: int, time_us: int) -> None:
+        """The changes since the last call were one transaction's (or its next piece)."""
+        changes = self.changes
+        total = len(changes.keys)
+        if total > self.counted:
+            changes.counts.append(total - self.counted)
+            changes.positions.append(position)
+            changes.times_us.append(time_us)
+            self.counted = total
+
+    def discard(self) -> None:
+        """Forget the changes of the transaction that isn't whole yet."""
+        changes = self.changes
+        for part in (changes.actions, changes.keys, changes.lines):
+            del part[self.counted :]
+
+    def clear(self) -> None:
+        """Forget the changes: they were applied. The lists stay, decoders are bound to them."""
+        changes = self.changes
+        changes.actions.clear()
+        for part in (changes.keys, changes.lines, changes.counts, changes.positions):
+            part.clear()
+        changes.times_us.clear()
+        changes.open = False
+        self.counted = 0
+
+
+class Tables(Protocol):
+    """Who knows which relations are wanted."""
+
+    def route(self, relation: Relation) -> Route:
+        """Where the changes of a relation that was just announced go."""
+
+    def broken(self, route: Route, error: Exception) -> None:
+        """A row of ``route`` can't be decoded; its changes from here on are ignored."""
+
+    def apply(self, routes: list[Route]) -> None:
+        """Take these routes' changes, some of them parts of a giant transaction."""
+
+
+def _ignore(message: bytes, action: int) -> None:
+    """An INSERT or UPDATE of a relation that isn't ours."""
+
+
+def _ignore_delete(message: bytes) -> None:
+    """A DELETE of a relation that isn't ours."""
+
+
+IGNORED = Route()
+
+
+class StreamDecoder:
+    """Decodes one replication connection's messages.
+
+    ``position`` and ``time_us`` are those of the last whole transaction;
+    ``wal_end`` is how far the server's WAL reached; ``events`` are the emitted
+    messages of the transaction that made :meth:`drain` stop.
+    """
+
+    def __init__(self, tables: Tables, prefix: bytes, spool_directory: Path) -> None:
+        self._tables = tables
+        self._prefix = prefix
+        self._spool_directory = spool_directory
+        self._routes: dict[bytes, Route] = {}
+        self.relations: dict[int, Relation] = {}
+        self._touched: dict[Route, None] = {}
+        self._pending: dict[Route, None] = {}
+        self._spool: BinaryIO | None = None
+        self._bytes = 0
+        self.pending_bytes = 0
+        self.events: list[bytes] = []
+        self.must_stop = False
+        self.position = 0
+        self.time_us = 0
+        self.wal_end = 0
+        self.reply_wanted = False
+        self.in_transaction = False
+
+    @property
+    def pending(self) -> list[Route]:
+        """The routes that have changes of whole transactions."""
+        return list(self._pending)
+
+    def applied(self) -> None:
+        """The pending changes are in the store's transaction."""
+        for route in self._pending:
+            route.clear()
+            route.open = False
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def set_route(self, oid: int, route: Route | None) -> None:
+        """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
+        self._routes[oid.to_bytes(4, "big")] = route or IGNORED
+
+    def drain(self, get: Get, limit: int) -> Drained:
+        """Decode what libpq's buffer holds, at most about ``limit`` messages.
+
+        :raises StreamBroken: if the stream isn't the protocol's.
+        """
+        if self._spool is not None or (self.in_transaction and self._bytes > _SPOOL_FROM_BYTES):
+            return self._drain_to_spool(get, limit)
+        return self._drain(get, limit)
+
+    def _drain(self, get: Get, limit: int) -> Drained:  # noqa: PLR0912, PLR0915
+        join, padding = b"".join, PADDING
+        routes, touched = self._routes, self._touched
+        route = IGNORED
+        current, put = b"", route.put
+        received = begun = 0
+        message = b""
+        result = Drained.MORE
+        for _ in range(limit):
+            size, data = get(1)
+            if size <= 0:
+                result = Drained.EMPTY if size == 0 else Drained.ENDED
+                break
+            received += size
+            message = join((data, padding))
+            if message[0] != 119:
+                self._other(message)
+                continue
+            kind = message[25]
+            try:
+                if kind in (85, 73):
+                    if message[26:30] != current:
+                        current = message[26:30]
+                        route = routes.get(current, IGNORED)
+                        put = route.put
+                        if route is not IGNORED:
+                            touched[route] = None
+                    put(message, 2 if kind == 85 else 1)
+                elif kind == 66:
+                    self.in_transaction = True
+                    begun, self._bytes = received, 0
+                    current = b""
+                elif kind == 67:
+                    self._commit(message)
+                    current = b""
+                    if self.must_stop:
+                        result = Drained.EVENT
+                        break
+                elif kind == 68:
+                    current = message[26:30]
+                    route = routes.get(current, IGNORED)
+                    put = route.put
+                    if route is not IGNORED:
+                        touched[route] = None
+                    route.delete(message)
+                else:
+                    self._rare(kind, message)
+                    current = b""
+            except (StreamBroken, ModelError, UnicodeDecodeError) as error:
+                if kind not in (85, 73, 68):
+                    raise
+                self._tables.broken(route, error)
+                self._routes[message[26:30]] = IGNORED
+                current = b""
+        self._bytes += received - begun
+        self.pending_bytes += received
+        if message[:1] == b"w":
+            self.wal_end = max(self.wal_end, message_.wal_end(message))
+        return result
+
+    def _commit(self, message: bytes) -> None:
+        commit = message_.commit(message)
+        for route in self._touched:
+            route.count(commit.position, commit.time_us)
+            if route.counted or route.open:
+                self._pending[route] = None
+        self._touched.clear()
+        self.position = commit.position
+        self.time_us = commit.time_us
+        self.in_transaction = False
+
+    def _rare(self, kind: int, message: bytes) -> None:
+        match kind:
+            case message_.RELATION:
+                relation = message_.relation(message)
+                if self.relations.get(relation.oid) != relation:
+                    self.relations[relation.oid] = relation
+                    self._routes[message[26:30]] = self._tables.route(relation)
+            case message_.TRUNCATE:
+                for oid in message_.truncate(message).oids:
+                    self._truncate(self._routes.get(oid.to_bytes(4, "big"), IGNORED))
+            case message_.MESSAGE:
+                self._emitted(message_.emitted(message))
+            case message_.ORIGIN | message_.TYPE:
+                pass
+            case _:
+                raise StreamBroken(
+                    f"the stream has a message of kind {chr(kind)!r}, which this protocol"
+                    " version doesn't know"
+                )
+
+    def _truncate(self, route: Route) -> None:
+        if route is IGNORED:
+            return
+        self._touched[route] = None
+        route.changes.actions.append(Action.TRUNCATE)
+        route.changes.keys.append(b"")
+        route.changes.lines.append(b"")
+
+    def _emitted(self, emitted: Emitted) -> None:
+        if emitted.transactional and emitted.prefix == self._prefix:
+            self.events.append(emitted.content)
+            self.must_stop = True
+
+    def _other(self, message: bytes) -> None:
+        if message[0] != message_.KEEPALIVE:
+            raise StreamBroken(f"the stream has a message {message[:40]!r}, not of the protocol")
+        keepalive = message_.keepalive(message)
+        self.wal_end = max(self.wal_end, keepalive.wal_end)
+        self.reply_wanted = self.reply_wanted or keepalive.wants_reply
+
+    def _drain_to_spool(self, get: Get, limit: int) -> Drained:
+        """Put a giant transaction's messages aside until its commit says its position."""
+        if self._spool is None:
+            self._spool = cast(BinaryIO, tempfile.TemporaryFile(dir=self._spool_directory))  # noqa: SIM115
+        for _ in range(limit):
+            size, data = get(1)
+            if size <= 0:
+                return Drained.EMPTY if size == 0 else Drained.ENDED
+            if data[0] != message_.XLOG_DATA:
+                self._other(bytes(data))
+                continue
+            if data[25] == message_.COMMIT:
+                self._replay(bytes(data))
+                return Drained.EVENT if self.must_stop else Drained.MORE
+            self._spool.write(_SIZE.pack(size))
+            self._spool.write(data)
+        return Drained.MORE
+
+    def _replay(self, commit_message: bytes) -> None:
+        """Decode the giant transaction's messages and hand them over piece by piece."""
+        commit = message_.commit(commit_message)
+        spool = self._spool
+        assert spool is not None
+        self._apply_piece(commit.position, commit.time_us)
+        spool.seek(0)
+
+        def get(_: int) -> tuple[int, bytes]:
+            head = spool.read(4)
+            return (0, b"") if not head else (size := _SIZE.unpack(head)[0], spool.read(size))
+
+        while self._drain(get, _SPOOL_PIECE) is Drained.MORE:
+            self._apply_piece(commit.position, commit.time_us)
+        spool.close()
+        self._spool = None
+        self._bytes = 0
+        self._commit(commit_message)
+
+    def _apply_piece(self, position: int, time_us: int) -> None:
+        """Hand over all there is, the unfinished transaction's changes marked open."""
+        for route in self._touched:
+            route.count(position, time_us)
+            if route.counted:
+                route.changes.open = route.open = True
+        routes = [route for route in {**self._pending, **self._touched} if route.counted]
+        self._tables.apply(routes)
+        for route in routes:
+            route.clear()
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def take_events(self) -> list[bytes]:
+        """The events that stopped the last drain, once."""
+        events, self.events, self.must_stop = self.events, [], False
+        return events
+
+    def close(self) -> None:
+        """Drop what was put aside."""
+        if self._spool is not None:
+            self._spool.close()
