@@ -6,7 +6,6 @@ import asyncio
 import random
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -49,7 +48,6 @@ class _Child:
 class ServingChildren:
     """``workers`` serving processes, each started anew when it dies, with growing pauses.
 
-    :param on_change: called when a process begins or ceases to listen.
     :ivar restarts: how often one was started anew.
     :ivar error: what the last one that couldn't serve said; None once one listens.
     """
@@ -60,7 +58,6 @@ class ServingChildren:
     clients: Clients
     bell: Bell
     log_format: str
-    on_change: Callable[[], None]
     restarts: int = 0
     error: str | None = None
     _children: dict[int, _Child] = field(default_factory=dict)
@@ -123,7 +120,6 @@ class ServingChildren:
             self.bell.remove(child.wake)
             lost = self.clients.leave_all(child.number)
             await child.control.close()
-            self.on_change()
         code = await child.process.wait()
         if not self._draining:
             log.error(
@@ -172,7 +168,6 @@ class ServingChildren:
             case "listening":
                 child.listening, self.error = True, None
                 log.info("serving process listens", pid=child.process.pid, port=message["port"])
-                self.on_change()
             case "failed":
                 self.error = message["message"]
             case "register":

@@ -1,0 +1,99 @@
+"""The HTTP side: /health/live, /health/ready, /status, /metrics. It changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+import uvicorn
+from fastapi import FastAPI, Response
+
+from laredo_fanout.app.listener_port import PortTaken
+
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def application(
+    *,
+    problems: Callable[[], list[str]],
+    status: Callable[[], dict[str, Any]],
+    metrics: Callable[[], bytes],
+) -> FastAPI:
+    """The four endpoints.
+
+    :param problems: why the server isn't ready; empty if it is.
+    :param status: what /status shows, as JSON values.
+    :param metrics: what /metrics shows, in Prometheus' text form.
+    """
+    app = FastAPI(title="laredo-fanout", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/health/live")
+    async def live() -> Response:
+        return _json({"live": True})
+
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        found = problems()
+        return _json({"ready": not found, "problems": found}, 503 if found else 200)
+
+    @app.get("/status")
+    async def show_status() -> Response:
+        return _json(status())
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return Response(metrics(), media_type=_EXPOSITION)
+
+    return app
+
+
+def _json(content: dict[str, Any], code: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=code, media_type="application/json")
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the main process's own business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    :raises PortTaken: if it can't.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as taken:
+        raise PortTaken(host, port, "http.port", taken.strerror or str(taken)) from taken
+
+
+class HttpServer:
+    """Serves the application in the running event loop until stopped."""
+
+    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            # One small loop beside the ingest: nothing faster is needed.
+            loop="none",
+            http="h11",
+            ws="none",
+        )
+        self._server = _Uvicorn(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Let running requests end, then close."""
+        self._server.should_exit = True
+        await self._task

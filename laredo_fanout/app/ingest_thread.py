@@ -1,0 +1,103 @@
+"""The thread that writes the store: the source's ingest, and what follows each of its commits."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from laredo_fanout.errors import SourceError
+from laredo_fanout.source.ingest import Ingest, IngestStatus
+from laredo_fanout.source.options import SourceOptions, TableOptions
+from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.writer import Store
+
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+
+log = structlog.get_logger("laredo_fanout.ingest")
+
+
+class IngestThread:
+    """Runs the ingest until stopped.
+
+    Where the ingest gives up (wal_level, a missing right, a lost slot, a full
+    disk) the reason is shown and it is begun again after a pause: whoever cures
+    it needn't restart the server, and clients are served what there is.
+
+    :ivar crash: the error of ours that ended it; the server then exits.
+    """
+
+    def __init__(
+        self,
+        source: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        *,
+        after_commit: Sequence[Callable[[], None]],
+    ) -> None:
+        self._source, self._tables, self._store = source, tables, store
+        self._after_commit = tuple(after_commit)
+        self._ingest = self._new()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: str | None = None
+        self.crash: BaseException | None = None
+        self.given_up = 0
+
+    def _new(self) -> Ingest:
+        return Ingest(self._source, self._tables, self._store, self._committed)
+
+    def _committed(self, _: object) -> None:
+        self.error = None
+        for call in self._after_commit:
+            call()
+
+    def start(self, *, on_end: Callable[[], None]) -> None:
+        """Start it; ``on_end`` is called in it if it ends without having been stopped."""
+        self._thread = threading.Thread(
+            target=self._run, args=(on_end,), name="ingest", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have it end after its current commit, and wait for that."""
+        self._stop.set()
+        self._ingest.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def status(self) -> IngestStatus:
+        """What the source says of itself now."""
+        return self._ingest.status()
+
+    def _run(self, on_end: Callable[[], None]) -> None:
+        try:
+            self._run_until_stopped()
+        except BaseException as error:
+            self.crash = error
+            self.error = f"the ingest crashed: {error!r}"
+            log.error("the ingest crashed", exc_info=error)
+        finally:
+            if not self._stop.is_set():
+                on_end()
+
+    def _run_until_stopped(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stop.is_set():
+            position = self._store.position
+            try:
+                self._ingest.run()
+            except (SourceError, StoreError) as error:
+                self.error = " ".join(str(error).split())
+                self.given_up += 1
+                pause = _FIRST_PAUSE if self._store.position > position else pause
+                log.error("the ingest gave up; it is begun again", error=self.error, after_s=pause)
+            if self._stop.wait(pause * random.uniform(0.5, 1.0)):
+                return
+            pause = min(pause * 2, _LONGEST_PAUSE)
+            self._ingest = self._new()
+            if self._stop.is_set():
+                self._ingest.stop()

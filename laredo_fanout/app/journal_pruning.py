@@ -1,0 +1,55 @@
+"""Keeping the journals within their bounds, from the ingest thread, between two commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from laredo_fanout.app.clients import Clients
+from laredo_fanout.config import Config, Journal
+from laredo_fanout.store.table import Status
+from laredo_fanout.store.writer import Store
+
+# Often enough that each step is small.
+_INTERVAL = 1.0
+
+
+@dataclass
+class JournalPruning:
+    """Call :meth:`after_commit` in the thread that writes the store.
+
+    A journal may be over its bounds by what comes in a second, and by what a
+    client that is being sent a snapshot has pinned.
+    """
+
+    store: Store
+    clients: Clients
+    bounds: Mapping[str, Journal]
+    pruned: int = 0
+    _due: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, config: Config, store: Store, clients: Clients) -> JournalPruning:
+        """With the bounds of the tables' targets."""
+        bounds = {table.name: table.target.journal for table in config.tables}
+        return cls(store, clients, bounds)
+
+    def after_commit(self) -> None:
+        """Prune if it is time to.
+
+        :raises StoreError: if the store can't be written.
+        """
+        if time.monotonic() < self._due:
+            return
+        for record in list(self.store.tables.values()):
+            bounds = self.bounds.get(record.qualified)
+            if bounds is not None and record.status is not Status.DROPPED:
+                self.pruned += self.store.prune(
+                    record.id,
+                    bounds.max_entries,
+                    bounds.max_age,
+                    time.time(),
+                    self.clients.pinned(record.id),
+                )
+        self._due = time.monotonic() + _INTERVAL

@@ -1,0 +1,139 @@
+"""/metrics: one look at the server as Prometheus' text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from laredo_fanout.app.clients import deepest
+from laredo_fanout.serving.ports import ClientState
+from laredo_fanout.source.status import IngestStatus
+from laredo_fanout.store.table import TableRecord
+
+
+@dataclass
+class Figures:
+    """Everything that the metrics are made of, by table where it is a mapping of tables."""
+
+    source_name: str
+    source: IngestStatus
+    tables: Mapping[str, TableRecord]
+    clients: dict[str, list[ClientState]]
+    max_clients: int
+    disconnects: Mapping[str, int]
+    snapshots: Mapping[str, int]
+    store_bytes: int
+    pruned: int
+    serving_restarts: int
+    ingest_restarts: int
+
+
+def exposition(figures: Figures) -> bytes:
+    """The figures, and the main process's own (memory, CPU, descriptors)."""
+    registry = CollectorRegistry()
+    registry.register(_Once(figures))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Once(Collector):
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _source(self._figures)
+        yield from _tables(self._figures)
+        yield from _fanout(self._figures)
+        yield from _store(self._figures)
+
+
+def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, labels=labels)
+
+
+def _counter(name: str, what: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, what, labels=labels)
+
+
+def _source(figures: Figures) -> Iterator[Metric]:
+    source, name = figures.source, [figures.source_name]
+    connected = _gauge("laredo_source_connected", "Whether the slot's stream is read", "source")
+    connected.add_metric(name, float(source.connected))
+    yield connected
+    lag = _gauge("laredo_source_lag_bytes", "WAL written and not yet durable here", "source")
+    lag.add_metric(name, source.lag_bytes)
+    yield lag
+    behind = _gauge("laredo_source_lag_seconds", "Age of what was last made durable", "source")
+    behind.add_metric(name, source.lag_seconds)
+    yield behind
+    recopies = _counter("laredo_source_recopies", "Tables copied anew", "source")
+    recopies.add_metric(name, source.recopies)
+    yield recopies
+    restarts = _counter("laredo_source_restarts", "Times the ingest gave up", "source")
+    restarts.add_metric(name, figures.ingest_restarts)
+    yield restarts
+    if source.safe_wal_bytes is not None:
+        safe = _gauge("laredo_slot_safe_wal_bytes", "WAL until the slot is in danger", "source")
+        safe.add_metric(name, source.safe_wal_bytes)
+        yield safe
+    changes = _counter("laredo_changes", "Changes taken from the stream", "source", "action")
+    for action, number in source.changes.items():
+        changes.add_metric([figures.source_name, action], number)
+    yield changes
+
+
+def _tables(figures: Figures) -> Iterator[Metric]:
+    copied = _counter("laredo_copy_rows", "Rows read by copies", "table")
+    for table, told in figures.source.tables.items():
+        copied.add_metric([table], told.copied_rows)
+    yield copied
+    rows = _gauge("laredo_table_rows", "Rows of the table", "table")
+    live = _gauge("laredo_table_live", "Whether clients are served from it", "table")
+    entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
+    age = _gauge("laredo_fanout_journal_oldest_age_seconds", "Age of its oldest entry", "table")
+    for table, record in figures.tables.items():
+        rows.add_metric([table], record.rows)
+        live.add_metric([table], float(record.shown))
+        entries.add_metric([table], record.entries)
+        if record.entries:
+            age.add_metric([table], max(0.0, time.time() - record.oldest_time_us / 1e6))
+    yield from (rows, live, entries, age)
+    snapshots = _counter("laredo_fanout_snapshots", "Periodic snapshots written", "table")
+    for table, number in figures.snapshots.items():
+        snapshots.add_metric([table], number)
+    yield snapshots
+
+
+def _fanout(figures: Figures) -> Iterator[Metric]:
+    connected = _gauge("laredo_fanout_connected_clients", "Clients, over all processes", "table")
+    depth = _gauge(
+        "laredo_fanout_client_buffer_depth", "Transactions the slowest client is behind", "table"
+    )
+    for table, clients in figures.clients.items():
+        connected.add_metric([table], len(clients))
+        depth.add_metric([table], deepest(clients))
+    yield from (connected, depth)
+    most = _gauge("laredo_fanout_max_clients", "fanout.grpc.max_clients")
+    most.add_metric([], figures.max_clients)
+    yield most
+    left = _counter("laredo_fanout_disconnects", "Clients that left, by reason", "reason")
+    for reason, number in figures.disconnects.items():
+        left.add_metric([reason], number)
+    yield left
+    restarts = _counter("laredo_fanout_serving_restarts", "Serving processes started anew")
+    restarts.add_metric([], figures.serving_restarts)
+    yield restarts
+
+
+def _store(figures: Figures) -> Iterator[Metric]:
+    used = _gauge("laredo_store_bytes", "The store's data file, used part")
+    used.add_metric([], figures.store_bytes)
+    yield used
+    pruned = _counter("laredo_fanout_journal_pruned", "Entries pruned from journals")
+    pruned.add_metric([], figures.pruned)
+    yield pruned

@@ -1,0 +1,152 @@
+"""The main process: store, ingest thread, serving processes, HTTP; from start to drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+import structlog
+
+from laredo_fanout.app import listener_port, options
+from laredo_fanout.app.clients import Clients
+from laredo_fanout.app.ingest_thread import IngestThread
+from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app.serving_children import ServingChildren
+from laredo_fanout.app.status import ServerView
+from laredo_fanout.app.wake import Bell
+from laredo_fanout.config import Config
+from laredo_fanout.errors import FanoutError
+from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.writer import Store
+
+FAILED = 1
+STOPPED_BY_SECOND_SIGNAL = 130
+_LOOK_UNTIL_READY = 0.05
+_LOOK_WHILE_READY = 1.0
+
+log = structlog.get_logger("laredo_fanout")
+
+
+def run(config: Config, log_format: str) -> int:
+    """Run the server until SIGTERM or SIGINT; the process's exit code."""
+    for warning in config.warnings():
+        log.warning(warning)
+    try:
+        return asyncio.run(_run(config, log_format))
+    except (FanoutError, StoreError) as error:
+        log.error("the server can't run", error=str(error))
+        return FAILED
+
+
+async def _run(config: Config, log_format: str) -> int:
+    key = "fanout.grpc.port"
+    with (
+        await listener_port.reserve(config.fanout.grpc.host, config.port, key) as port,
+        Store.open(config.state.path, max_size=config.state.max_size) as store,
+    ):
+        return await _Server(config, store, port, log_format).run()
+
+
+class _Server:
+    def __init__(
+        self, config: Config, store: Store, reserved: socket.socket, log_format: str
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.clients = Clients(config.max_clients)
+        self.bell = Bell()
+        self.port: int = reserved.getsockname()[1]
+        pruning = JournalPruning.of(config, store, self.clients)
+        self.ingest = IngestThread(
+            options.source_options(config),
+            options.source_tables(config),
+            store,
+            after_commit=(self.bell.ring, pruning.after_commit),
+        )
+        self.children = ServingChildren(
+            workers=config.fanout.grpc.workers,
+            state=config.state.path,
+            options=options.serving_options(config, self.port),
+            clients=self.clients,
+            bell=self.bell,
+            log_format=log_format,
+        )
+        self.view = ServerView(
+            config, self.port, store, self.clients, self.ingest, self.children, pruning
+        )
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        from laredo_fanout.app import http
+
+        listener = http.bind(self.config.http.host, self.config.http.port)
+        self._catch_signals()
+        self.ingest.start(on_end=self._from_thread(self._stopping.set))
+        self.children.start()
+        web = http.HttpServer(
+            http.application(
+                problems=self.view.problems, status=self.view.status, metrics=self.view.metrics
+            ),
+            listener,
+        )
+        log.info(
+            "server started",
+            grpc_port=self.port,
+            http_port=listener.getsockname()[1],
+            state=str(self.config.state.path),
+            tables=[table.name for table in self.config.tables],
+        )
+        announcing = asyncio.create_task(self._announce_readiness())
+        await self._stopping.wait()
+        self.view.draining = True
+        await self._stop()
+        announcing.cancel()
+        await web.stop()
+        return self._exit_code
+
+    async def _stop(self) -> None:
+        """Clients first: they may stay for the grace, and what comes until then is still served."""
+        log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
+        await self.children.drain()
+        await asyncio.to_thread(self.ingest.stop)
+        if self.ingest.crash is not None:
+            self._exit_code = FAILED
+        log.info("stopped", position=self.view.position_text, exit_code=self._exit_code)
+
+    async def _announce_readiness(self) -> None:
+        """Log when the server becomes ready, and when and why it no longer is."""
+        started = time.monotonic()
+        before: list[str] | None = None
+        while True:
+            problems = self.view.problems()
+            if problems != before:
+                if problems:
+                    log.info("not ready", problems=problems)
+                else:
+                    log.info("ready", seconds=round(time.monotonic() - started, 3))
+                before = problems
+            await asyncio.sleep(_LOOK_UNTIL_READY if problems else _LOOK_WHILE_READY)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            log.warning("second signal: stopping at once", signal=number.name)
+            # Nothing is lost: what was confirmed is durable, and serving processes see us go.
+            import os
+
+            os._exit(STOPPED_BY_SECOND_SIGNAL)
+        log.info("signal received", signal=number.name)
+        self._stopping.set()
+
+    @staticmethod
+    def _from_thread(call: Callable[[], None]) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+        return lambda: loop.call_soon_threadsafe(call) and None

@@ -1,0 +1,134 @@
+"""When each table's periodic snapshot is due, and the process that writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+
+from laredo_fanout.config import Config, Table
+
+_SHOWN_LOOK = 0.2
+_FIRST_PAUSE = 5.0
+_LONGEST_PAUSE = 300.0
+
+log = structlog.get_logger("laredo_fanout.snapshots")
+
+
+@dataclass
+class _Plan:
+    """One table's snapshots since the start."""
+
+    written: int = 0
+    failed: int = 0
+    last: dict[str, Any] | None = None
+    error: str | None = None
+
+
+@dataclass
+class SnapshotSchedule:
+    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own.
+
+    :param shown: whether clients see the table (before that there is nothing to write).
+    """
+
+    config: Config
+    shown: Callable[[str], bool]
+    log_format: str
+    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _process: asyncio.subprocess.Process | None = None
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        for table in self.config.tables:
+            if table.target.snapshot is not None:
+                self._plans[table.name] = _Plan()
+                self._tasks.append(asyncio.create_task(self._keep(table)))
+
+    async def stop(self) -> None:
+        """Cut short what runs: an unfinished file is none."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def of(self, table: str) -> dict[str, Any] | None:
+        """What /status shows; None for a table without periodic snapshots."""
+        plan = self._plans.get(table)
+        if plan is None:
+            return None
+        return {
+            "written": plan.written,
+            "failed": plan.failed,
+            "last": plan.last,
+            "error": plan.error,
+        }
+
+    def written(self, table: str) -> int:
+        """How many were written since the start."""
+        plan = self._plans.get(table)
+        return 0 if plan is None else plan.written
+
+    async def _keep(self, table: Table) -> None:
+        plan, snapshot = self._plans[table.name], table.target.snapshot
+        assert snapshot is not None
+        pause = _FIRST_PAUSE
+        while True:
+            while not self.shown(table.name):
+                await asyncio.sleep(_SHOWN_LOOK)
+            began = time.monotonic()
+            async with self._one:
+                await self._write(table, plan)
+            if plan.error is None:
+                pause = _FIRST_PAUSE
+                await asyncio.sleep(max(0.0, snapshot.interval - (time.monotonic() - began)))
+            else:
+                await asyncio.sleep(min(pause, snapshot.interval) * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _write(self, table: Table, plan: _Plan) -> None:
+        snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)
+        assert snapshot is not None and directory is not None
+        order = {
+            "state": str(self.config.state.path),
+            "table": table.name,
+            "directory": str(directory),
+            "keep_count": snapshot.retention.keep_count,
+            "max_age": snapshot.retention.max_age,
+        }
+        code, answer = await self._run(order)
+        if code == 0:
+            plan.written += 1
+            plan.last, plan.error = answer, None
+            log.info("snapshot written", table=table.name, **answer)
+        else:
+            plan.failed += 1
+            plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
+            log.error("snapshot failed", table=table.name, error=plan.error)
+
+    async def _run(self, order: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "laredo_fanout.app.snapshot_process",
+            self.log_format,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            process_group=0,
+        )
+        try:
+            said, _ = await process.communicate(orjson.dumps(order))
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        return process.returncode or 0, orjson.loads(said) if said.strip() else {}

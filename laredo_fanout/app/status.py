@@ -1,0 +1,218 @@
+"""What the main process knows of the server, put together for people, probes and Prometheus."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from laredo_fanout.app import metrics
+from laredo_fanout.app.clients import Clients, deepest
+from laredo_fanout.app.ingest_thread import IngestThread
+from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app.serving_children import ServingChildren
+from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.config import Config
+from laredo_fanout.serving.ports import ClientState
+from laredo_fanout.source.status import IngestStatus, TableStatus
+from laredo_fanout.store import view
+from laredo_fanout.store.table import TableRecord
+from laredo_fanout.store.writer import Store
+from laredo_model import position
+
+_COPYING = "waiting"
+
+
+class ServerView:
+    """One look at the running server; cheap, and without touching PostgreSQL or the disk."""
+
+    def __init__(
+        self,
+        config: Config,
+        port: int,
+        store: Store,
+        clients: Clients,
+        ingest: IngestThread,
+        children: ServingChildren,
+        pruning: JournalPruning,
+        snapshots: SnapshotSchedule,
+    ) -> None:
+        self._config, self._port, self._store = config, port, store
+        self._clients, self._ingest, self._children = clients, ingest, children
+        self._pruning, self._snapshots = pruning, snapshots
+        self._started = datetime.now(UTC)
+        self.draining = False
+
+    @property
+    def position_text(self) -> str:
+        """Everything up to here is durable."""
+        return position.text(self._store.position)
+
+    def problems(self) -> list[str]:
+        """Why the server isn't ready; empty if it is: connected, every table live, serving."""
+        if self.draining:
+            return ["draining"]
+        source = self._ingest.status()
+        found = []
+        error = self._source_error(source)
+        if error is not None:
+            found.append(f"source {self._config.source_name}: {error}")
+        elif not source.connected:
+            found.append(f"source {self._config.source_name}: not connected yet")
+        for table in self._config.tables:
+            problem = self._table_problem(table.name, source)
+            if problem is not None:
+                found.append(problem)
+        if not self._children.listening:
+            found.append(self._children.error or "no serving process listens yet")
+        return found
+
+    def _source_error(self, source: IngestStatus) -> str | None:
+        return self._ingest.error or source.error
+
+    def _table_problem(self, name: str, source: IngestStatus) -> str | None:
+        told = source.tables.get(name)
+        if told is not None and told.error:
+            return told.error if name in told.error else f"table {name}: {told.error}"
+        record = self._record(name)
+        if record is None or not record.shown:
+            state = _COPYING if record is None else record.status.value
+            return f"table {name}: {state}"
+        return None
+
+    def _record(self, name: str) -> TableRecord | None:
+        return view.current([r for r in self._store.tables.values() if r.qualified == name])
+
+    def status(self) -> dict[str, Any]:
+        """What /status shows."""
+        source = self._ingest.status()
+        problems = self.problems()
+        clients = self._clients.of()
+        return {
+            "ready": not problems,
+            "problems": problems,
+            "version": version("laredo-snapshotter"),
+            "started_at": _time(self._started),
+            "store": {
+                "path": str(self._config.state.path),
+                "bytes": self._store.used_bytes,
+                "max_bytes": self._config.state.max_size,
+            },
+            "fanout": {
+                "port": self._port,
+                "workers": self._config.fanout.grpc.workers,
+                "listening": self._children.listening,
+                "pids": self._children.pids,
+                "restarts": self._children.restarts,
+                "error": self._children.error,
+                "clients": len(clients),
+                "max_clients": self._config.max_clients,
+                "disconnects": self._clients.left(),
+            },
+            "sources": {self._config.source_name: self._source(source)},
+            "tables": {
+                table.name: self._table(table.name, source, clients)
+                for table in self._config.tables
+            },
+            "clients": [self._client(client) for client in clients],
+        }
+
+    def _source(self, source: IngestStatus) -> dict[str, Any]:
+        identity = self._store.source
+        return {
+            "connected": source.connected,
+            "error": self._source_error(source),
+            "position": self.position_text,
+            "history": None if identity is None else str(identity.history),
+            "lag_bytes": source.lag_bytes,
+            "lag_seconds": round(source.lag_seconds, 3),
+            "slot_name": self._config.source.slot_name,
+            "slot": {
+                "wal_status": source.wal_status,
+                "safe_wal_bytes": source.safe_wal_bytes,
+                "retained_bytes": source.retained_bytes,
+            },
+            "publication": self._config.source.publication.name,
+        }
+
+    def _table(
+        self, name: str, source: IngestStatus, clients: list[ClientState]
+    ) -> dict[str, Any]:
+        told = source.tables.get(name, TableStatus())
+        record = self._record(name)
+        journal: dict[str, Any] = {"entries": 0, "oldest_sequence": None, "oldest_age_seconds": None}
+        if record is not None:
+            journal = {
+                "entries": record.entries,
+                "oldest_sequence": record.oldest_sequence,
+                "oldest_age_seconds": _age(record),
+            }
+        shown = record is not None and record.shown
+        return {
+            "status": _COPYING if record is None else record.status.value,
+            "error": told.error or (record.error if record is not None else None) or None,
+            "rows": record.rows if record is not None else 0,
+            "copied_rows": told.copied_rows,
+            "estimated_rows": told.estimated_rows,
+            "waiting_for": told.waiting_for,
+            "sequence": record.sequence if record is not None else 0,
+            "position": self.position_text if shown else None,
+            "floor": position.text(record.floor) if record is not None and shown else None,
+            "key_fields": list(record.key_fields) if record is not None else [],
+            "journal": journal,
+            "clients": sum(client.info.table == name for client in clients),
+            "snapshots": self._snapshots.of(name),
+        }
+
+    def _client(self, client: ClientState) -> dict[str, Any]:
+        record = self._record(client.info.table)
+        behind = 0 if record is None else max(0, record.sequence - client.sequence)
+        since = datetime.fromtimestamp(client.info.connected_at_us / 1_000_000, UTC)
+        return {
+            "client_id": client.info.client_id,
+            "table": client.info.table,
+            "peer": client.info.peer,
+            "state": client.state,
+            "sequence": client.sequence,
+            "behind": behind,
+            "buffer_depth": client.depth,
+            "connected_at": _time(since),
+            "batch": client.info.batch,
+            "filtered": client.info.filtered,
+        }
+
+    def metrics(self) -> bytes:
+        """What /metrics shows."""
+        source = self._ingest.status()
+        clients = self._clients.of()
+        figures = metrics.Figures(
+            source_name=self._config.source_name,
+            source=source,
+            tables={
+                table.name: record
+                for table in self._config.tables
+                if (record := self._record(table.name)) is not None
+            },
+            clients={table.name: [] for table in self._config.tables},
+            max_clients=self._config.max_clients,
+            disconnects=self._clients.left(),
+            snapshots={table.name: self._snapshots.written(table.name) for table in self._config.tables},
+            store_bytes=self._store.used_bytes,
+            pruned=self._pruning.pruned,
+            serving_restarts=self._children.restarts,
+            ingest_restarts=self._ingest.given_up,
+        )
+        for client in clients:
+            figures.clients.setdefault(client.info.table, []).append(client)
+        return metrics.exposition(figures)
+
+
+def _age(record: TableRecord) -> float | None:
+    if not record.entries:
+        return None
+    return round(max(0.0, time.time() - record.oldest_time_us / 1_000_000), 3)
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,152 @@
+"""What ``check``, ``status`` and ``clients`` print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.errors import FanoutError
+
+_STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
+# Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
+_WIDTH = None if sys.stdout.isatty() else 220
+
+
+class NoAnswer(FanoutError):
+    """There is no server at this address, or it doesn't answer."""
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """What /status of the server at ``url`` shows.
+
+    :raises NoAnswer: if it doesn't.
+    """
+    address = f"{url.rstrip('/')}/status"
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise NoAnswer(
+            f"{address} doesn't answer: {reason}; is the server running, and is this its http.port?"
+        ) from error
+    return found
+
+
+def show_json(content: Any) -> None:
+    """Print JSON, indented."""
+    print(json.dumps(content, indent=2, default=str))
+
+
+def show(what: str, status: dict[str, Any]) -> None:
+    """Print one look at a server."""
+    Console(width=_WIDTH).print(_VIEWS[what](status))
+
+
+def show_findings(found: Sequence[Finding]) -> None:
+    """Print the findings as a table, then each cure on lines of its own."""
+    console = Console(width=_WIDTH)
+    table = Table("", "what", "found", title="laredo-fanout check", title_justify="left")
+    for finding in found:
+        verdict = Text(finding.verdict.value, style=_STYLES[finding.verdict])
+        table.add_row(verdict, finding.what, finding.detail)
+    console.print(table)
+    cures = [finding for finding in found if finding.cure]
+    for finding in cures:
+        console.print(Text(f"\n{finding.what}: {finding.detail}"), soft_wrap=True)
+        console.print(Text(finding.cure, style="bold"), soft_wrap=True)
+    if not any(finding.verdict is Verdict.MISSING for finding in found):
+        console.print(Text("nothing is missing", style="green"))
+
+
+class Watching:
+    """A view that is drawn anew in place."""
+
+    def __init__(self, what: str) -> None:
+        self._view = _VIEWS[what]
+        self._live = Live(console=Console(width=_WIDTH), auto_refresh=False, screen=False)
+
+    def show(self, status: dict[str, Any]) -> None:
+        self._live.update(self._view(status), refresh=True)
+
+    def __enter__(self) -> Watching:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+
+def _status_view(status: dict[str, Any]) -> RenderableType:
+    parts: list[RenderableType] = [_headline(status)]
+    sources = Table("source", "connected", "lag", "position", "slot", "problem", box=None)
+    for name, source in status["sources"].items():
+        sources.add_row(
+            name,
+            "yes" if source["connected"] else Text("no", style="red"),
+            f"{source['lag_bytes']:,} B / {source['lag_seconds']:.1f} s",
+            source["position"],
+            source["slot_name"],
+            Text(source["error"] or "", style="red"),
+        )
+    tables = Table("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
+    for name, table in status["tables"].items():
+        tables.add_row(
+            name,
+            table["status"],
+            f"{table['rows']:,}",
+            f"{table['copied_rows']:,}" if table["copied_rows"] is not None else "",
+            str(table["sequence"]),
+            f"{table['journal']['entries']:,}",
+            str(table["clients"]),
+            Text(table["error"] or "", style="red"),
+        )
+    return Group(*parts, sources, tables)
+
+
+def _headline(status: dict[str, Any]) -> Text:
+    fanout = status["fanout"]
+    text = Text("ready" if status["ready"] else "not ready", style="bold green")
+    if not status["ready"]:
+        text = Text("not ready: " + "; ".join(status["problems"]), style="bold red")
+    text.append(
+        f"   port {fanout['port']}, {fanout['listening']} of {fanout['workers']} serving,"
+        f" {fanout['clients']} of {fanout['max_clients']} clients",
+        style="not bold default",
+    )
+    return text
+
+
+def _clients_view(status: dict[str, Any]) -> RenderableType:
+    table = Table("client", "table", "state", "sequence", "behind", "since", "peer", "form")
+    for client in status["clients"]:
+        table.add_row(
+            client["client_id"],
+            client["table"],
+            client["state"],
+            str(client["sequence"]),
+            f"{client['behind']:,}",
+            client["connected_at"],
+            client["peer"],
+            "batch" if client["batch"] else "base",
+        )
+    return Group(_headline(status), table)
+
+
+_VIEWS = {"status": _status_view, "clients": _clients_view}

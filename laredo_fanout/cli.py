@@ -1,0 +1,172 @@
+"""``laredo-fanout``: run the server, check its configuration, look at a running one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from laredo_fanout import config as configuration
+from laredo_fanout.config import Config
+from laredo_model.settings import SettingsError
+
+BAD_CONFIGURATION = 2
+FAILED = 1
+
+
+class _Given:
+    """What the command line says about the configuration; a subcommand may say it too."""
+
+    def __init__(self, path: Path | None, sets: Sequence[str]) -> None:
+        self.path, self.sets = path, tuple(sets)
+
+    def over(self, path: Path | None, sets: Sequence[str]) -> _Given:
+        return _Given(path or self.path, (*self.sets, *sets))
+
+    def load(self) -> Config:
+        if self.path is None:
+            _fail(BAD_CONFIGURATION, "no configuration: give --config FILE or set LAREDO_CONFIG")
+        try:
+            return configuration.load(self.path, self.sets)
+        except SettingsError as error:
+            _fail(BAD_CONFIGURATION, str(error))
+
+
+def _fail(code: int, message: str) -> Any:
+    for line in message.splitlines():
+        click.echo(f"laredo-fanout: {line}", err=True)
+    sys.exit(code)
+
+
+_config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    envvar="LAREDO_CONFIG",
+    help="The configuration file (HOCON); also LAREDO_CONFIG.",
+)
+_set_option = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Override one value, such as fanout.grpc.port=5000; may be repeated.",
+)
+_url_option = click.option(
+    "--url", help="Where the server's HTTP side is; else the configuration's http.port is asked."
+)
+_watch_option = click.option("--watch", is_flag=True, help="Show it anew every second.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(invoke_without_command=True)
+@_config_option
+@_set_option
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "console", "json"]),
+    default="auto",
+    help="auto: readable lines on a terminal, JSON lines otherwise.",
+)
+@click.version_option(package_name="laredo-snapshotter")
+@click.pass_context
+def main(context: click.Context, path: Path | None, sets: tuple[str, ...], log_format: str) -> None:
+    """One PostgreSQL replication slot, any number of readers: runs the fan-out server."""
+    context.obj = _Given(path, sets)
+    if context.invoked_subcommand is not None:
+        return
+    config = context.obj.load()
+    from laredo_fanout.app import logs, server
+
+    logs.configure(logs.format_for_stderr() if log_format == "auto" else log_format)
+    sys.exit(server.run(config, logs.format_for_stderr() if log_format == "auto" else log_format))
+
+
+@main.command()
+@_config_option
+@_set_option
+@_json_option
+@click.pass_obj
+def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Check the configuration, PostgreSQL's settings, rights and tables; change nothing.
+
+    Exits with 0 if nothing is missing, 1 if something is, 2 if the configuration is wrong.
+    """
+    config = given.over(path, sets).load()
+    from laredo_fanout.app import check as checking
+    from laredo_fanout.app import terminal
+
+    found = list(checking.findings(config))
+    if as_json:
+        terminal.show_json([finding._asdict() for finding in found])
+    else:
+        terminal.show_findings(found)
+    sys.exit(FAILED if any(f.verdict is checking.Verdict.MISSING for f in found) else 0)
+
+
+@main.command()
+@_config_option
+@_set_option
+@_url_option
+@_watch_option
+@_json_option
+@click.pass_obj
+def status(
+    given: _Given,
+    *,
+    path: Path | None,
+    sets: tuple[str, ...],
+    url: str | None,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Show a running server: its source, its tables, its clients' number."""
+    _look(given.over(path, sets), url, watch, as_json, "status")
+
+
+@main.command()
+@_config_option
+@_set_option
+@_url_option
+@_watch_option
+@_json_option
+@click.pass_obj
+def clients(
+    given: _Given,
+    *,
+    path: Path | None,
+    sets: tuple[str, ...],
+    url: str | None,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Show the clients of a running server: where each stands, and how far behind."""
+    _look(given.over(path, sets), url, watch, as_json, "clients")
+
+
+def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
+    from laredo_fanout.app import terminal
+
+    if url is None:
+        http = given.load().http
+        host = "127.0.0.1" if http.host in ("0.0.0.0", "::", "") else http.host
+        url = f"http://{host}:{http.port}"
+    try:
+        if watch:
+            with terminal.Watching(what) as watching:
+                while True:
+                    watching.show(terminal.fetch(url))
+                    time.sleep(1.0)
+        shown = terminal.fetch(url)
+    except terminal.NoAnswer as error:
+        _fail(FAILED, str(error))
+    except KeyboardInterrupt:
+        return
+    if as_json:
+        terminal.show_json(shown if what == "status" else shown["clients"])
+    else:
+        terminal.show(what, shown)

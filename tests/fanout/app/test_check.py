@@ -1,0 +1,195 @@
+"""``laredo-fanout check`` against a real PostgreSQL: what is missing, and that cures cure it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fix_postgres import Database
+from tests.processes import BIN
+
+
+def check(
+    tmp_path: Path, dsn: str, tables: str, extra: str = ""
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit code and the findings, by what they are about."""
+    file = tmp_path / "fanout.conf"
+    file.write_text(
+        f'state.path = "{tmp_path}/state"\n'
+        f'sources {{ pg {{ connection = "{dsn}" }} }}\ntables = [ {tables} ]\n{extra}'
+    )
+    done = subprocess.run(
+        [str(BIN / "laredo-fanout"), "check", "--config", str(file), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)}
+
+
+def missing(findings: dict[str, dict[str, Any]]) -> set[str]:
+    return {what for what, finding in findings.items() if finding["verdict"] == "missing"}
+
+
+def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    code, found = check(tmp_path, database.dsn, "{ table = a }")
+    assert (code, missing(found)) == (0, set())
+    assert found["table public.a"]["detail"] == "key id"
+    with database.connect() as owner:
+        slots = owner.execute(
+            "SELECT count(*) FROM pg_replication_slots WHERE database = %s", (database.name,)
+        ).fetchone()
+        publications = owner.execute("SELECT count(*) FROM pg_publication").fetchone()
+    assert (slots, publications) == ((0,), (0,)), "check changed something"
+
+
+def test_tables_that_cannot_be_replicated_each_get_their_cure(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE nokey (id int)")
+        owner.execute("CREATE TABLE indexed (id int NOT NULL UNIQUE)")
+        owner.execute("CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)")
+        tables = "{ table = nokey }, { table = indexed }, { table = unlogged }, { table = nosuch }"
+        code, found = check(tmp_path, database.dsn, tables)
+        assert code == 1
+        assert missing(found) >= {
+            f"table public.{name}" for name in ("nokey", "indexed", "unlogged", "nosuch")
+        }
+        assert "doesn't exist" in found["table public.nosuch"]["detail"]
+        assert "replica identity" in found["table public.nokey"]["detail"]
+        for name in ("indexed", "unlogged"):
+            owner.execute(found[f"table public.{name}"]["cure"].encode())
+        code, found = check(tmp_path, database.dsn, "{ table = indexed }, { table = unlogged }")
+        assert (code, missing(found)) == (0, set())
+
+
+@pytest.fixture
+def reader(database: Database) -> Any:
+    """A role that may log in and nothing else."""
+    role = f"reader_of_{database.name}"
+    with database.connect() as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+        yield role, psycopg.conninfo.make_conninfo(database.dsn, user=role)
+        admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_a_role_without_rights_gets_statements_that_cure_it(
+    tmp_path: Path, database: Database, reader: tuple[str, str]
+) -> None:
+    role, dsn = reader
+    with database.connect() as owner:
+        owner.execute('CREATE SCHEMA "S x"')
+        owner.execute('CREATE TABLE "S x"."T" (id int PRIMARY KEY)')
+        tables = '{ schema = "S x", table = T }'
+        code, found = check(tmp_path, dsn, tables)
+        assert code == 1
+        assert {"server", "publication", "table S x.T"} <= missing(found)
+        assert f"ALTER ROLE {role} REPLICATION" in found["server"]["cure"].replace('"', "")
+        owner.execute(found["server"]["cure"].encode())
+        owner.execute(found["table S x.T"]["cure"].encode())
+        code, found = check(tmp_path, dsn, tables)
+        assert missing(found) == {"publication"}
+        statement = found["publication"]["cure"].removeprefix("an owner runs: ").split("\nor: ")[0]
+        assert statement.startswith("CREATE PUBLICATION")
+        owner.execute(statement.encode())
+        code, found = check(tmp_path, dsn, tables)
+        assert (code, missing(found)) == (0, set())
+
+
+def test_a_table_outside_a_foreign_publication(
+    tmp_path: Path, database: Database, reader: tuple[str, str]
+) -> None:
+    role, dsn = reader
+    with database.connect() as owner:
+        owner.execute(f"ALTER ROLE {role} REPLICATION".encode())
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        owner.execute("CREATE TABLE b (id int PRIMARY KEY)")
+        owner.execute(f"GRANT SELECT ON a, b TO {role}".encode())
+        owner.execute("CREATE PUBLICATION laredo FOR TABLE a")
+        code, found = check(tmp_path, dsn, "{ table = a }, { table = b }")
+        assert (code, missing(found)) == (1, {"table public.b"})
+        cure = found["table public.b"]["cure"].removeprefix("an owner runs: ")
+        owner.execute(cure.encode())
+        assert check(tmp_path, dsn, "{ table = a }, { table = b }")[0] == 0
+
+
+def test_a_server_that_is_away_and_files_that_cannot_be_used(tmp_path: Path) -> None:
+    extra = (
+        f'fanout.grpc {{ tokens_file = "{tmp_path}/none", tls {{ cert = "{tmp_path}/fanout.conf",'
+        f' key = "{tmp_path}/nokey" }} }}'
+    )
+    dsn = f"postgresql://u:hunter2@/db?host={tmp_path}"
+    code, found = check(tmp_path, dsn, "{ table = a }", extra)
+    assert code == 1
+    assert missing(found) == {
+        "sources.pg.connection",
+        "fanout.grpc.tokens_file",
+        "fanout.grpc.tls.key",
+    }
+    assert "hunter2" not in json.dumps(found)
+
+
+def test_on_a_terminal_it_is_a_table_with_the_statements_whole(
+    tmp_path: Path, database: Database
+) -> None:
+    name = "a_table_with_a_name_that_is_rather_long_for_one_column"
+    with database.connect() as owner:
+        owner.execute(f"CREATE TABLE {name} (identifier_of_the_row int NOT NULL UNIQUE)".encode())
+    check(tmp_path, database.dsn, f"{{ table = {name} }}")
+    done = subprocess.run(
+        [str(BIN / "laredo-fanout"), "--config", str(tmp_path / "fanout.conf"), "check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "COLUMNS": "60"},
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ALTER TABLE")]
+    with database.connect() as owner:
+        owner.execute(line.encode())
+    assert check(tmp_path, database.dsn, f"{{ table = {name} }}")[0] == 0
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["status"]])
+def test_a_wrong_configuration_ends_every_command_with_its_message(
+    tmp_path: Path, command: list[str]
+) -> None:
+    file = tmp_path / "fanout.conf"
+    file.write_text('sources {\n pg { connection = "host=x", slotname = a } }\ntables = [ {} ]\n')
+    done = subprocess.run(
+        [str(BIN / "laredo-fanout"), "--config", str(file), *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"laredo-fanout: {file}:2: sources.pg.slotname: unknown key;"
+        ' the nearest known key is "slot_name"',
+        f"laredo-fanout: {file}:3: tables[0].table: is required",
+    ]
+
+
+def test_without_a_configuration_it_says_how_to_give_one() -> None:
+    done = subprocess.run(
+        [str(BIN / "laredo-fanout")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "LAREDO_CONFIG"},
+    )
+    assert done.returncode == 2
+    assert "--config FILE" in done.stderr

@@ -1,0 +1,84 @@
+"""Registry, pins and wake-ups: what serving processes share with the main one."""
+
+import asyncio
+import socket
+
+import pytest
+
+from laredo_fanout.app.clients import Clients, deepest
+from laredo_fanout.app.wake import Bell, SocketWakeups
+from laredo_fanout.serving.ports import ClientInfo, TooManyClients
+
+
+def info(name: str, table: str = "public.a", at: int = 0) -> ClientInfo:
+    return ClientInfo(name, table, "ipv4:127.0.0.1:1", True, False, at)
+
+
+def test_max_clients_is_the_total_over_processes() -> None:
+    clients = Clients(2)
+    clients.register((1, 1), info("a"))
+    clients.register((2, 1), info("b"))
+    with pytest.raises(TooManyClients, match=r"already has its 2 clients"):
+        clients.register((2, 2), info("c"))
+    clients.leave((1, 1), "client")
+    clients.register((2, 2), info("c"))
+    assert [client.info.client_id for client in clients.of()] == ["b", "c"]
+
+
+def test_a_dead_process_takes_its_clients_and_pins_with_it() -> None:
+    clients = Clients(10)
+    clients.register((1, 1), info("a"))
+    clients.register((2, 1), info("b"))
+    clients.pin((1, 1), 7, 100)
+    clients.pin((2, 1), 7, 200)
+    assert clients.pinned(7) == 100
+    assert clients.pinned(8) is None
+    assert clients.leave_all(1) == 1
+    assert clients.pinned(7) == 200
+    clients.unpin((2, 1))
+    assert clients.pinned(7) is None
+    clients.leave((1, 1), "client")
+    assert clients.left()["process"] == 1
+    assert clients.left()["client"] == 0
+
+
+def test_figures_per_table() -> None:
+    clients = Clients(10)
+    clients.register((1, 1), info("late", at=2))
+    clients.register((1, 2), info("early", at=1))
+    clients.register((1, 3), info("other", "public.b", at=3))
+    clients.update((1, 1), 50, 4, "live")
+    clients.update((9, 9), 50, 99, "live")
+    found = clients.of("public.a")
+    assert [client.info.client_id for client in found] == ["early", "late"]
+    assert (found[1].sequence, found[1].depth, found[1].state) == (50, 4, "live")
+    assert deepest(clients.of()) == 4
+
+
+async def test_every_wait_that_began_before_a_ring_is_woken() -> None:
+    bell = Bell()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        wakeups = SocketWakeups(theirs)
+        first = wakeups.current()
+        bell.add(ours)
+        await asyncio.wait_for(asyncio.shield(first), 5)
+        for _ in range(3):
+            waiting = wakeups.current()
+            assert not waiting.done()
+            bell.ring()
+            await asyncio.wait_for(asyncio.shield(waiting), 5)
+        bell.remove(ours)
+
+
+async def test_ringing_never_waits_and_loses_nothing_that_matters() -> None:
+    bell = Bell()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        bell.add(ours)
+        for _ in range(1_000_000):
+            bell.ring()
+        wakeups = SocketWakeups(theirs)
+        await asyncio.wait_for(asyncio.shield(wakeups.current()), 5)
+        bell.remove(ours)
+        bell.ring()

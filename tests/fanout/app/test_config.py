@@ -1,0 +1,157 @@
+"""The server's configuration: the design's example, its defaults, and what doesn't fit together."""
+
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout import config
+from laredo_fanout.app import options
+from laredo_fanout.app.control_wire import options_from_json, options_to_json
+from laredo_model.settings import SettingsError
+
+DESIGN = """
+state   { path = "./.laredo-fanout", max_size = 64 GB }   # the LMDB environment
+sources { pg { type = postgresql, connection = "postgresql://user@host:5432/db"
+               slot_name = laredo, publication { name = laredo, create = true }
+               copy { workers = 2 }, heartbeat_interval = 10s
+               on_slot_lost = recreate           # or fail
+               catchup { mode = auto, threshold_bytes = 1073741824, max_segments = 4,
+                         ordering = strict } } }
+fanout  { grpc { host = "0.0.0.0", port = 4002, workers = 1, max_clients = 500
+                 tls { cert = "c.pem", key = "k.pem", client_ca = "ca.pem" }, tokens_file = "t" },
+          drain_grace = 10s }
+http    { port = 8081 }                          # /health/live, /health/ready, /status, /metrics
+tables  = [ { source = pg, schema = public, table = config_document
+              targets = [ { type = replication-fanout
+                journal { max_entries = 1000000, max_age = 24h }
+                snapshot { interval = 5m, store = local, store_config { path = "/var/lib/laredo/s" }
+                           serializer = jsonl, retention { keep_count = 5, max_age = 1h } }
+                grpc { port = 4002, max_clients = 500 }
+                client_buffer { max_size = 50000, policy = drop_disconnect }
+                heartbeat_interval = 10s
+                archive { store = local, store_config { path = "..." }, key_prefix = "...",
+                          formats = [jsonl] } } ] } ]
+"""
+
+MINIMAL = """
+sources { pg { connection = "postgresql:///db" } }
+tables = [ { table = users } ]
+"""
+
+
+def load(tmp_path: Path, text: str) -> config.Config:
+    file = tmp_path / "fanout.conf"
+    file.write_text(text)
+    return config.load(file)
+
+
+def complaint(tmp_path: Path, text: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text)
+    return str(caught.value).removeprefix(f"{tmp_path}/")
+
+
+def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
+    said = load(tmp_path, DESIGN)
+    plain = load(tmp_path, MINIMAL)
+    assert said.state == plain.state
+    assert said.http == plain.http
+    assert said.fanout.drain_grace == plain.fanout.drain_grace == 10.0
+    assert (said.port, said.max_clients) == (plain.port, plain.max_clients) == (4002, 500)
+    target, default = said.tables[0].target, plain.tables[0].target
+    assert target.journal == default.journal
+    assert target.client_buffer == default.client_buffer
+    assert target.snapshot is not None and target.snapshot.retention.max_age == 3600.0
+    assert default.snapshot is None
+    first, second = options.source_options(said), options.source_options(plain)
+    assert first.connection == "postgresql://user@host:5432/db"
+    assert (first.slot_name, first.publication, first.copy, first.on_slot_lost) == (
+        second.slot_name,
+        second.publication,
+        second.copy,
+        second.on_slot_lost,
+    )
+    assert [table.qualified for table in options.source_tables(said)] == ["public.config_document"]
+
+
+def test_what_has_no_effect_yet_is_warned_about(tmp_path: Path) -> None:
+    first, second = load(tmp_path, DESIGN).warnings()
+    assert first.startswith("sources.pg.catchup: ")
+    assert second.startswith("tables[0].targets[0].archive: ")
+    assert load(tmp_path, MINIMAL).warnings() == []
+
+
+def test_serving_options_survive_the_way_to_a_serving_process(tmp_path: Path) -> None:
+    for text in (DESIGN, MINIMAL):
+        said = options.serving_options(load(tmp_path, text), 4711)
+        assert options_from_json(options_to_json(said)) == said
+        assert said.listener.port == 4711
+
+
+def test_the_short_form_sets_the_listener(tmp_path: Path) -> None:
+    text = (
+        MINIMAL + "tables = [ { table = a, targets = [ { grpc { port = 5, max_clients = 7 } } ] }"
+    )
+    said = load(tmp_path, text + ", { table = b } ]")
+    assert (said.port, said.max_clients) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "tables = [\n"
+            " { table = a, targets = [ { grpc { port = 5 } } ] }\n"
+            " { table = b, targets = [ { grpc { port = 6 } } ] } ]",
+            "fanout.conf:6: tables[1].targets[0].grpc.port: 6 disagrees with"
+            " tables[0].targets[0].grpc.port = 5",
+        ),
+        (
+            "fanout.grpc.max_clients = 1\n"
+            "tables = [ { table = a, targets = [ { grpc { max_clients = 2 } } ] } ]",
+            "fanout.conf:5: tables[0].targets[0].grpc.max_clients: 2 disagrees with"
+            " fanout.grpc.max_clients = 1",
+        ),
+        (
+            "tables = [ { table = a }\n { table = b, source = gp } ]",
+            'fanout.conf:5: tables[1].source: no source "gp"; the known one is "pg"',
+        ),
+        (
+            "tables = [ { table = a }\n { table = a } ]",
+            "fanout.conf:5: tables[1]: public.a is already tables[0]",
+        ),
+        ("tables = []", "fanout.conf:4: tables: no table to replicate"),
+        (
+            'sources { other { connection = "host=x" } }',
+            "fanout.conf:4: sources: a server has exactly one source, this one has 2 (pg, other)",
+        ),
+        (
+            "tables = [ { table = a, targets = [ {}, {} ] } ]",
+            "fanout.conf:4: tables[0].targets: a table has exactly one replication-fanout target",
+        ),
+        (
+            'sources.pg.connection = "postgresql://u:hunter2@[::1/db"',
+            "fanout.conf:4: sources.pg.connection: not a PostgreSQL connection",
+        ),
+        ("sources.pg.slot_name = Bad-Slot", "fanout.conf:4: sources.pg.slot_name: "),
+        (
+            "sources.pg.copy.worker = 4",
+            "fanout.conf:4: sources.pg.copy.worker: unknown key; the nearest known key is"
+            ' "workers"',
+        ),
+    ],
+)
+def test_what_does_not_fit_names_its_place(tmp_path: Path, text: str, expected: str) -> None:
+    said = complaint(tmp_path, MINIMAL + text)
+    assert said.startswith(expected)
+    assert "hunter2" not in said
+    assert "\n" not in said
+
+
+def test_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAREDO_SOURCES_PG_CONNECTION", "postgresql://other/db")
+    monkeypatch.setenv("LAREDO_FANOUT_GRPC_MAX_CLIENTS", "9")
+    monkeypatch.setenv("LAREDO_SNAPSHOTTER_HTTP_PORT", "1")
+    said = load(tmp_path, MINIMAL)
+    assert said.source.connection.get_secret_value() == "postgresql://other/db"
+    assert said.max_clients == 9
