@@ -1,0 +1,159 @@
+"""The real serving code over a store that the test writes, in one process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.ports import ClientInfo, ClientState
+from laredo_fanout.serving.server import serve
+from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.writer import Store
+from laredo_model import history as history_
+from laredo_model.change import Action
+from laredo_model.column import Column
+
+TABLE = "public.config"
+HISTORY = history_.parse("7300000000000000001:1:16384")
+COLUMNS = (
+    Column("instance", "text", nullable=False, ordinal=1, key_ordinal=1),
+    Column("key", "text", nullable=False, ordinal=2, key_ordinal=2),
+    Column("tenant", "text", ordinal=3),
+    Column("size", "int8", ordinal=4),
+)
+
+Write = tuple[Action, str, str, str, int]  # action, instance, key, tenant, size
+
+
+def key_of(instance: str, key: str) -> bytes:
+    return f'["{instance}","{key}"]'.encode()
+
+
+def line_of(instance: str, key: str, tenant: str, size: int) -> bytes:
+    text = f'{{"instance":"{instance}","key":"{key}","tenant":"{tenant}","size":{size}}}'
+    return text.encode()
+
+
+class Wakeups:
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    def current(self) -> asyncio.Future[None]:
+        if self._future is None or self._future.done():
+            self._future = asyncio.get_running_loop().create_future()
+        return self._future
+
+    def wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Lease:
+    """Notes nothing: what the registry is told is the serving tests' subject."""
+
+    def update(self, *, sequence: int, depth: int, state: str) -> None: ...
+
+    async def pin(self, table_id: int, after_sequence: int) -> None: ...
+
+    def unpin(self) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+class Registry:
+    async def register(self, info: ClientInfo) -> Lease:
+        return Lease()
+
+    async def clients(self, table: str) -> list[ClientState]:
+        return []
+
+
+class Source:
+    """What the ingest process would do: writes transactions and wakes the serving side.
+
+    Positions go up by 16 from 0x1000. Call it from any thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store.open(path, max_size=256 << 20)
+        self.wakeups = Wakeups()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.position = 0x1000
+        with self.store.transaction() as txn:
+            txn.set_source(SourceIdentity(HISTORY, "slot", "publication"))
+            self.table_id = txn.add_table("public", "config", 1, COLUMNS).id
+            txn.publish(self.table_id, self.position, 0)
+            txn.set_position(self.position, 0)
+
+    def write(self, *transactions: Sequence[Write]) -> int:
+        """Commit these transactions; gives the position of the last."""
+        changes = TableChanges()
+        for rows in transactions:
+            self.position += 16
+            changes.counts.append(len(rows))
+            changes.positions.append(self.position)
+            changes.times_us.append(self.position)
+            for action, instance, key, tenant, size in rows:
+                truncate, delete = action is Action.TRUNCATE, action is Action.DELETE
+                changes.actions.append(action)
+                changes.keys.append(b"" if truncate else key_of(instance, key))
+                gone = truncate or delete
+                changes.lines.append(b"" if gone else line_of(instance, key, tenant, size))
+        with self.store.transaction() as txn:
+            txn.apply(self.table_id, changes)
+            txn.set_position(self.position, self.position)
+        self._wake()
+        return self.position
+
+    def forget_journal(self) -> None:
+        """Prune all but the newest transaction."""
+        self.store.prune(self.table_id, 1, 0.0, 4e9)
+        self._wake()
+
+    def recopy(self, columns: tuple[Column, ...], lines: dict[bytes, bytes]) -> None:
+        """The table has other columns now."""
+        self.position += 16
+        with self.store.transaction() as txn:
+            self.table_id = txn.add_table("public", "config", 1, columns).id
+            txn.fill(self.table_id, list(lines), list(lines.values()))
+            txn.publish(self.table_id, self.position, 0)
+            txn.set_position(self.position, 0)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.wakeups.wake)
+
+
+@asynccontextmanager
+async def serving(source: Source, port: int = 0, grace: float = 5.0) -> AsyncIterator[int]:
+    """Serve it on loopback; leaving says GoAway and drains."""
+    source.loop = asyncio.get_running_loop()
+    listening: asyncio.Future[int] = source.loop.create_future()
+    drain = asyncio.Event()
+    options = ServingOptions(
+        ListenerOptions(host="127.0.0.1", port=port, drain_grace_s=grace, behind_wait_s=0.2),
+        {TABLE: TableOptions(heartbeat_interval_s=0.2)},
+    )
+    with source.store.reader() as reader:
+        server = asyncio.create_task(
+            serve(
+                options,
+                reader,
+                source.wakeups,
+                Registry(),
+                drain,
+                on_listening=listening.set_result,
+            )
+        )
+        try:
+            await asyncio.wait({server, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if server.done():
+                server.result()
+            yield listening.result()
+        finally:
+            drain.set()
+            await server
+            source.loop = None

@@ -1,0 +1,552 @@
+"""FanoutClient and its asyncio twin against the real server."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from structlog.testing import capture_logs
+
+import laredo_fanout.client as library
+from laredo_fanout.client import (
+    AsyncFanoutClient,
+    Backoff,
+    BadEndpoint,
+    BadField,
+    BadTableName,
+    ClientStopped,
+    FanoutClient,
+    NotReadyInTime,
+    TableNotFound,
+    background,
+    equals,
+)
+from laredo_fanout.client.rows import Row, parse
+from laredo_model.change import Action
+from laredo_model.column import Column
+from tests.fanout.client.real_server import (
+    COLUMNS,
+    HISTORY,
+    TABLE,
+    Source,
+    key_of,
+    line_of,
+    serving,
+)
+
+INSERT, UPDATE, DELETE, TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
+QUICK = Backoff(initial=0.01, maximum=0.05)
+
+
+def row(instance: str, key: str, tenant: str, size: int) -> Row:
+    return parse(line_of(instance, key, tenant, size))
+
+
+def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    deadline = monotonic() + timeout
+    while not condition():
+        assert monotonic() < deadline, "the condition never came true"
+        sleep(0.002)
+
+
+async def soon(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Server:
+    """The server for thread-safe clients: on the loop that they share."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.port = 0
+        self._stack: AsyncExitStack | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        background.call(self._start())
+
+    def stop(self) -> None:
+        if self._stack is not None:
+            background.call(self._stack.aclose())
+            self._stack = None
+
+    async def _start(self) -> None:
+        self._stack = AsyncExitStack()
+        self.port = await self._stack.enter_async_context(serving(self.source, self.port))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Source]:
+    source = Source(tmp_path / "store")
+    source.write(
+        [(INSERT, "a", "x", "acme", 1), (INSERT, "a", "y", "acme", 2)],
+        [(INSERT, "b", "x", "zeta", 9007199254740993)],
+    )
+    yield source
+    source.store.close()
+
+
+@pytest.fixture
+def server(source: Source) -> Iterator[Server]:
+    server = Server(source)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def port(source: Source) -> AsyncIterator[int]:
+    async with serving(source) as port:
+        yield port
+
+
+def test_the_example_of_the_documentation(server: Server, tmp_path: Path) -> None:
+    client = FanoutClient(
+        server.address,
+        TABLE,
+        client_id="myapp-1",
+        local_snapshot_path=tmp_path / "cache",
+        lookup_fields=("instance", "key"),
+        indexes={"by_instance": ("instance",)},
+        filters=[equals("tenant", "acme")],
+    )
+    client.start()
+    client.await_ready(timeout=30)
+    assert client.lookup("a", "x") == row("a", "x", "acme", 1)
+    assert client.lookup("b", "x") is None  # another tenant's
+    assert client.lookup_index("by_instance", "a") == [
+        row("a", "x", "acme", 1),
+        row("a", "y", "acme", 2),
+    ]
+    assert len(client) == 2
+    assert client.position == server.source.position
+    assert client.sequence is not None
+    client.stop()
+    assert (tmp_path / "cache").exists()
+
+
+def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
+    heard: list[tuple[Row | None, Row | None]] = []
+    with FanoutClient(server.address, TABLE) as client:
+        client.await_ready(10)
+        stop_listening = client.listen(lambda old, new: heard.append((old, new)))
+        server.source.write(
+            [(UPDATE, "a", "x", "acme", 5), (DELETE, "a", "y", "", 0)],
+            [(INSERT, "c", "x", "acme", 7)],
+        )
+        until(lambda: client.position == server.source.position)
+        assert client.lookup("a", "x") == row("a", "x", "acme", 5)
+        assert client.lookup("a", "y") is None
+        expected = [
+            (row("a", "x", "acme", 1), row("a", "x", "acme", 5)),
+            (row("a", "y", "acme", 2), None),
+            (None, row("c", "x", "acme", 7)),
+        ]
+        until(lambda: len(heard) == len(expected))
+        assert heard == expected
+        stop_listening()
+        server.source.write([(TRUNCATE, "", "", "", 0)])
+        until(lambda: len(client) == 0)
+    assert heard == expected
+
+
+def test_a_truncate_is_heard_row_by_row(server: Server) -> None:
+    gone: list[Row | None] = []
+    with FanoutClient(server.address, TABLE) as client:
+        client.await_ready(10)
+        client.listen(lambda old, new: gone.append(old) if new is None else None)
+        server.source.write([(TRUNCATE, "", "", "", 0)])
+        until(lambda: len(gone) == 3)
+    assert row("b", "x", "zeta", 9007199254740993) in gone
+
+
+def test_a_listener_that_fails_is_logged_and_the_others_hear(server: Server) -> None:
+    heard: list[Row | None] = []
+
+    def bad(old: Row | None, new: Row | None) -> None:
+        raise RuntimeError("listener's own")
+
+    with capture_logs() as logs, FanoutClient(server.address, TABLE) as client:
+        client.await_ready(10)
+        client.listen(bad)
+        client.listen(lambda old, new: heard.append(new))
+        server.source.write([(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 1)])
+        until(lambda: len(heard) == 2)
+    assert sum(entry["event"] == "a listener failed" for entry in logs) == 2
+
+
+def test_a_listener_may_stop_the_client_and_look_up(server: Server) -> None:
+    done = threading.Event()
+    client = FanoutClient(server.address, TABLE)
+
+    def stop(old: Row | None, new: Row | None) -> None:
+        assert client.lookup("n", "1") == new
+        client.stop()
+        done.set()
+
+    client.start()
+    client.await_ready(10)
+    client.listen(stop)
+    server.source.write([(INSERT, "n", "1", "t", 1)])
+    assert done.wait(10)
+
+
+def test_resumes_after_the_server_was_away(server: Server) -> None:
+    heard: list[Row | None] = []
+    with FanoutClient(server.address, TABLE, backoff=QUICK) as client:
+        client.await_ready(10)
+        client.listen(lambda old, new: heard.append(new))
+        server.source.write([(INSERT, "n", "1", "t", 1)])
+        until(lambda: len(heard) == 1)
+        server.stop()
+        server.source.write([(INSERT, "n", "2", "t", 2)])
+        server.start()
+        server.source.write([(INSERT, "n", "3", "t", 3)])
+        until(lambda: len(heard) >= 3)
+        assert heard == [row("n", str(n), "t", n) for n in (1, 2, 3)]
+        assert client.position == server.source.position
+
+
+def test_a_new_snapshot_is_heard_as_its_differences(server: Server) -> None:
+    """The journal no longer reaches back to where the client was."""
+    heard: list[tuple[Row | None, Row | None]] = []
+    with FanoutClient(server.address, TABLE, backoff=QUICK, indexes={"t": ("tenant",)}) as client:
+        client.await_ready(10)
+        client.listen(lambda old, new: heard.append((old, new)))
+        server.stop()
+        server.source.write(
+            [(UPDATE, "a", "x", "acme", 50)],
+            [(DELETE, "a", "y", "", 0)],
+            [(INSERT, "z", "z", "zeta", 1)],
+        )
+        server.source.forget_journal()
+        server.start()
+        until(lambda: len(heard) == 3)
+        assert sorted(heard, key=str) == sorted(
+            [
+                (row("a", "y", "acme", 2), None),
+                (row("a", "x", "acme", 1), row("a", "x", "acme", 50)),
+                (None, row("z", "z", "zeta", 1)),
+            ],
+            key=str,
+        )
+        assert [found["key"] for found in client.lookup_index("t", "acme")] == ["x"]
+
+
+def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Server) -> None:
+    with FanoutClient(server.address, TABLE, backoff=QUICK) as client:
+        client.await_ready(10)
+        columns = (*COLUMNS, Column("extra", "int4", ordinal=5))
+        line = line_of("a", "x", "acme", 1)[:-1] + b',"extra":7}'
+        server.source.recopy(columns, {key_of("a", "x"): line})
+        until(lambda: len(client) == 1)
+        assert client.lookup("a", "x") == parse(line)
+        assert [column.name for column in client.columns][-1] == "extra"
+        assert client.disconnects == 0
+
+
+def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
+        client.await_ready(10)
+        before = client.position
+    server.source.write([(INSERT, "n", "1", "t", 1)])
+    heard: list[tuple[Row | None, Row | None]] = []
+    again = FanoutClient(server.address, TABLE, local_snapshot_path=path)
+    again.listen(lambda old, new: heard.append((old, new)))
+    with capture_logs() as logs, again:
+        again.await_ready(10)
+        until(lambda: again.position == server.source.position)
+        assert len(again) == 4
+        assert before is not None and again.position > before
+        until(lambda: len(heard) == 4)  # the three saved ones, then the new one
+        assert heard[-1] == (None, row("n", "1", "t", 1))
+    assert [entry["mode"] for entry in logs if entry["event"] == "connected"] == ["DELTA"]
+
+
+def test_rows_of_the_local_snapshot_are_there_while_the_server_is_away(
+    server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "cache"
+    with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
+        client.await_ready(10)
+    server.stop()
+    with FanoutClient(server.address, TABLE, local_snapshot_path=path, backoff=QUICK) as client:
+        until(lambda: len(client) == 3)
+        assert client.lookup("a", "x") == row("a", "x", "acme", 1)
+        with pytest.raises(NotReadyInTime, match="wasn't ready within"):
+            client.await_ready(0.2)
+
+
+def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
+    server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "cache"
+    path.write_bytes(b'{"format":"something else"}\n')
+    with (
+        capture_logs() as logs,
+        FanoutClient(server.address, TABLE, local_snapshot_path=path) as client,
+    ):
+        client.await_ready(10)
+        assert len(client) == 3
+    warned = [entry for entry in logs if "without the local snapshot" in entry["event"]]
+    assert len(warned) == 1 and str(path) in warned[0]["reason"]
+
+
+def test_other_filters_start_afresh(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    acme = [equals("tenant", "acme")]
+    with FanoutClient(server.address, TABLE, local_snapshot_path=path, filters=acme) as client:
+        client.await_ready(10)
+        assert len(client) == 2
+    with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
+        client.await_ready(10)
+        assert len(client) == 3
+
+
+def test_a_timer_saves_too(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    with FanoutClient(
+        server.address, TABLE, local_snapshot_path=path, save_interval=0.05
+    ) as client:
+        client.await_ready(10)
+        until(path.exists)
+
+
+def test_stopping_keeps_the_rows_and_starting_resumes(server: Server) -> None:
+    client = FanoutClient(server.address, TABLE)
+    client.start()
+    client.await_ready(10)
+    client.stop()
+    client.stop()
+    server.source.write([(INSERT, "n", "1", "t", 1)])
+    assert len(client) == 3
+    with pytest.raises(ClientStopped):
+        client.await_ready(1)
+    with client:
+        until(lambda: len(client) == 4)
+
+
+def test_look_ups_while_everything_changes(server: Server) -> None:
+    """Readers on threads never see a row that an index promised missing, nor an error."""
+    failures: list[BaseException] = []
+    stop = threading.Event()
+    with FanoutClient(server.address, TABLE, indexes={"t": ("tenant",)}) as client:
+        client.await_ready(10)
+
+        def read() -> None:
+            try:
+                while not stop.is_set():
+                    for found in client.lookup_index("t", "busy"):
+                        assert found["tenant"] == "busy"
+                    client.lookup("a", "x")
+                    len(client)
+            except BaseException as failure:
+                failures.append(failure)
+                raise
+
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for number in range(100):
+            size = number % 7
+            server.source.write(
+                [(INSERT, "n", str(size), "busy" if number % 2 else "idle", number)],
+                [(DELETE, "n", str((size + 3) % 7), "", 0)],
+            )
+        until(lambda: client.position == server.source.position)
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not failures
+
+
+def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
+    with pytest.raises(BadEndpoint, match="expected host:port"):
+        FanoutClient("localhost", TABLE)
+    with pytest.raises(BadTableName, match=r"expected schema\.table"):
+        FanoutClient("localhost:1", "users")
+    with pytest.raises(ClientStopped, match="start"):
+        FanoutClient("localhost:1", TABLE).await_ready(1)
+
+
+def test_an_unknown_table_ends_the_wait(server: Server) -> None:
+    with (
+        FanoutClient(server.address, "public.nothing") as client,
+        pytest.raises(TableNotFound, match="nothing"),
+    ):
+        client.await_ready(10)
+
+
+def test_an_unknown_index_column_ends_the_wait(server: Server) -> None:
+    with (
+        FanoutClient(server.address, TABLE, indexes={"c": ("colour",)}) as client,
+        pytest.raises(BadField, match="no column 'colour'"),
+    ):
+        client.await_ready(10)
+
+
+def test_nobody_there_is_told_with_the_last_error() -> None:
+    with (
+        FanoutClient("127.0.0.1:1", TABLE, backoff=QUICK) as client,
+        pytest.raises(NotReadyInTime, match=r"127\.0\.0\.1:1"),
+    ):
+        client.await_ready(0.3)
+
+
+async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    heard: list[Row | None] = []
+
+    async def listener(old: Row | None, new: Row | None) -> None:
+        await asyncio.sleep(0)
+        heard.append(new)
+
+    async with AsyncFanoutClient(
+        f"127.0.0.1:{port}",
+        TABLE,
+        lookup_fields=("instance", "key"),
+        indexes={"by_instance": ("instance",)},
+        local_snapshot_path=path,
+    ) as client:
+        await client.await_ready(10)
+        assert await client.lookup("a", "x") == row("a", "x", "acme", 1)
+        assert len(await client.lookup_index("by_instance", "a")) == 2
+        assert len(client) == 3
+        stop_listening = await client.listen(listener)
+        changes = client.changes()
+        source.write([(UPDATE, "a", "x", "acme", 6)])
+        async with asyncio.timeout(10):
+            change = await anext(changes)
+        assert change.old == row("a", "x", "acme", 1)
+        assert change.new == row("a", "x", "acme", 6)
+        assert (change.position, change.sequence) == (client.position, client.sequence)
+        await soon(lambda: heard == [row("a", "x", "acme", 6)])
+        stop_listening()
+        assert str(client._replica.place.history) == str(HISTORY)
+    assert path.exists()
+
+
+async def test_changes_end_when_the_client_stops(port: int) -> None:
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE)
+    await client.start()
+    await client.await_ready(10)
+    changes = client.changes()
+    await client.stop()
+    assert [change async for change in changes] == []
+
+
+async def test_changes_raise_what_ended_the_client(port: int) -> None:
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", "public.nothing")
+    changes = client.changes()
+    async with client:
+        with pytest.raises(TableNotFound):
+            async with asyncio.timeout(10):
+                await anext(changes)
+
+
+async def test_a_dropped_reader_of_changes_holds_nobody_up(
+    port: int, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laredo_fanout.client.listening._WAITING_AT_MOST", 3)
+    async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE) as client:
+        await client.await_ready(10)
+        kept, dropped = client.changes(), client.changes()
+        source.write([(INSERT, "n", str(number), "t", number) for number in range(50)])
+        await soon(lambda: len(client) == 53)
+        del dropped
+        async with asyncio.timeout(10):
+            got = [await anext(kept) for _ in range(50)]
+    assert [change.new for change in got] == [row("n", str(n), "t", n) for n in range(50)]
+
+
+async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> None:
+    """GoAway in the middle of a workload: no change is lost, none comes twice."""
+    heard: list[int] = []
+    async with AsyncExitStack() as stack:
+        first = AsyncExitStack()
+        port = await first.enter_async_context(serving(source))
+        client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, backoff=QUICK)
+        await stack.enter_async_context(client)
+        await client.await_ready(10)
+        await client.listen(lambda old, new: heard.append(new["size"] if new else -1))
+        for number in range(20):
+            source.write([(INSERT, "n", str(number), "t", number)])
+        await asyncio.wait_for(first.aclose(), 4)  # well before the grace is over
+        for number in range(20, 30):
+            source.write([(INSERT, "n", str(number), "t", number)])
+        await stack.enter_async_context(serving(source, port))
+        await soon(lambda: len(heard) >= 30)
+    assert heard == list(range(30))
+
+
+def test_public_names() -> None:
+    """What applications may import; one that goes breaks them, one more is a promise."""
+    assert set(library.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert hasattr(library, name)
+
+
+METHODS = ["start", "await_ready", "lookup", "lookup_index", "listen", "stop"]
+
+
+@pytest.mark.parametrize("name", [*METHODS, "__len__", "position", "sequence", "columns", "error"])
+def test_the_twins_have_the_same_documented_names(name: str) -> None:
+    for client in (FanoutClient, AsyncFanoutClient):
+        assert getattr(client, name).__doc__
+
+
+PUBLIC = {
+    "AsyncFanoutClient",
+    "Backoff",
+    "BadEndpoint",
+    "BadField",
+    "BadTableName",
+    "Changes",
+    "ClientError",
+    "ClientStopped",
+    "Crowded",
+    "Endpoint",
+    "Event",
+    "FanoutClient",
+    "Filter",
+    "GaveUp",
+    "GoAway",
+    "Handshake",
+    "Heartbeat",
+    "InvalidRequest",
+    "LocalSnapshotUnusable",
+    "Mode",
+    "NotAReplicationServer",
+    "NotReadyInTime",
+    "Observer",
+    "PermissionDenied",
+    "ProtocolViolation",
+    "RowChange",
+    "SchemaChange",
+    "ServerUnavailable",
+    "SnapshotBegin",
+    "SnapshotEnd",
+    "SnapshotRows",
+    "StreamBroken",
+    "StreamError",
+    "Subscription",
+    "SyncOptions",
+    "TableNotFound",
+    "TableNotReady",
+    "Tls",
+    "TransactionPart",
+    "Unauthenticated",
+    "equals",
+    "is_in",
+    "open_stream",
+    "prefix",
+}
