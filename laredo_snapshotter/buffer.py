@@ -189,6 +189,11 @@ class Sealed:
         return self._changes.memory_bytes
 
     @property
+    def spilled(self) -> bool:
+        """Whether it holds disk space until closed."""
+        return self._changes.spilled_bytes > 0
+
+    @property
     def empty(self) -> bool:
         """Whether there is certainly no change in it."""
         return self._changes.empty

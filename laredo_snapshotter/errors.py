@@ -3,9 +3,12 @@
 SnapshotterError
 ├── ConfigRefused        the configuration asks for what can't be
 ├── StreamInconsistent   a change doesn't fit the change before it
-├── ChecksumsDiffer      a new base isn't the state that the diffs lead to
 ├── KeyFieldsDiffer      the configured key isn't the table's
 ├── SnapshotNotReady     a snapshot was asked of a table that can't make one
+├── ServerUnfit          the server doesn't tell what an archive needs
+├── RebaseAbandoned      a re-base can't go on; it is tried again
+├── SnapshotDamaged      a snapshot's rows aren't those that its end tells of
+├── PortTaken            the HTTP port can't be listened on
 └── StreamBehind         the server's snapshot is older than what was already taken
 """
 
@@ -33,22 +36,6 @@ class StreamInconsistent(SnapshotterError):
         )
 
 
-class ChecksumsDiffer(SnapshotterError):
-    """The base's rows and the running state of base plus diffs differ at one position."""
-
-    def __init__(
-        self, table: str, position: int, running: StateChecksum, base: StateChecksum
-    ) -> None:
-        self.running = running
-        self.base = base
-        super().__init__(
-            f"{table} at {position_.text(position)}: base plus diffs come to {running.rows} rows "
-            f"with checksum {running.hex()}, the server's snapshot to {base.rows} rows with "
-            f"{base.hex()}; nothing was committed. Run `laredo-archive verify --against DSN` to "
-            "see which is right; POST /snapshot tries again"
-        )
-
-
 class KeyFieldsDiffer(SnapshotterError):
     """key_fields in the configuration isn't the table's key."""
 
@@ -61,6 +48,43 @@ class KeyFieldsDiffer(SnapshotterError):
 
 class SnapshotNotReady(SnapshotterError):
     """POST /snapshot for a table that can't make one now; the message says why."""
+
+
+class RebaseAbandoned(SnapshotterError):
+    """A re-base can't go on; nothing was committed, and it is tried again."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        super().__init__(f"{table}: re-base given up: {reason}; tried again later")
+
+
+class ServerUnfit(SnapshotterError):
+    """The server speaks the base contract only: no positions, histories or old rows."""
+
+    def __init__(self, table: str, server: str) -> None:
+        super().__init__(
+            f"{table}: {server} doesn't tell positions and histories with its changes; an archive "
+            "needs a laredo-fanout that knows the capability batch/json.v1"
+        )
+
+
+class SnapshotDamaged(SnapshotterError):
+    """The rows that arrived aren't those that the server says it sent."""
+
+    def __init__(self, table: str, sent: StateChecksum, received: StateChecksum) -> None:
+        super().__init__(
+            f"{table}: the server's snapshot has {sent.rows} rows with checksum {sent.hex()}, "
+            f"what arrived {received.rows} with {received.hex()}; nothing was committed"
+        )
+
+
+class PortTaken(SnapshotterError):
+    """The HTTP port can't be listened on."""
+
+    def __init__(self, host: str, port: int, refused: OSError) -> None:
+        super().__init__(
+            f"snapshotter.http: can't listen on {host}:{port}: {refused.strerror}; "
+            "set http.host and http.port to an address that is free"
+        )
 
 
 class StreamBehind(SnapshotterError):

@@ -1,0 +1,111 @@
+"""The command line: ``laredo-snapshotter --config FILE``, and ``check``."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import click
+import structlog
+
+from laredo_model.settings import SettingsError
+from laredo_snapshotter import config as config_
+from laredo_snapshotter import logs
+from laredo_snapshotter.check import check_tables
+from laredo_snapshotter.errors import ConfigRefused, PortTaken
+from laredo_snapshotter.service import Service
+
+log = structlog.get_logger(__name__)
+
+CONFIG_ENV = "LAREDO_SNAPSHOTTER_CONFIG"
+USAGE = 2
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar=CONFIG_ENV,
+    help=f"HOCON file (or {CONFIG_ENV}).",
+)
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override one setting.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto")
+@click.version_option(package_name="laredo-snapshotter")
+@click.pass_context
+def cli(
+    context: click.Context,
+    path: Path | None,
+    sets: tuple[str, ...],
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
+    logs.configure(log_level, as_json=None if log_format == "auto" else log_format == "json")
+    context.obj = (path, sets)
+    if context.invoked_subcommand is None:
+        block, tables = _loaded(path, sets)
+        _finish(asyncio.run(_run(tables, block.http)))
+
+
+@cli.command()
+@click.option("--config", "path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE")
+@click.pass_obj
+def check(
+    around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]
+) -> None:
+    """Validate the configuration, and look at servers, tables and destinations; write nothing."""
+    block, tables = _loaded(path or around[0], (*around[1], *sets))
+    del block
+    _finish(asyncio.run(check_tables(tables)))
+
+
+def main() -> None:
+    """The console script."""
+    cli()
+
+
+async def _run(tables: list[config_.TableConfig], http: config_.HttpBlock) -> int:
+    try:
+        return await Service(tables, http).run()
+    except PortTaken as taken:
+        click.echo(str(taken), err=True)
+        return 1
+
+
+def _loaded(
+    path: Path | None, sets: tuple[str, ...]
+) -> tuple[config_.SnapshotterBlock, list[config_.TableConfig]]:
+    if path is None and not sets and not _settings_in_environment():
+        click.echo(f"no configuration: give --config FILE or set {CONFIG_ENV}", err=True)
+        sys.exit(USAGE)
+    try:
+        block = config_.load(path, sets)
+        return block, config_.tables(block)
+    except (SettingsError, ConfigRefused) as wrong:
+        click.echo(str(wrong), err=True)
+        sys.exit(USAGE)
+
+
+def _settings_in_environment() -> bool:
+    return any(name.startswith(config_.ENV_PREFIX) and name != CONFIG_ENV for name in os.environ)
+
+
+def _finish(code: int) -> None:
+    """Exit without waiting for a thread that hangs in a destination which is away."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""The one queue into a table's archive: whatever is committed goes through it, in order.
+
+A destination that is away holds the queue: the same commit is offered again and
+again, with a growing wait, until it is in. Whoever fills the queue looks at
+:attr:`Committer.holding` and at how much memory waits here.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from laredo_archive.base import Base
+from laredo_archive.commit import TableArchive
+from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
+from laredo_fanout.client.subscription import Backoff
+from laredo_model import position as position_
+from laredo_model.checksum import StateChecksum
+from laredo_model.position import Position
+from laredo_snapshotter.buffer import Outcome, Sealed
+
+log = structlog.get_logger(__name__)
+
+RETRY = Backoff(initial=0.5, maximum=15.0)
+
+
+class Holding(NamedTuple):
+    """Why nothing is committed at the moment; ``since`` is monotonic."""
+
+    reason: str
+    since: float
+    attempts: int
+
+
+class CommitCounters(Protocol):
+    """What a committer counts."""
+
+    def artifact(self, kind: str) -> None:
+        """One artifact was committed."""
+
+
+class _Job(NamedTuple):
+    what: str
+    work: Callable[[], object]
+    done: "asyncio.Future[object] | None"
+    """Who waits for it is told what went wrong; if nobody does, it ends the committer."""
+    memory_bytes: int = 0
+    on_disk: bool = False
+
+
+class Committer:
+    """Commits one table's artifacts. The methods belong to one event loop, the work to threads."""
+
+    def __init__(
+        self,
+        archive: TableArchive,
+        table: str,
+        diff_formats: tuple[str, ...],
+        executor: Executor,
+        counters: CommitCounters,
+    ) -> None:
+        self._archive = archive
+        self._diff_formats = diff_formats
+        self._executor = executor
+        self._counters = counters
+        self._jobs: deque[_Job] = deque()
+        self._holding: Holding | None = None
+        self._changed = asyncio.Event()
+        self._log = log.bind(table=table)
+        self.last_write = time.monotonic()
+        """When the manifest was last written, monotonic."""
+
+    @property
+    def holding(self) -> Holding | None:
+        """Not None while a destination is away."""
+        return self._holding
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory of the sealed buffers that aren't committed."""
+        return sum(job.memory_bytes for job in self._jobs)
+
+    @property
+    def waiting_on_disk(self) -> bool:
+        """Whether a sealed buffer with a spill file isn't committed."""
+        return any(job.on_disk for job in self._jobs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all is committed."""
+        return not self._jobs
+
+    def put(self, sealed: Sealed) -> None:
+        """Commit ``sealed`` as a diff, unless it turns out to be empty and isn't forced."""
+        commit = _DiffCommit(self._archive, sealed, self._diff_formats)
+        self._add(
+            _Job(
+                f"diff up to {position_.text(sealed.to_position)}",
+                commit.run,
+                None,
+                sealed.memory_bytes,
+                sealed.spilled,
+            )
+        )
+
+    def see(self, position: Position) -> None:
+        """Say in the manifest that nothing has changed up to ``position``."""
+        self._add(_Job("seen_position", lambda: self._archive.see(position), None))
+
+    async def commit_base(self, base: Base, *, continues: bool) -> int:
+        """Commit ``base`` as a new epoch, after all that was put before; the epoch's number.
+
+        :raises ArchiveError: as TableArchive.commit_base, but for a destination that is away,
+            which is waited for.
+        """
+
+        def work() -> object:
+            return self._archive.commit_base(base, continues=continues).epoch
+
+        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._add(_Job(f"base of epoch {base.artifact.epoch}", work, done))
+        epoch = await done
+        assert isinstance(epoch, int)
+        self._counters.artifact("snapshot")
+        return epoch
+
+    async def run(self) -> None:
+        """Work off the queue until cancelled.
+
+        :raises ArchiveError: if a diff can't be committed, now or ever.
+        :raises OSError: if a spill file can't be read.
+        """
+        while True:
+            while self._jobs:
+                await self._finish(self._jobs[0])
+                self._jobs.popleft()
+                self._notify()
+            await self.progress()
+
+    async def progress(self) -> None:
+        """Wait until something changes here."""
+        await self._changed.wait()
+
+    async def drained(self) -> None:
+        """Wait until all is committed."""
+        while self._jobs:
+            await self.progress()
+
+    def _add(self, job: _Job) -> None:
+        self._jobs.append(job)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _finish(self, job: _Job) -> None:
+        try:
+            result = await self._offer(job)
+        except Exception as failure:
+            if job.done is None:
+                raise
+            if not job.done.cancelled():
+                job.done.set_exception(failure)
+            return
+        self.last_write = time.monotonic()
+        if job.done is not None and not job.done.cancelled():
+            job.done.set_result(result)
+        if isinstance(result, _Written):
+            self._counters.artifact("diff")
+            self._log.info("diff committed", **result.to_log())
+
+    async def _offer(self, job: _Job) -> object:
+        """The job's result, after as many attempts as it takes."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                result = await loop.run_in_executor(self._executor, job.work)
+            except (CommitUnavailable, DestinationError, SpoolUnavailable) as failure:
+                delay = self._hold(job, failure)
+            else:
+                if self._holding is not None:
+                    self._log.info("goes on", what=job.what, attempts=self._holding.attempts)
+                self._holding = None
+                return result
+            await asyncio.sleep(delay)
+
+    def _hold(self, job: _Job, failure: Exception) -> float:
+        before = self._holding or Holding("", time.monotonic(), 0)
+        self._holding = Holding(str(failure), before.since, before.attempts + 1)
+        delay = RETRY.delay(self._holding.attempts)
+        self._log.warning(
+            "commit held",
+            what=job.what,
+            error=str(failure),
+            attempt=self._holding.attempts,
+            retry_in_s=round(delay, 2),
+        )
+        self._notify()
+        return delay
+
+
+class _Written(NamedTuple):
+    epoch: int
+    from_position: Position
+    to_position: int
+    outcome: Outcome
+    size_bytes: int
+
+    def to_log(self) -> dict[str, object]:
+        return {
+            "epoch": self.epoch,
+            "from_position": position_.text(self.from_position),
+            "to_position": position_.text(self.to_position),
+            "changes": self.outcome.change_count,
+            "rows": self.outcome.rows,
+            "size_bytes": self.size_bytes,
+        }
+
+
+class _DiffCommit:
+    """One diff's commit; run again after CommitUnavailable it is the same commit."""
+
+    def __init__(self, archive: TableArchive, sealed: Sealed, formats: tuple[str, ...]) -> None:
+        self._archive = archive
+        self._sealed = sealed
+        self._formats = formats
+        self._measured: tuple[Position, Outcome] | None = None
+
+    def run(self) -> _Written | None:
+        """Commit it, in a thread; None if there is nothing to be written."""
+        sealed = self._sealed
+        start, outcome = self._measure()
+        if outcome.empty and not (sealed.forced and sealed.to_position > start):
+            sealed.close()
+            return None
+        artifact = self._archive.commit_diff(
+            sealed.changes(),
+            from_position=start,
+            to_position=Position(sealed.to_position),
+            to_time=time_of(sealed.to_time_us),
+            rows=outcome.rows,
+            checksum=outcome.checksum,
+            formats=self._formats,
+            truncate=outcome.truncate,
+        )
+        sealed.close()
+        return _Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
+
+    def _measure(self) -> tuple[Position, Outcome]:
+        if self._measured is None:
+            head = self._archive.head
+            assert head is not None and head.rows is not None and head.checksum is not None
+            before = StateChecksum.from_hex(head.rows, head.checksum)
+            self._measured = head.position, self._sealed.measure(before)
+        return self._measured
+
+
+def time_of(microseconds: int | None) -> datetime | None:
+    """A commit time in microseconds since 1970 as a datetime."""
+    if microseconds is None:
+        return None
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)

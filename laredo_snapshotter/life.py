@@ -1,0 +1,283 @@
+"""One life of a table's writer: from the archive's head to the first thing that goes wrong."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from datetime import UTC, datetime
+
+import structlog
+
+from laredo_archive.commit import TableArchive
+from laredo_archive.errors import ChecksumDiffers, Fenced
+from laredo_archive.head import Head
+from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
+from laredo_fanout.client.subscription import Backoff
+from laredo_model import position as position_
+from laredo_model.column import Column, key_columns
+from laredo_model.history import History
+from laredo_snapshotter.base_writer import BaseWriter
+from laredo_snapshotter.committer import Committer
+from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.errors import StreamBehind
+from laredo_snapshotter.feed import Feed, StreamedBase
+from laredo_snapshotter.metrics import TableCounters
+from laredo_snapshotter.rebase import Rebase
+from laredo_snapshotter.shape import same_shape
+from laredo_snapshotter.triggers import SinceSnapshot
+
+log = structlog.get_logger(__name__)
+
+REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
+BEAT_S = 1.0
+FLUSH_S = 30.0
+"""How long the last diff may take."""
+
+
+class Life:
+    """Feed, committer and re-bases over one claimed archive; :meth:`run` it once."""
+
+    def __init__(
+        self,
+        config: TableConfig,
+        archive: TableArchive,
+        executor: Executor,
+        counters: TableCounters,
+        *,
+        epoch_committed: Callable[[int, datetime], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """``epoch_committed`` is told of each new epoch and when its making began;
+        ``wanted`` says whether somebody asks for one, whatever the triggers say.
+        """
+        self._config = config
+        self._archive = archive
+        self._executor = executor
+        self._epoch_committed = epoch_committed
+        self._wanted = wanted
+        self._log = log.bind(table=config.name)
+        self.committer = Committer(archive, config.name, config.formats.diff, executor, counters)
+        head = usable(archive.head)
+        self.feed = Feed(
+            config,
+            self,
+            self.committer,
+            counters,
+            position=None if head is None else head.position,
+            history=None if head is None else head.history,
+        )
+        self.base: BaseWriter | None = None
+        """The base that the live stream brings, while it does."""
+        self.rebase: Rebase | None = None
+        self.rebase_reason: str | None = None
+        self.rebase_problem: str | None = None
+        """Why the last re-base came to nothing."""
+        self.flush_problem: str | None = None
+        self._rebasing: asyncio.Task[None] | None = None
+        self._rebase_failures = 0
+        self._not_before = 0.0
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Write until ``stopping``, then flush a last diff.
+
+        :raises Exception: whatever ended it; the archive is as good as before.
+        """
+        committing = asyncio.create_task(self.committer.run())
+        feeding = asyncio.create_task(self.feed.run())
+        beating = asyncio.create_task(self._beats())
+        waiting = asyncio.create_task(_until(stopping))
+        try:
+            ends: list[asyncio.Future[None]] = [self._failed, committing, feeding, beating]
+            await asyncio.wait([*ends, waiting], return_when=asyncio.FIRST_COMPLETED)
+            for ended in ends:
+                if ended.done():
+                    ended.result()
+            await self._flush(feeding, committing)
+        finally:
+            self._failed.cancel()
+            tasks = [committing, feeding, beating, waiting]
+            if self._rebasing is not None:
+                tasks.append(self._rebasing)
+            await self.feed.stop(feeding)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.feed.buffer.clear()
+
+    def tick(self) -> None:
+        """A diff interval has passed: is a re-base due?"""
+        head = self._archive.head
+        if head is None or self._rebasing is not None or time.monotonic() < self._not_before:
+            return
+        reason = self._config.triggers.due(self.since_snapshot(head))
+        if reason is not None:
+            self._begin_rebase(reason)
+
+    def beat(self) -> None:
+        """What is due whatever the diff interval: asked-for re-bases, and seen_position."""
+        feed = self.feed
+        if not feed.live:
+            return
+        if self._wanted() and self._rebasing is None and time.monotonic() >= self._not_before:
+            self._begin_rebase("request")
+        interval = self._config.seen_interval
+        due = self.committer.last_write + interval
+        if interval and feed.quiet and self.committer.idle and time.monotonic() >= due:
+            head = self._archive.head
+            seen = None if head is None else head.seen_position or head.position
+            if feed.position is not None and seen is not None and feed.position > seen:
+                self.committer.see(feed.position)
+
+    def since_snapshot(self, head: Head) -> SinceSnapshot:
+        """What happened since the epoch's base, the buffer included."""
+        return SinceSnapshot(
+            age_s=(datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
+            snapshot_bytes=head.snapshot_bytes,
+            snapshot_rows=head.snapshot_rows,
+            diffs=head.diffs_since_snapshot,
+            diff_bytes=head.diff_bytes,
+            churn_records=head.diff_changes + self.feed.buffer.depth,
+        )
+
+    def fits(self, handshake: Handshake) -> bool:
+        """Whether changes from this stream may follow the archive's head."""
+        head = usable(self._archive.head)
+        return (
+            head is not None
+            and handshake.history == head.history
+            and same_shape(handshake.columns, head.columns)
+        )
+
+    async def begin_base(
+        self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History
+    ) -> StreamedBase:
+        """The stream begins a snapshot: the base of a new epoch.
+
+        :raises StreamBehind: if it is older than what the archive has.
+        """
+        await self._drop_rebase()
+        position, head = begin.position, self._archive.head
+        assert position is not None, "checked by the feed"
+        if head is not None and head.history == history and position < head.position:
+            raise StreamBehind(self._config.name, position, head.position)
+
+        def open_writer() -> BaseWriter:
+            upload = self._archive.snapshot(
+                position=position,
+                history=history,
+                columns=columns,
+                key_fields=[column.name for column in key_columns(columns)],
+                formats=self._config.formats.snapshot,
+            )
+            return BaseWriter(self._config.name, upload, self._executor)
+
+        began = datetime.now(UTC)
+        loop = asyncio.get_running_loop()
+        self.base = await loop.run_in_executor(self._executor, open_writer)
+        self._log.info("base begins", position=position_.text(position), rows=begin.row_count)
+        return _LiveBase(self, self.base, began)
+
+    async def commit_live_base(self, end: SnapshotEnd, began: datetime) -> None:
+        """The base that the live stream brought is whole."""
+        assert self.base is not None, "it was begun"
+        # Nobody tells when the snapshot's last transaction was committed: not after it began.
+        base = await self.base.finish(end, began)
+        epoch = await self.committer.commit_base(base, continues=False)
+        self.base = None
+        self._epoch_committed(epoch, began)
+
+    async def _beats(self) -> None:
+        seen = self._config.seen_interval or BEAT_S
+        while True:
+            await asyncio.sleep(min(BEAT_S, seen / 2))
+            self.beat()
+
+    def _begin_rebase(self, reason: str) -> None:
+        if not self.feed.live or self.committer.holding is not None:
+            return
+        self.rebase_reason = reason
+        self._rebasing = asyncio.create_task(self._run_rebase(reason))
+
+    async def _run_rebase(self, reason: str) -> None:
+        self._log.info("re-base", reason=reason)
+        began = datetime.now(UTC)
+        self.rebase = Rebase(self._config, self.feed, self.committer, self._archive, self._executor)
+        try:
+            epoch = await self.rebase.run()
+        except (Fenced, ChecksumDiffers) as final:
+            if not self._failed.done():
+                self._failed.set_exception(final)
+        except Exception as failure:  # noqa: BLE001  # tried again; the epoch goes on meanwhile
+            self._rebase_failures += 1
+            delay = REBASE_AGAIN.delay(self._rebase_failures)
+            self._not_before = time.monotonic() + delay
+            self.rebase_problem = str(failure)
+            told = not isinstance(failure, AssertionError | TypeError | ValueError)
+            self._log.warning(
+                "re-base failed",
+                reason=reason,
+                error=str(failure),
+                kind=type(failure).__name__,
+                retry_in_s=round(delay, 1),
+                exc_info=None if told else failure,
+            )
+        else:
+            self._rebase_failures = 0
+            self.rebase_problem = None
+            self._log.info("re-based", epoch=epoch, reason=reason)
+            self._epoch_committed(epoch, began)
+        finally:
+            self._rebasing = self.rebase = self.rebase_reason = None
+
+    async def _drop_rebase(self) -> None:
+        rebasing = self._rebasing
+        if rebasing is not None:
+            rebasing.cancel()
+            await asyncio.wait([rebasing])
+
+    async def _flush(self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]") -> None:
+        await self._drop_rebase()
+        await self.feed.stop(feeding)
+        self.feed.seal_all()
+        drained = asyncio.create_task(self.committer.drained())
+        done, _ = await asyncio.wait(
+            [drained, committing], timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        drained.cancel()
+        if committing in done:
+            committing.result()
+        if drained not in done:
+            holding = self.committer.holding
+            self.flush_problem = holding.reason if holding else f"not done within {FLUSH_S:g} s"
+            self._log.error("last diff not flushed", error=self.flush_problem)
+
+
+class _LiveBase:
+    """The feed's view of a base that the live stream brings."""
+
+    def __init__(self, life: Life, writer: BaseWriter, began: datetime) -> None:
+        self._life = life
+        self._writer = writer
+        self._began = began
+
+    async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
+        await self._writer.write(keys, lines)
+
+    async def finish(self, end: SnapshotEnd) -> None:
+        await self._life.commit_live_base(end, self._began)
+
+    async def abort(self) -> None:
+        self._life.base = None
+        await self._writer.abort()
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def usable(head: Head | None) -> Head | None:
+    """``head``, if it says all that a diff after it needs; archives of other writers may not."""
+    if head is None or None in (head.history, head.rows, head.checksum, head.columns):
+        return None
+    return head

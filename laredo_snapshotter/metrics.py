@@ -1,0 +1,148 @@
+"""Prometheus metrics: counters told as things happen, the rest read off each table when scraped."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from laredo_fanout.client.errors import StreamError
+from laredo_fanout.client.events import Handshake
+from laredo_fanout.client.subscription import Observer
+from laredo_snapshotter.status import TableStatus
+
+
+class _Gauge(NamedTuple):
+    name: str
+    help: str
+    value: Callable[[TableStatus], float | None]
+
+
+_GAUGES = (
+    _Gauge("epoch", "Epoch that the archive is in", lambda t: t.epoch),
+    _Gauge("buffer_depth", "Changed rows that wait for the next diff", lambda t: t.buffer_depth),
+    _Gauge(
+        "churn_records",
+        "Net changes since the epoch's base, buffer included",
+        lambda t: t.churn_records,
+    ),
+    _Gauge("snapshot_age_seconds", "Age of the epoch's base", lambda t: t.snapshot_age_seconds),
+    _Gauge("diff_bytes", "Bytes of the diffs since the epoch's base", lambda t: t.diff_bytes),
+    _Gauge(
+        "diffs_since_snapshot", "Diffs since the epoch's base", lambda t: t.diffs_since_snapshot
+    ),
+    _Gauge(
+        "manifest_head_position", "WAL position that the archive reaches", lambda t: t.head_position
+    ),
+    _Gauge("table_ready", "1 if the table has its base and nothing is wrong", lambda t: t.ready),
+)
+
+
+class Metrics:
+    """One process's metrics, in a registry of its own."""
+
+    def __init__(self, tables: Callable[[], Iterable[TableStatus]]) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.artifacts_written = Counter(
+            "snapshotter_artifacts_written",
+            "Artifacts committed",
+            ["table", "kind"],
+            registry=self.registry,
+        )
+        self.event_errors = Counter(
+            "snapshotter_event_errors",
+            "Notices that a sink refused",
+            ["table", "sink"],
+            registry=self.registry,
+        )
+        self.stream_errors = Counter(
+            "snapshotter_stream_errors",
+            "Streams that broke or were refused",
+            ["table", "kind"],
+            registry=self.registry,
+        )
+        self.restarts = Counter(
+            "snapshotter_table_restarts",
+            "Times that a table's writer began again from the archive's head",
+            ["table"],
+            registry=self.registry,
+        )
+        self.registry.register(_TableCollector(tables))
+
+    def text(self) -> bytes:
+        """What a scrape gets."""
+        return generate_latest(self.registry)
+
+
+class TableCounters(Observer):
+    """One table's counters; also what is known of its connection."""
+
+    def __init__(self, metrics: Metrics, table: str) -> None:
+        self.disconnected_because: str | None = "no answer from the server yet"
+        """None while there is a stream."""
+        self._metrics = metrics
+        self._table = table
+        for kind in ("snapshot", "diff"):
+            metrics.artifacts_written.labels(table, kind)
+        metrics.restarts.labels(table)
+
+    def artifact(self, kind: str) -> None:
+        """One artifact was committed."""
+        self._metrics.artifacts_written.labels(self._table, kind).inc()
+
+    def restarted(self) -> None:
+        """The table's writer began again."""
+        self._metrics.restarts.labels(self._table).inc()
+
+    def connected(self, handshake: Handshake) -> None:
+        """A stream began."""
+        del handshake
+        self.disconnected_because = None
+
+    def disconnected(self, error: StreamError, delay: float) -> None:
+        """A stream ended, or an attempt failed."""
+        del delay
+        self.disconnected_because = str(error)
+        self._metrics.stream_errors.labels(self._table, type(error).__name__).inc()
+
+
+class _TableCollector(Collector):
+    def __init__(self, tables: Callable[[], Iterable[TableStatus]]) -> None:
+        self._tables = tables
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        tables = list(self._tables())
+        for name, help_text, value_of in _GAUGES:
+            gauge = GaugeMetricFamily(f"snapshotter_{name}", help_text, labels=["table"])
+            for table in tables:
+                if (value := value_of(table)) is not None:
+                    gauge.add_metric([table.table], float(value))
+            yield gauge
+        conflicts = CounterMetricFamily(
+            "snapshotter_manifest_cas_conflicts",
+            "Manifest swaps that somebody else came before",
+            labels=["table"],
+        )
+        errors = CounterMetricFamily(
+            "snapshotter_destination_errors",
+            "Requests that a destination refused or didn't answer",
+            labels=["table", "destination"],
+        )
+        for table in tables:
+            conflicts.add_metric([table.table], table.cas_conflicts)
+            for destination in {*table.destinations, *table.destination_errors}:
+                errors.add_metric(
+                    [table.table, destination], table.destination_errors.get(destination, 0)
+                )
+        yield conflicts
+        yield errors

@@ -1,0 +1,202 @@
+"""One table's writer: claim the archive, live, and from one failure to the next try.
+
+The archive is the checkpoint: whatever goes wrong, the writer can begin again
+at the archive's head. Only what people must put right ends it for good.
+"""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import structlog
+
+from laredo_archive.commit import TableArchive
+from laredo_archive.errors import (
+    ArchiveError,
+    ChecksumDiffers,
+    CommitUnavailable,
+    DestinationUnavailable,
+    Fenced,
+    HistoriesDiffer,
+    ManifestError,
+)
+from laredo_archive.holding import Counts
+from laredo_archive.local import LocalDestination
+from laredo_fanout.client.errors import StreamError
+from laredo_fanout.client.subscription import Backoff
+from laredo_snapshotter import table_status
+from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
+from laredo_snapshotter.life import Life
+from laredo_snapshotter.metrics import TableCounters
+from laredo_snapshotter.status import State, TableStatus
+
+log = structlog.get_logger(__name__)
+
+AGAIN = Backoff(initial=0.5, maximum=30.0)
+LONG_LIFE_S = 60.0
+"""A life that lasted so long says that what ended the ones before is over."""
+
+FINAL = (Fenced, ManifestError, HistoriesDiffer, ChecksumDiffers, KeyFieldsDiffer)
+"""What trying again can't cure, and might make worse."""
+
+
+class TableWriter:
+    """Writes one table's archive. All methods belong to one event loop."""
+
+    def __init__(self, config: TableConfig, counters: TableCounters) -> None:
+        self.config = config
+        self.state = State.STARTING
+        self.problem: str | None = None
+        self.flush_problem: str | None = None
+        """Why the last diff isn't in the archive, if it isn't."""
+        self.archive: TableArchive | None = None
+        self.life: Life | None = None
+        self.counters = counters
+        self.counts = Counts()
+        """What the archive counted, before it is open too."""
+        self._stopping = asyncio.Event()
+        self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
+        # One thread commits while the other writes a base.
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix=config.name)
+        self._log = log.bind(table=config.name)
+
+    @property
+    def stream(self) -> tuple[str, int] | None:
+        """History and position of the live stream, for the cuts."""
+        feed = self.life.feed if self.life is not None else None
+        if feed is None or not feed.live or feed.position is None:
+            return None
+        return str(feed.history), feed.position
+
+    @property
+    def final(self) -> bool:
+        """Whether it will never write again."""
+        return self.state in (State.FENCED, State.FAILED, State.STOPPED)
+
+    def cut(self, position: int) -> None:
+        """Seal at ``position`` as soon as the stream has passed it."""
+        if self.life is not None:
+            self.life.feed.cut(position)
+
+    def tick(self) -> None:
+        """A diff interval has passed: is a re-base due?"""
+        if self.life is not None:
+            self.life.tick()
+
+    def status(self) -> TableStatus:
+        """What is known now."""
+        return table_status.of(self)
+
+    def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
+        """A new base, begun after ``now``; the future brings its epoch once committed.
+
+        :raises SnapshotNotReady: if this table will never make one.
+        """
+        self.refuse_if_final()
+        asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._requests.append((now, asked))
+        if self.life is not None:
+            self.life.beat()
+        return asked
+
+    def refuse_if_final(self) -> None:
+        """:raises SnapshotNotReady: if this table will never make a base again."""
+        if self.final:
+            raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to flush a last diff and return."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Write until stopped, or until something happened that only people can put right."""
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                await self._live_once()
+            except FINAL as final:
+                self._end(State.FENCED if isinstance(final, Fenced) else State.FAILED, final)
+                return
+            except Exception as failure:  # noqa: BLE001  # one table's failure leaves the others
+                failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
+                await self._wait_again(failure, failures)
+        self.state = State.STOPPED
+        self._refuse_requests("the writer has stopped")
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _live_once(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.archive is None:
+            self.state = State.STARTING
+            self.archive = await loop.run_in_executor(self._executor, self._open)
+        # A life that ended may have left a commit that isn't everywhere yet.
+        await loop.run_in_executor(self._executor, self.archive.settle)
+        self.problem = None
+        self.state = State.CONNECTING
+        self.life = Life(
+            self.config,
+            self.archive,
+            self._executor,
+            self.counters,
+            epoch_committed=self._epoch_committed,
+            wanted=lambda: bool(self._requests),
+        )
+        try:
+            await self.life.run(self._stopping)
+            self.flush_problem = self.life.flush_problem
+        finally:
+            self.life = None
+
+    def _open(self) -> TableArchive:
+        config = self.config
+        return TableArchive.open(
+            [LocalDestination(path) for path in config.destinations],
+            config.name,
+            key_prefix=config.key_prefix,
+            keep_epochs=config.keep_epochs,
+            spool_directory=config.spill_directory,
+            counts=self.counts,
+        )
+
+    async def _wait_again(self, failure: Exception, failures: int) -> None:
+        away = isinstance(failure, DestinationUnavailable | CommitUnavailable)
+        self.state = State.HOLDING if away else State.CONNECTING
+        self.problem = str(failure) or type(failure).__name__
+        self.counters.restarted()
+        delay = AGAIN.delay(failures)
+        told = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
+        self._log.error(
+            "begins again",
+            error=self.problem,
+            kind=type(failure).__name__,
+            attempt=failures,
+            retry_in_s=round(delay, 2),
+            exc_info=None if told else failure,
+        )
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay)
+        except TimeoutError:
+            return
+
+    def _epoch_committed(self, epoch: int, began: datetime) -> None:
+        served = [asked for at, asked in self._requests if at <= began]
+        self._requests = [(at, asked) for at, asked in self._requests if at > began]
+        for asked in served:
+            if not asked.done():
+                asked.set_result(epoch)
+
+    def _end(self, state: State, why: Exception) -> None:
+        self.state = state
+        self.problem = str(why)
+        self._log.error("stopped for good", state=state.value, error=str(why))
+        self._refuse_requests(f"{self.config.name} is {state}: {why}")
+
+    def _refuse_requests(self, why: str) -> None:
+        asked, self._requests = self._requests, []
+        for _, request in asked:
+            if not request.done():
+                request.set_exception(SnapshotNotReady(why))
+                request.exception()  # nobody may be waiting any more

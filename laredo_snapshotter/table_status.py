@@ -1,0 +1,121 @@
+"""A table's status, read off its writer."""
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from laredo_archive.head import Head
+from laredo_snapshotter.life import Life
+from laredo_snapshotter.status import State, TableStatus
+
+if TYPE_CHECKING:
+    from laredo_snapshotter.table import TableWriter
+
+
+def of(writer: "TableWriter") -> TableStatus:
+    """What is known of ``writer``'s table now."""
+    archive, life = writer.archive, writer.life
+    head = archive.head if archive is not None else None
+    state, problem = _state(writer)
+    return TableStatus(
+        table=writer.config.name,
+        state=state,
+        ready=state is State.FOLLOWING and head is not None,
+        problem=problem,
+        writer_id=archive.claim.writer_id if archive is not None else None,
+        destinations=tuple(path.as_uri() + "/" for path in writer.config.destinations),
+        cas_conflicts=writer.counts.cas_conflicts,
+        destination_errors=dict(writer.counts.destination_errors),
+        **_of_head(head),
+        **_of_life(life, head),
+    )
+
+
+def _state(writer: "TableWriter") -> tuple[State, str | None]:
+    life = writer.life
+    if life is None or writer.final:
+        return writer.state, writer.problem
+    if life.committer.holding is not None:
+        return State.HOLDING, life.committer.holding.reason
+    if life.feed.problem is not None:
+        return State.CONNECTING, life.feed.problem
+    if writer.counters.disconnected_because is not None:
+        return State.CONNECTING, writer.counters.disconnected_because
+    if life.feed.live:
+        return State.FOLLOWING, None
+    return State.COPYING, None
+
+
+def _of_head(head: Head | None) -> dict[str, Any]:
+    if head is None:
+        return dict.fromkeys(
+            (
+                "epoch",
+                "head_position",
+                "seen_position",
+                "rows",
+                "state_checksum",
+                "snapshot_created_at",
+                "snapshot_age_seconds",
+                "snapshot_rows",
+                "snapshot_bytes",
+            )
+        ) | {"diffs_since_snapshot": 0, "diff_bytes": 0}
+    return {
+        "epoch": head.epoch,
+        "head_position": head.position,
+        "seen_position": head.seen_position,
+        "rows": head.rows,
+        "state_checksum": head.checksum,
+        "snapshot_created_at": head.snapshot_created_at,
+        "snapshot_age_seconds": (datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
+        "snapshot_rows": head.snapshot_rows,
+        "snapshot_bytes": head.snapshot_bytes,
+        "diffs_since_snapshot": head.diffs_since_snapshot,
+        "diff_bytes": head.diff_bytes,
+    }
+
+
+def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
+    churn = head.diff_changes if head is not None else 0
+    if life is None:
+        return {
+            "stream_position": None,
+            "history": None,
+            "churn_records": churn,
+            "buffer_depth": 0,
+            "buffer_bytes": 0,
+            "buffer_spilled_bytes": 0,
+            "waiting_bytes": 0,
+            "rebase": None,
+            "base_rows_written": None,
+            "last_rebase_problem": None,
+            "cuts_forgotten": 0,
+            "holding": None,
+            "journal": None,
+        }
+    feed, committer = life.feed, life.committer
+    holding = committer.holding
+    base_rows = life.base.rows if life.base is not None else None
+    return {
+        "stream_position": feed.position,
+        "history": None if feed.history is None else str(feed.history),
+        "churn_records": churn + feed.buffer.depth,
+        "buffer_depth": feed.buffer.depth,
+        "buffer_bytes": feed.buffer.memory_bytes,
+        "buffer_spilled_bytes": feed.buffer.spilled_bytes,
+        "waiting_bytes": committer.waiting_bytes,
+        "rebase": life.rebase_reason,
+        "base_rows_written": life.rebase.rows_written if life.rebase is not None else base_rows,
+        "last_rebase_problem": life.rebase_problem,
+        "cuts_forgotten": feed.cuts_forgotten,
+        "holding": None
+        if holding is None
+        else {
+            "reason": holding.reason,
+            "seconds": round(time.monotonic() - holding.since, 1),
+            "attempts": holding.attempts,
+            "stream_closed": feed.closed_because,
+        },
+        "journal": None,
+    }
