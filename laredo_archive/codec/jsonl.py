@@ -112,7 +112,9 @@ def read_diff(
 
 def _whole_lines(stream: Source, start: int | None, stop: int | None) -> Iterator[list[bytes]]:
     for batch in blocks.lines(blocks.ranged(stream, start, stop)):
-        yield [line for line in batch if line] if b"" in batch else batch
+        whole = [line for line in batch if line] if b"" in batch else batch
+        if whole:
+            yield whole
 
 
 def _parse_change(line: bytes) -> Change:

@@ -1,0 +1,238 @@
+"""Artifacts read and checked: what comes out is what the manifest's entry says, or an error.
+
+Size and sha256 are compared while the file goes by, and its rows counted, so a
+reader learns of damage at the latest at the end.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice, pairwise
+from operator import lt
+from typing import TypeVar
+
+from laredo_archive import codec
+from laredo_archive.codec import BadBytes, Source
+from laredo_archive.destination import Destination
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown
+from laredo_archive.manifest import Artifact, FormatEntry
+from laredo_model.change import Action, Change
+from laredo_model.column import Column, key_columns
+from laredo_model.errors import ModelError
+
+T = TypeVar("T")
+
+PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF)
+_DRAIN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of the rows: ``columns`` is None in archives of other writers."""
+
+    columns: tuple[Column, ...] | None
+    key_fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "Shape":
+        """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``."""
+        named = [column.name for column in key_columns(base.columns or ())]
+        chosen = base.key_fields or named or key_fields or codec.DEFAULT_KEY
+        return cls(base.columns, tuple(chosen))
+
+
+class ArtifactFiles:
+    """The objects of one archive. ``locate`` turns a manifest's key into the destination's."""
+
+    def __init__(self, destination: Destination, locate: Callable[[str], str]) -> None:
+        self._destination = destination
+        self._locate = locate
+
+    def uri(self, entry: FormatEntry) -> str:
+        """Where the object is."""
+        return self._destination.uri_of(self._locate(entry.key))
+
+    def choose(self, artifact: Artifact, format_id: str | None = None) -> tuple[str, FormatEntry]:
+        """The format to read an artifact in, and its entry.
+
+        :raises FormatUnknown: if it is there in none that is known here.
+        """
+        wanted = PREFERRED_FORMATS if format_id is None else (format_id,)
+        for candidate in wanted:
+            entry = artifact.formats.get(candidate)
+            if entry is not None and candidate in codec.FORMATS:
+                return candidate, entry
+        entries = list(artifact.formats.values())
+        uri = self.uri(entries[0]) if entries else self._destination.uri
+        raise FormatUnknown(uri, sorted(artifact.formats), list(PREFERRED_FORMATS))
+
+    def check_size(self, entry: FormatEntry) -> None:
+        """Look at the object without reading it.
+
+        :raises ArtifactMissing: if it isn't there.
+        :raises ArtifactDamaged: if it has another size than its entry says.
+        """
+        found = self._destination.head(self._locate(entry.key))
+        if found is None:
+            raise ArtifactMissing(self.uri(entry), _MISSING)
+        if found.size_bytes != entry.size_bytes:
+            raise ArtifactDamaged(self.uri(entry), _wrong_size(found.size_bytes, entry))
+
+    def rows(
+        self, artifact: Artifact, shape: Shape, format_id: str | None = None
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """A snapshot's rows, keys beside lines, a block at a time.
+
+        :raises ArtifactDamaged: where the file isn't what its entry says.
+        """
+        id_, entry = self.choose(artifact, format_id)
+
+        def read(source: Source) -> Iterator[tuple[list[bytes], list[bytes]]]:
+            return codec.read_snapshot(id_, shape.columns, source, key_fields=shape.key_fields)
+
+        return self._rows(entry, artifact.row_count, read)
+
+    def _rows(
+        self,
+        entry: FormatEntry,
+        expected: int | None,
+        read: Callable[[Source], Iterator[tuple[list[bytes], list[bytes]]]],
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        count, last = 0, None
+        for keys, lines in self._guarded(entry, read):
+            if entry.sorted:
+                _check_order(self.uri(entry), last, keys)
+            count += len(keys)
+            last = keys[-1]
+            yield keys, lines
+        self._check_count(entry, count, expected, "rows")
+
+    def changes(
+        self, artifact: Artifact, shape: Shape, format_id: str | None = None
+    ) -> Iterator[Change]:
+        """A diff's changes; a TRUNCATE comes first.
+
+        :raises ArtifactDamaged: where the file isn't what its entry says.
+        """
+        id_, entry = self.choose(artifact, format_id)
+
+        def read(source: Source) -> Iterator[Change]:
+            return codec.read_diff(id_, shape.columns, source)
+
+        return self._changes(entry, artifact.change_count, read)
+
+    def _changes(
+        self,
+        entry: FormatEntry,
+        expected: int | None,
+        read: Callable[[Source], Iterator[Change]],
+    ) -> Iterator[Change]:
+        count, last = 0, None
+        truncated = False
+        for change in self._guarded(entry, read):
+            if change.action is Action.TRUNCATE:
+                truncated = True
+            else:
+                _check_change(self.uri(entry), change)
+                if entry.sorted and last is not None and last >= change.key:
+                    _refuse_order(self.uri(entry), last, change.key)
+                count += 1
+                last = change.key
+            yield change
+        # Whether others count the TRUNCATE line as a change isn't laid down.
+        if not (truncated and expected == count + 1):
+            self._check_count(entry, count, expected, "changes")
+
+    def _guarded(self, entry: FormatEntry, read: Callable[[Source], Iterator[T]]) -> Iterator[T]:
+        uri = self.uri(entry)
+        with closing(self._destination.open(self._locate(entry.key))) as opened:
+            checked = _Checked(opened, entry, uri)
+            try:
+                yield from read(checked)
+            except (BadBytes, ModelError) as wrong:
+                # A damaged file is told by its sha256 rather than by where it first hurt.
+                while checked.read(_DRAIN_BYTES):
+                    pass
+                raise ArtifactDamaged(
+                    uri,
+                    f"{wrong}. Its size and sha256 are those of the manifest: whoever"
+                    " wrote it wrote it so"
+                    if entry.sha256
+                    else f"{wrong}",
+                ) from wrong
+            if checked.read(1):
+                raise ArtifactDamaged(uri, "more bytes after its last row")
+
+    def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
+        if expected is not None and count != expected:
+            raise ArtifactDamaged(
+                self.uri(entry), f"it has {count} {what}, the manifest says {expected}"
+            )
+
+
+_MISSING = (
+    "the manifest names this object (was it deleted by hand, or not copied along?"
+    " Restore it, or read another destination)"
+)
+_CURE = "Restore it from another destination, or read that one"
+
+
+def _wrong_size(size: int, entry: FormatEntry) -> str:
+    how = "cut off: " if size < entry.size_bytes else ""
+    return f"{how}it has {size} bytes, the manifest says {entry.size_bytes}. {_CURE}"
+
+
+def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
+    if last is not None and last >= keys[0]:
+        _refuse_order(uri, last, keys[0])
+    if not all(map(lt, keys, islice(keys, 1, None))):
+        for before, after in pairwise(keys):
+            if before >= after:
+                _refuse_order(uri, before, after)
+
+
+def _refuse_order(uri: str, before: bytes, after: bytes) -> None:
+    raise ArtifactDamaged(
+        uri,
+        f"the manifest says it is sorted, and the key {after.decode(errors='replace')!r} comes"
+        f" after {before.decode(errors='replace')!r}",
+    )
+
+
+def _check_change(uri: str, change: Change) -> None:
+    if change.new is None and change.action is not Action.DELETE:
+        raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")
+
+
+class _Checked:
+    """Passes bytes on; at their end compares size and sha256."""
+
+    def __init__(self, source: Source, entry: FormatEntry, uri: str) -> None:
+        self._source = source
+        self._entry = entry
+        self._uri = uri
+        self._hash = sha256()
+        self._size = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        try:
+            data = self._source.read(size)
+        except OSError as failure:
+            raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
+        self._size += len(data)
+        self._hash.update(data)
+        if not data:
+            self._compare()
+        return data
+
+    def _compare(self) -> None:
+        if self._size != self._entry.size_bytes:
+            raise ArtifactDamaged(self._uri, _wrong_size(self._size, self._entry))
+        found = self._hash.hexdigest()
+        if self._entry.sha256 not in (None, found):
+            raise ArtifactDamaged(
+                self._uri,
+                f"its sha256 is {found}, the manifest says {self._entry.sha256}: its bytes have"
+                f" changed since they were written. {_CURE}",
+            )

@@ -1,0 +1,159 @@
+"""An archive as a reader sees it: the table at any boundary, and what changed between two.
+
+Memory doesn't grow with the table: rows and changes stream by in key order.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from laredo_archive import fold, location, timeline
+from laredo_archive.artifact_file import ArtifactFiles, Shape
+from laredo_archive.destination import Destination
+from laredo_archive.errors import NoSuchBoundary
+from laredo_archive.fold import Rows
+from laredo_archive.location import Found
+from laredo_archive.manifest import Artifact, Manifest
+from laredo_archive.naming import manifest_key
+from laredo_archive.timeline import Boundary, Epoch
+from laredo_model.change import Action, Change
+from laredo_model.position import Position
+
+
+class Difference(NamedTuple):
+    """Net changes in key order. ``truncated``: the table was emptied first, all are INSERT."""
+
+    truncated: bool
+    changes: Iterator[Change]
+
+
+class Archive:
+    """One table's archive, read only.
+
+    ``key_fields`` is the key of an archive whose manifest doesn't say; without
+    it such a table's key is ``id``.
+    """
+
+    def __init__(self, found: Found, key_fields: Sequence[str] | None = None) -> None:
+        self._found = found
+        self._key_fields = key_fields
+        self.manifest: Manifest = found.manifest
+        self.uri = found.destination.uri_of(found.manifest_key)
+        self.files = ArtifactFiles(found.destination, found.locate)
+
+    @classmethod
+    def at(cls, place: str, key_fields: Sequence[str] | None = None) -> "Archive":
+        """The archive at a path or URI.
+
+        :raises ArchiveMissing: if there is none.
+        :raises ManifestError: if its manifest is damaged or newer than this program.
+        :raises DestinationError: if the place can't be read.
+        """
+        return cls(location.find(place), key_fields)
+
+    @classmethod
+    def open(
+        cls, destination: Destination, key_prefix: str, key_fields: Sequence[str] | None = None
+    ) -> "Archive":
+        """The archive below ``key_prefix`` in ``destination``; raises like :meth:`at`."""
+        key = manifest_key(key_prefix)
+        manifest = location.read_manifest(destination, key)
+        return cls(Found(destination, key, manifest, lambda key: key), key_fields)
+
+    def refreshed(self) -> "Archive":
+        """The same archive as its manifest is now; raises like :meth:`at`."""
+        manifest = location.read_manifest(self._found.destination, self._found.manifest_key)
+        return Archive(self._found._replace(manifest=manifest), self._key_fields)
+
+    @property
+    def epochs(self) -> list[Epoch]:
+        """The epochs, oldest first.
+
+        :raises ManifestDamaged: if an epoch has no base, or a gap.
+        """
+        return timeline.epochs(self.manifest, self.uri)
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """Every boundary, oldest first; raises like :attr:`epochs`."""
+        return timeline.boundaries(self.epochs)
+
+    def boundary(
+        self,
+        as_of: Position | datetime | None = None,
+        *,
+        exact: bool = False,
+        epoch: int | None = None,
+    ) -> Boundary:
+        """The last boundary at or before ``as_of``; the head if that is None.
+
+        ``exact`` refuses an earlier one; ``epoch`` looks in that epoch only.
+
+        :raises NoSuchBoundary: if there is none, or ``as_of`` is later than the
+            archive knows the table to be complete.
+        """
+        return timeline.find(self.manifest, self.uri, as_of, exact=exact, epoch=epoch)
+
+    def shape(self, boundary: Boundary) -> Shape:
+        """What is known of the rows at ``boundary``."""
+        return Shape.of(boundary.base, self._key_fields)
+
+    def rows(self, boundary: Boundary) -> Iterator[Rows]:
+        """The table at ``boundary``: keys beside lines, in key order, some thousand at a time.
+
+        :raises ArtifactMissing: if an object isn't there, before the first row.
+        :raises ArtifactDamaged: if a file isn't what its entry says: before the first row
+            if its size tells, else at the latest after the last.
+        :raises FormatUnknown: if an artifact is in no format that is known here.
+        :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+        """
+        self._check_sizes(boundary.artifacts)
+        shape = self.shape(boundary)
+        start, keys = fold.timelines(self.files, boundary.diffs, shape)
+        base = iter(()) if start is not None else fold.base_rows(self.files, boundary.base, shape)
+        return fold.applied(base, fold.net(keys))
+
+    def changes(self, start: Boundary, end: Boundary) -> Difference:
+        """What changed from ``start`` to ``end``, net per key, in key order.
+
+        From the diffs between them if they follow each other; else by comparing
+        the table at both.
+
+        :raises NoSuchBoundary: if ``end`` is before ``start``.
+        :raises ArchiveError: as :meth:`rows` does.
+        """
+        if (end.epoch, end.position) < (start.epoch, start.position):
+            raise NoSuchBoundary(self.uri, f"{end} is before {start}; exchange --from and --to")
+        diffs = timeline.path(self.epochs, start, end)
+        if diffs is None:
+            return Difference(False, _compared(self.rows(start), self.rows(end)))
+        self._check_sizes(diffs)
+        first, keys = fold.timelines(self.files, diffs, self.shape(end))
+        return Difference(first is not None, fold.net(keys))
+
+    def _check_sizes(self, artifacts: Iterable[Artifact]) -> None:
+        for artifact in artifacts:
+            self.files.check_size(self.files.choose(artifact)[1])
+
+
+def _compared(before: Iterator[Rows], after: Iterator[Rows]) -> Iterator[Change]:
+    old = ((key, Change(Action.DELETE, key, line, None)) for key, line in _flat(before))
+    new = ((key, Change(Action.INSERT, key, None, line)) for key, line in _flat(after))
+    held: Change | None = None
+    for _, change in heapq.merge(old, new, key=lambda labelled: labelled[0]):
+        if held is not None and held.key == change.key:
+            if held.old != change.new:
+                yield Change(Action.UPDATE, change.key, held.old, change.new)
+            held = None
+            continue
+        if held is not None:
+            yield held
+        held = change
+    if held is not None:
+        yield held
+
+
+def _flat(rows: Iterator[Rows]) -> Iterator[tuple[bytes, bytes]]:
+    for keys, lines in rows:
+        yield from zip(keys, lines, strict=True)

@@ -1,0 +1,113 @@
+"""Sorting more than fits into memory: sorted runs in temporary files, merged at the end."""
+
+import heapq
+import marshal
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+from laredo_archive.errors import TemporarySpaceLacking
+
+Record = tuple[Any, ...]
+
+MEMORY_BYTES = 24 * 1024 * 1024
+"""How many bytes of records are held before they go to a file."""
+
+MERGED_AT_ONCE = 32
+_BLOCK_BYTES = 64 * 1024
+_RECORD_OVERHEAD = 250
+"""Bytes that a record takes beside those of its values: a tuple and small integers."""
+
+
+class Sorter:
+    """Records, which are tuples of bytes, int and None, in the order of their first two members.
+
+    The first two together are never the same twice. The files have no names:
+    they go with the process, however it ends.
+    """
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._limit = memory_bytes
+        self._held: list[Record] = []
+        self._size = 0
+        self._runs: list[tuple[int, IO[bytes]]] = []
+
+    def add(self, record: Record, size: int) -> None:
+        """A record; ``size``: the bytes of its values.
+
+        :raises TemporarySpaceLacking: if there is no room for them.
+        """
+        self._held.append(record)
+        self._size += size + _RECORD_OVERHEAD
+        if self._size >= self._limit:
+            self._spill()
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._held.clear()
+        self._size = 0
+        for _, file in self._runs:
+            file.close()
+        self._runs.clear()
+
+    def sorted(self) -> Iterator[Record]:
+        """The records in order, once.
+
+        :raises TemporarySpaceLacking: if the file's place can't be read again.
+        """
+        self._held.sort(key=_order)
+        runs = [_read(file) for _, file in self._runs]
+        try:
+            yield from heapq.merge(*runs, iter(self._held), key=_order)
+        finally:
+            self.clear()
+
+    def _spill(self) -> None:
+        self._held.sort(key=_order)
+        self._runs.append((0, _write(iter(self._held))))
+        self._held.clear()
+        self._size = 0
+        while len(self._runs) >= MERGED_AT_ONCE:
+            level = self._runs[-1][0]
+            same = [file for run_level, file in self._runs if run_level == level]
+            if len(same) < MERGED_AT_ONCE:
+                return
+            merged = _write(heapq.merge(*map(_read, same), key=_order))
+            self._runs = [run for run in self._runs if run[0] != level]
+            self._runs.append((level + 1, merged))
+            for file in same:
+                file.close()
+
+
+def _order(record: Record) -> tuple[Any, Any]:
+    return record[0], record[1]
+
+
+def _write(records: Iterator[Record]) -> IO[bytes]:
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # it outlives this function
+        block: list[Record] = []
+        size = 0
+        for record in records:
+            block.append(record)
+            size += sum(len(part) for part in record if isinstance(part, bytes)) + 16
+            if size >= _BLOCK_BYTES:
+                marshal.dump(block, file)
+                block.clear()
+                size = 0
+        if block:
+            marshal.dump(block, file)
+        file.flush()
+    except OSError as failure:
+        raise TemporarySpaceLacking(tempfile.gettempdir(), failure) from failure
+    return file
+
+
+def _read(file: IO[bytes]) -> Iterator[Record]:
+    file.seek(0)
+    while True:
+        try:
+            block: list[Record] = marshal.load(file)
+        except EOFError:
+            return
+        yield from block
