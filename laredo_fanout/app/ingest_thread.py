@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from laredo_fanout.errors import SourceError
-from laredo_fanout.source.ingest import Ingest, IngestStatus
+from laredo_fanout.source.ingest import Ingest
 from laredo_fanout.source.options import SourceOptions, TableOptions
+from laredo_fanout.source.status import CommitInfo, IngestStatus
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 
@@ -50,7 +51,7 @@ class IngestThread:
     def _new(self) -> Ingest:
         return Ingest(self._source, self._tables, self._store, self._committed)
 
-    def _committed(self, _: object) -> None:
+    def _committed(self, _: CommitInfo) -> None:
         self.error = None
         for call in self._after_commit:
             call()

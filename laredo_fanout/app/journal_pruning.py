@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from laredo_fanout.app.clients import Clients
 from laredo_fanout.config import Config, Journal
-from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 
 # Often enough that each step is small.
@@ -44,7 +43,7 @@ class JournalPruning:
             return
         for record in list(self.store.tables.values()):
             bounds = self.bounds.get(record.qualified)
-            if bounds is not None and record.status is not Status.DROPPED:
+            if bounds is not None and record.shown:
                 self.pruned += self.store.prune(
                     record.id,
                     bounds.max_entries,

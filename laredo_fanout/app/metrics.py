@@ -74,6 +74,9 @@ def _source(figures: Figures) -> Iterator[Metric]:
     recopies = _counter("laredo_source_recopies", "Tables copied anew", "source")
     recopies.add_metric(name, source.recopies)
     yield recopies
+    reconnects = _counter("laredo_source_reconnects", "Times the stream was cut", "source")
+    reconnects.add_metric(name, source.reconnects)
+    yield reconnects
     restarts = _counter("laredo_source_restarts", "Times the ingest gave up", "source")
     restarts.add_metric(name, figures.ingest_restarts)
     yield restarts

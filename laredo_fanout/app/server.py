@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -15,6 +16,7 @@ from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.serving_children import ServingChildren
+from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.wake import Bell
 from laredo_fanout.config import Config
@@ -74,8 +76,16 @@ class _Server:
             bell=self.bell,
             log_format=log_format,
         )
+        self.snapshots = SnapshotSchedule(config, self._is_shown, log_format)
         self.view = ServerView(
-            config, self.port, store, self.clients, self.ingest, self.children, pruning
+            config=config,
+            port=self.port,
+            store=store,
+            clients=self.clients,
+            ingest=self.ingest,
+            children=self.children,
+            pruning=pruning,
+            snapshots=self.snapshots,
         )
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -87,6 +97,7 @@ class _Server:
         self._catch_signals()
         self.ingest.start(on_end=self._from_thread(self._stopping.set))
         self.children.start()
+        self.snapshots.start()
         web = http.HttpServer(
             http.application(
                 problems=self.view.problems, status=self.view.status, metrics=self.view.metrics
@@ -111,7 +122,7 @@ class _Server:
     async def _stop(self) -> None:
         """Clients first: they may stay for the grace, and what comes until then is still served."""
         log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
-        await self.children.drain()
+        await asyncio.gather(self.snapshots.stop(), self.children.drain())
         await asyncio.to_thread(self.ingest.stop)
         if self.ingest.crash is not None:
             self._exit_code = FAILED
@@ -131,6 +142,9 @@ class _Server:
                 before = problems
             await asyncio.sleep(_LOOK_UNTIL_READY if problems else _LOOK_WHILE_READY)
 
+    def _is_shown(self, name: str) -> bool:
+        return any(r.qualified == name and r.shown for r in self.store.tables.values())
+
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,8 +154,6 @@ class _Server:
         if self._stopping.is_set():
             log.warning("second signal: stopping at once", signal=number.name)
             # Nothing is lost: what was confirmed is durable, and serving processes see us go.
-            import os
-
             os._exit(STOPPED_BY_SECOND_SIGNAL)
         log.info("signal received", signal=number.name)
         self._stopping.set()
@@ -149,4 +161,8 @@ class _Server:
     @staticmethod
     def _from_thread(call: Callable[[], None]) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
-        return lambda: loop.call_soon_threadsafe(call) and None
+
+        def in_the_loop() -> None:
+            loop.call_soon_threadsafe(call)
+
+        return in_the_loop

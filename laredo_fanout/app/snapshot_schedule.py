@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -83,8 +82,9 @@ class SnapshotSchedule:
         assert snapshot is not None
         pause = _FIRST_PAUSE
         while True:
-            while not self.shown(table.name):
+            if not self.shown(table.name):
                 await asyncio.sleep(_SHOWN_LOOK)
+                continue
             began = time.monotonic()
             async with self._one:
                 await self._write(table, plan)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from laredo_fanout.app import metrics
-from laredo_fanout.app.clients import Clients, deepest
+from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.serving_children import ServingChildren
@@ -21,7 +21,7 @@ from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model import position
 
-_COPYING = "waiting"
+_WAITING = "waiting"
 
 
 class ServerView:
@@ -29,6 +29,7 @@ class ServerView:
 
     def __init__(
         self,
+        *,
         config: Config,
         port: int,
         store: Store,
@@ -77,8 +78,7 @@ class ServerView:
             return told.error if name in told.error else f"table {name}: {told.error}"
         record = self._record(name)
         if record is None or not record.shown:
-            state = _COPYING if record is None else record.status.value
-            return f"table {name}: {state}"
+            return f"table {name}: {_phase(told, record)}"
         return None
 
     def _record(self, name: str) -> TableRecord | None:
@@ -122,6 +122,8 @@ class ServerView:
         identity = self._store.source
         return {
             "connected": source.connected,
+            "phase": source.phase,
+            "reconnects": source.reconnects,
             "error": self._source_error(source),
             "position": self.position_text,
             "history": None if identity is None else str(identity.history),
@@ -136,12 +138,14 @@ class ServerView:
             "publication": self._config.source.publication.name,
         }
 
-    def _table(
-        self, name: str, source: IngestStatus, clients: list[ClientState]
-    ) -> dict[str, Any]:
+    def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
         told = source.tables.get(name, TableStatus())
         record = self._record(name)
-        journal: dict[str, Any] = {"entries": 0, "oldest_sequence": None, "oldest_age_seconds": None}
+        journal: dict[str, Any] = {
+            "entries": 0,
+            "oldest_sequence": None,
+            "oldest_age_seconds": None,
+        }
         if record is not None:
             journal = {
                 "entries": record.entries,
@@ -150,12 +154,15 @@ class ServerView:
             }
         shown = record is not None and record.shown
         return {
-            "status": _COPYING if record is None else record.status.value,
+            "status": _WAITING if record is None else record.status.value,
+            "phase": told.phase,
             "error": told.error or (record.error if record is not None else None) or None,
             "rows": record.rows if record is not None else 0,
             "copied_rows": told.copied_rows,
             "estimated_rows": told.estimated_rows,
-            "waiting_for": told.waiting_for,
+            "ranges": told.ranges,
+            "ranges_done": told.ranges_done,
+            "waiting_for": list(told.waiting_for),
             "sequence": record.sequence if record is not None else 0,
             "position": self.position_text if shown else None,
             "floor": position.text(record.floor) if record is not None and shown else None,
@@ -197,7 +204,9 @@ class ServerView:
             clients={table.name: [] for table in self._config.tables},
             max_clients=self._config.max_clients,
             disconnects=self._clients.left(),
-            snapshots={table.name: self._snapshots.written(table.name) for table in self._config.tables},
+            snapshots={
+                table.name: self._snapshots.written(table.name) for table in self._config.tables
+            },
             store_bytes=self._store.used_bytes,
             pruned=self._pruning.pruned,
             serving_restarts=self._children.restarts,
@@ -206,6 +215,16 @@ class ServerView:
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)
         return metrics.exposition(figures)
+
+
+def _phase(told: TableStatus | None, record: TableRecord | None) -> str:
+    """What is being done for a table that isn't shown yet."""
+    if told is not None and told.waiting_for:
+        pids = ", ".join(map(str, told.waiting_for))
+        return f"waiting for the transactions of PostgreSQL process {pids} to end"
+    if told is not None:
+        return told.phase
+    return _WAITING if record is None else record.status.value
 
 
 def _age(record: TableRecord) -> float | None:

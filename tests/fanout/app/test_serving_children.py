@@ -1,0 +1,216 @@
+"""Real serving processes over a store that the test writes: started, killed, drained, counted."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.app import listener_port, logs
+from laredo_fanout.app.clients import Clients
+from laredo_fanout.app.serving_children import ServingChildren
+from laredo_fanout.app.wake import Bell
+from laredo_fanout.client import (
+    Backoff,
+    Changes,
+    Crowded,
+    Endpoint,
+    GoAway,
+    Handshake,
+    SnapshotEnd,
+    Subscription,
+    SyncOptions,
+    open_stream,
+)
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.store.writer import Store
+from laredo_model.change import Action
+from tests.fanout.serving.world import USERS, Writer, line, rows
+
+INSERT = Action.INSERT
+QUICK = Backoff(initial=0.01, maximum=0.2)
+
+
+@dataclass
+class Running:
+    children: ServingChildren
+    clients: Clients
+    writer: Writer
+    port: int
+
+    def subscription(self, name: str) -> Subscription:
+        endpoint = Endpoint(f"127.0.0.1:{self.port}")
+        return Subscription(endpoint, SyncOptions(USERS, name), backoff=QUICK)
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.01)  # poll
+
+
+@asynccontextmanager
+async def running(
+    tmp_path: Path, *, workers: int = 1, max_clients: int = 100, grace: float = 5.0
+) -> AsyncIterator[Running]:
+    bell, clients = Bell(), Clients(max_clients)
+    with (
+        await listener_port.reserve("127.0.0.1", 0, "fanout.grpc.port") as held,
+        Store.open(tmp_path / "state", max_size=1 << 28) as store,
+    ):
+        writer = Writer(store, bell)  # type: ignore[arg-type]
+        writer.begin()
+        writer.publish(rows(0, 10))
+        port = held.getsockname()[1]
+        listener = ListenerOptions("127.0.0.1", port, drain_grace_s=grace)
+        children = ServingChildren(
+            workers=workers,
+            state=store.path,
+            options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=0.2)}),
+            clients=clients,
+            bell=bell,
+            log_format=logs.JSON,
+        )
+        children.start()
+        try:
+            world = Running(children, clients, writer, port)
+            await world.until(lambda: children.listening == workers, "all serving")
+            yield world
+        finally:
+            await children.drain()
+
+
+async def read_until(events: Subscription, kind: type, timeout: float = 30) -> object:
+    async with asyncio.timeout(timeout):
+        async for event in events:
+            if isinstance(event, kind):
+                return event
+    raise AssertionError(f"the stream ended without {kind}")
+
+
+async def test_a_commit_wakes_the_clients_of_every_process(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2) as world:
+        async with world.subscription("a") as first, world.subscription("b") as second:
+            for events in (first, second):
+                end = await read_until(events, SnapshotEnd)
+                assert isinstance(end, SnapshotEnd) and end.rows == 10
+            for number in range(10, 15):
+                position = world.writer.commit((INSERT, line(number)))
+                for events in (first, second):
+                    changes = await read_until(events, Changes)
+                    assert isinstance(changes, Changes)
+                    assert list(changes.positions) == [position]
+            await world.until(
+                lambda: (
+                    {(c.info.client_id, c.state) for c in world.clients.of(USERS)}
+                    == {("a", "live"), ("b", "live")}
+                ),
+                "both live in the registry",
+            )
+            sequence = next(iter(world.writer.store.tables.values())).sequence
+            await world.until(
+                lambda: all(c.sequence == sequence for c in world.clients.of()), "figures"
+            )
+        await world.until(lambda: len(world.clients) == 0, "both gone")
+        assert world.clients.left()["client"] == 2
+
+
+async def test_max_clients_counts_over_processes(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=3, max_clients=4) as world:
+        subscriptions = [world.subscription(str(number)) for number in range(4)]
+        for each in subscriptions:
+            await each.__aenter__()
+            await read_until(each, Handshake)
+        endpoint = Endpoint(f"127.0.0.1:{world.port}")
+        for _ in range(6):
+            with pytest.raises(Crowded, match="4 clients"):
+                async with open_stream(endpoint, SyncOptions(USERS, "one-more")) as events:
+                    await anext(events)
+        for each in subscriptions:
+            await each.__aexit__(None, None, None)
+        async with world.subscription("late") as events:
+            await read_until(events, Handshake)
+
+
+async def test_kill_9_of_a_serving_process_loses_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        async with world.subscription("a") as events:
+            await read_until(events, SnapshotEnd)
+            (pid,) = world.children.pids
+            os.kill(pid, signal.SIGKILL)
+            written = [world.writer.commit((INSERT, line(n))) for n in range(10, 20)]
+            seen: list[int] = []
+            while len(seen) < 10:
+                changes = await read_until(events, Changes)
+                assert isinstance(changes, Changes)
+                seen += changes.positions
+            assert seen == written
+        assert world.children.restarts == 1
+        assert world.children.pids != [pid]
+        assert world.clients.left()["process"] == 1
+
+
+async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2, grace=20.0) as world:
+        pids = world.children.pids
+        endpoint = Endpoint(f"127.0.0.1:{world.port}")
+        async with open_stream(endpoint, SyncOptions(USERS, "a")) as events:
+            draining: asyncio.Task[None] | None = None
+            async with asyncio.timeout(10):
+                async for event in events:
+                    if isinstance(event, SnapshotEnd):
+                        draining = asyncio.create_task(world.children.drain())
+                    if isinstance(event, GoAway):
+                        break
+        assert draining is not None
+        # The client has left: nobody waits for the grace.
+        await asyncio.wait_for(draining, 10)
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert world.children.restarts == 0
+
+
+async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None:
+    clients, bell = Clients(1), Bell()
+    with Store.open(tmp_path / "state", max_size=1 << 28) as store:
+        options = ListenerOptions("127.0.0.1", 0, tokens_file=tmp_path / "nosuch")
+        children = ServingChildren(
+            workers=1,
+            state=store.path,
+            options=ServingOptions(options),
+            clients=clients,
+            bell=bell,
+            log_format=logs.JSON,
+        )
+        children.start()
+        try:
+            async with asyncio.timeout(30):
+                while children.error is None:
+                    await asyncio.sleep(0.01)  # poll
+            assert "nosuch" in children.error
+            assert children.listening == 0
+        finally:
+            await children.drain()
+
+
+async def test_a_taken_port_is_refused_with_its_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(listener_port.PortTaken, match=rf"127\.0\.0\.1:{port} \(a\.b\)"):
+            await listener_port.reserve("127.0.0.1", port, "a.b")
+
+
+async def test_a_port_that_is_given_back_soon_is_waited_for() -> None:
+    other = socket.create_server(("127.0.0.1", 0))
+    port = other.getsockname()[1]
+    reserving = asyncio.create_task(listener_port.reserve("127.0.0.1", port, "a.b"))
+    await asyncio.sleep(0.2)  # the first tries must fail
+    assert not reserving.done()
+    other.close()
+    with await asyncio.wait_for(reserving, 5) as held:
+        assert held.getsockname()[1] == port
