@@ -1,6 +1,7 @@
 """Writing the journal: records appended, old ones pruned."""
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -192,18 +193,28 @@ class Journal:
         prefix = layout.prefix(table.id)
         found = cursor.set_range(prefix)
         walked = 0
+        going_on = False
         while found and cursor.key().startswith(prefix):
             stored = cursor.value()
             header = record.header_of(stored)
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
-            if header.last_sequence > limit or not old:
-                within = _cut_within(cursor.key(), stored, beyond, older_than_us, limit)
-                return cut if within is None else within
-            if not header.open:
+            inside = header.continues and header.first_position == header.last_position
+            if old and header.last_sequence <= limit and not header.open:
                 cut = header.last_sequence, header.last_position
-                if walked >= _PRUNE_RECORDS:
-                    return cut
+            elif not (going_on and header.open and inside):
+                first = layout.sequence_of(cursor.key())
+                for each in _transactions(stored, header, first):
+                    goes = each.first <= beyond or each.time_us < older_than_us
+                    if each.continues:
+                        goes = going_on
+                    if not goes or each.last > limit:
+                        return cut
+                    going_on = each.open
+                    if not each.open:
+                        cut = each.last, each.position
             walked += 1
+            if cut is not None and walked >= _PRUNE_RECORDS:
+                break
             found = cursor.next()
         return cut
 
@@ -244,18 +255,24 @@ def _stop(entries: Entries, start: int) -> int:
     return stop
 
 
-def _cut_within(
-    key: bytes, stored: bytes, beyond: int, older_than_us: int, limit: int
-) -> tuple[int, int] | None:
-    """The same for the one record that isn't dropped whole."""
-    decoded = ChangeBatch.FromString(stored[record.HEADER.size :])
-    end = layout.sequence_of(key) - 1
-    cut = None
-    transactions = zip(decoded.counts, decoded.positions, decoded.times_us, strict=True)
-    for index, (count, position, time_us) in enumerate(transactions):
-        end += count
-        unfinished = decoded.open and index == len(decoded.counts) - 1
-        if end > limit or unfinished or not (end <= beyond or time_us < older_than_us):
-            break
-        cut = end, position
-    return cut
+class _Transaction(NamedTuple):
+    """What of one PostgreSQL transaction is in one record."""
+
+    first: int
+    last: int
+    position: int
+    time_us: int
+    continues: bool
+    open: bool
+
+
+def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transaction]:
+    batch = ChangeBatch.FromString(stored[record.HEADER.size :])
+    newest = len(batch.counts) - 1
+    columns = zip(batch.counts, batch.positions, batch.times_us, strict=True)
+    for index, (count, position, time_us) in enumerate(columns):
+        continues = header.continues and index == 0
+        is_open = header.open and index == newest
+        last = first + count - 1
+        yield _Transaction(first, last, position, time_us, continues, is_open)
+        first += count

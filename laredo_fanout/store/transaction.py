@@ -261,15 +261,18 @@ class Transaction:
         """The table's barrier has passed at ``position``: it is consistent and live from here.
 
         Its journal's floor is the barrier. An older incarnation of the same
-        name is dropped; the sequence goes on after it.
+        name is dropped; the sequence goes on after it, leaving one out for the
+        schema change itself.
 
         :raises RowIncomplete: if rows still miss columns.
         :raises TableClosed: if the table isn't COPYING.
         """
         record = self._barrier().publish(self._copying(table_id), position)
-        for each in self._others(record):
-            sequence = max(record.sequence, each.sequence + 1)
+        others = self._others(record)
+        if others:
+            sequence = max(each.sequence for each in others) + 1
             record = replace(record, sequence=sequence, oldest_sequence=sequence + 1)
+        for each in others:
             self.drop_table(each.id)
         self.tables[table_id] = record
         return record

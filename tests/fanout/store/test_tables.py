@@ -1,0 +1,261 @@
+"""Incarnations: a table copied anew beside the one that is shown, and what is left of the old."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.store.errors import TableClosed, TableUnknown
+from laredo_fanout.store.table import Status
+from laredo_fanout.store.writer import Store
+from laredo_model.column import Column
+from tests.fanout.store.sample import (
+    COLUMNS,
+    TRUNCATION,
+    apply,
+    changes,
+    commit,
+    delete,
+    fold,
+    insert,
+    journal_of,
+    live_table,
+    open_store,
+    row,
+    state_of,
+    update,
+)
+
+NEW_COLUMNS = (*COLUMNS, Column("extra", "int4", ordinal=4))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store") as opened:
+        yield opened
+
+
+def entries_in(store: Store, name: str) -> int:
+    """How many keys a named database has, whatever table they belong to."""
+    with store._environment.begin() as transaction:
+        count: int = transaction.stat(getattr(store._databases, name))["entries"]
+    return count
+
+
+def reclaim(store: Store, step: int) -> int:
+    steps = 0
+    while removed := store.reclaim(step):
+        assert removed <= step + 300  # a journal record counts as a hundred rows
+        steps += 1
+    return steps
+
+
+def test_a_table_is_not_shown_before_its_barrier(store: Store) -> None:
+    with store.transaction() as transaction:
+        table = transaction.add_table("public", "users", 7, COLUMNS, copy={"token": "t"}).id
+        transaction.set_position(5, 0)
+    view = store.reader().table("public.users")
+    assert (view.id, view.shown, view.status) == (table, False, Status.COPYING)
+    with store.transaction() as transaction:
+        transaction.publish(table, 10, 0)
+        transaction.set_position(10, 0)
+    view = store.reader().table("public.users")
+    assert (view.shown, view.live, view.floor, view.position) == (True, True, 10, 10)
+    with store.transaction() as transaction, pytest.raises(TableClosed, match="a barrier"):
+        transaction.publish(table, 20, 0)
+
+
+def test_what_the_source_noted_is_there_after_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store, store.transaction() as transaction:
+        made = transaction.add_table("public", "users", 7, COLUMNS, identity="default")
+        progress = {"ranges": [["1", "9"]], "token": "x"}
+        transaction.put_table(replace(made, copy=progress, error="e"))
+    with open_store(tmp_path) as store:
+        assert store.tables[made.id] == replace(made, copy=progress, error="e")
+
+
+def test_put_table_keeps_the_figures(store: Store) -> None:
+    table = live_table(store)
+    stale = store.tables[table]
+    with store.transaction() as transaction:
+        apply(transaction, table, (10, [insert("a", 1)]))
+        transaction.put_table(replace(stale, identity="full"))
+    assert store.tables[table].rows == 1
+    assert store.tables[table].sequence == stale.sequence + 1
+    assert store.tables[table].identity == "full"
+
+
+def test_a_changed_schema_switches_at_the_new_barrier(store: Store) -> None:
+    old = live_table(store)
+    commit(store, old, (10, [insert("a", 1)]))
+    sequence = store.tables[old].sequence
+    with store.transaction() as transaction:
+        closed = replace(transaction.tables[old], status=Status.CLOSED, closed_at=10)
+        transaction.put_table(closed)
+        new = transaction.add_table("public", "users", 1, NEW_COLUMNS).id
+        transaction.apply(new, changes((20, [insert("b", 1)])))
+        transaction.set_position(20, 0)
+    view = store.reader().table("public.users")
+    assert (view.id, view.position, view.live, view.shown) == (old, 10, False, True)
+    assert state_of(store.reader(), old) == {b"a": row("a", 1)}
+
+    with store.transaction() as transaction:
+        transaction.publish(new, 30, 0)
+        transaction.set_position(30, 0)
+    view = store.reader().table("public.users")
+    assert (view.id, view.floor, view.position) == (new, 30, 30)
+    assert view.columns == NEW_COLUMNS
+    assert store.tables[new].incarnation == 2
+    # One sequence is the schema change's own.
+    assert (view.sequence, view.oldest_sequence) == (sequence + 1, sequence + 2)
+    with pytest.raises(TableUnknown):
+        store.reader().table_by_id(old)
+    commit(store, new, (40, [insert("c", 1)]))
+    assert [entry[:2] for entry in journal_of(store.reader(), new)] == [(sequence + 2, 40)]
+
+
+def test_a_failed_table_is_not_shown(store: Store) -> None:
+    table = live_table(store)
+    with store.transaction() as transaction:
+        record = transaction.tables[table]
+        transaction.put_table(replace(record, status=Status.FAILED, error="no identity"))
+    view = store.reader().table("public.users")
+    assert (view.shown, view.error) == (False, "no identity")
+
+
+@pytest.mark.parametrize("piece", [2, 3, 2000])
+def test_a_copy_with_an_unchanged_schema_enters_the_journal_as_differences(
+    store: Store, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laredo_fanout.store.barrier._PIECE", piece)
+    table = live_table(store)
+    long = "k" * 700
+    same = [insert(f"same{n}", 1) for n in range(5)]
+    commit(store, table, (10, [*same, insert("a", 1), insert("b", 1), insert(long, 1)]))
+    with store.transaction() as transaction:
+        copy = transaction.add_table("public", "users", 1, COLUMNS).id
+        keys = [b"same%d" % n for n in range(5)] + [b"b", b"z", long.encode()]
+        lines = [row(f"same{n}", 1) for n in range(5)] + [row("b", 2), row("z", 1), row(long, 2)]
+        transaction.fill(copy, keys, lines)
+        stream = (20, [insert("streamed", 1), update("same4", 2)])
+        apply(transaction, table, stream)
+        transaction.apply(copy, changes(stream))
+    before = state_of(store.reader(), table)
+    after = store.tables[table].sequence
+    expected = before | {
+        b"b": row("b", 2),
+        b"z": row("z", 1),
+        long.encode(): row(long, 2),
+    }
+    del expected[b"a"]
+    with store.transaction() as transaction:
+        live = transaction.publish_differences(copy, 30, 33)
+        assert live.id == table
+        transaction.set_position(30, 33)
+    reader = store.reader()
+    assert state_of(reader, table) == expected
+    added = journal_of(reader, table, after)
+    assert fold(added, before) == expected
+    assert {entry[1] for entry in added} == {30}
+    assert sorted((entry[2].action.name, entry[2].key) for entry in added) == [
+        ("DELETE", b"a"),
+        ("INSERT", b"z"),
+        ("UPDATE", b"b"),
+        ("UPDATE", long.encode()),
+    ]
+    records = reader.journal(table, after, 1 << 30)
+    assert [each.open for each in records] == [True] * (len(records) - 1) + [False]
+    assert copy not in store.tables
+    reclaim(store, 100)
+    assert entries_in(store, "state") == len(expected)
+
+
+def test_a_copy_without_differences_adds_nothing(store: Store) -> None:
+    table = live_table(store)
+    commit(store, table, (10, [insert("a", 1)]))
+    with store.transaction() as transaction:
+        copy = transaction.add_table("public", "users", 1, COLUMNS).id
+        transaction.fill(copy, [b"a"], [row("a", 1)])
+        transaction.publish_differences(copy, 20, 0)
+    assert store.tables[table].entries == 1
+
+
+def test_differences_need_a_live_table(store: Store) -> None:
+    with store.transaction() as transaction:
+        copy = transaction.add_table("public", "users", 1, COLUMNS).id
+        with pytest.raises(TableUnknown, match="that is live"):
+            transaction.publish_differences(copy, 20, 0)
+
+
+@pytest.mark.parametrize("step", [7, 1000])
+def test_what_dropped_tables_left_goes_in_steps(store: Store, step: int) -> None:
+    kept, gone = live_table(store, "kept"), live_table(store, "gone")
+    with store.transaction() as transaction:
+        copying = transaction.add_table("public", "copying", 1, COLUMNS).id
+        for table in (kept, gone, copying):
+            apply(transaction, table, (10, [insert(f"{n}", n) for n in range(30)]))
+        apply(transaction, copying, (20, [delete("x"), delete("y")]))
+    with store.transaction() as transaction:
+        transaction.drop_table(gone)
+        transaction.drop_table(copying)
+    assert entries_in(store, "state") == 92
+    assert reclaim(store, step) > (5 if step == 7 else 0)
+    assert entries_in(store, "state") == 30
+    assert [entries_in(store, name) for name in ("marks", "journal", "olds", "positions")] == [
+        0,
+        1,
+        1,
+        1,
+    ]
+    assert len(state_of(store.reader(), kept)) == 30
+
+
+def test_a_truncated_table_is_empty_at_once_and_its_rows_go_later(store: Store) -> None:
+    table = live_table(store)
+    commit(store, table, (10, [insert(f"{n}", n) for n in range(300)]))
+    snapshot = store.reader().snapshot(table)
+    commit(store, table, (20, [TRUNCATION, insert("new", 1)]))
+    assert state_of(store.reader(), table) == {b"new": row("new", 1)}
+    assert entries_in(store, "state") == 301
+    reclaim(store, 50)
+    assert entries_in(store, "state") == 1
+    assert sum(len(keys) for keys, _ in snapshot.batches()) == 300
+    snapshot.close()
+
+
+def test_removal_goes_on_after_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        table = live_table(store)
+        commit(store, table, (10, [insert(f"{n}", n) for n in range(300)]))
+        commit(store, table, (20, [TRUNCATION]))
+        store.reclaim(100)
+    with open_store(tmp_path) as store:
+        reclaim(store, 100)
+        assert entries_in(store, "state") == 0
+
+
+def test_a_given_up_truncate_leaves_everything(store: Store) -> None:
+    table = live_table(store)
+    commit(store, table, (10, [insert("a", 1)]))
+    with pytest.raises(ZeroDivisionError), store.transaction() as transaction:
+        apply(transaction, table, (20, [TRUNCATION, insert("b", 1)]))
+        raise ZeroDivisionError
+    assert store.reclaim() == 0
+    assert state_of(store.reader(), table) == {b"a": row("a", 1)}
+    commit(store, table, (30, [update("a", 2)]))
+    assert state_of(store.reader(), table) == {b"a": row("a", 2)}
+
+
+def test_a_dropped_table_can_come_again(store: Store) -> None:
+    first = live_table(store)
+    commit(store, first, (10, [insert("a", 1)]))
+    sequence = store.tables[first].sequence
+    with store.transaction() as transaction:
+        transaction.drop_table(first)
+    with pytest.raises(TableUnknown, match=r"public\.users"):
+        store.reader().table("public.users")
+    second = live_table(store)
+    assert second != first
+    assert store.tables[second].sequence > sequence
+    assert state_of(store.reader(), second) == {}
