@@ -1,0 +1,318 @@
+"""Who acts in the simulation: writers, collectors, readers, the database, the weather."""
+
+import io
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import TypeVar
+
+from laredo_archive import codec, manifest_parser
+from laredo_archive.commit import TableArchive
+from laredo_archive.errors import (
+    ArtifactMissing,
+    CommitUnavailable,
+    DestinationUnavailable,
+    Fenced,
+    NotCollectable,
+)
+from laredo_archive.garbage import Policy, collect
+from laredo_archive.holding import Surroundings
+from laredo_archive.manifest import Artifact
+from laredo_model.change import Action
+from laredo_model.position import Position
+from tests.archive.simulation.store import MemoryDestination, MemoryStore
+from tests.archive.simulation.truth import COLUMNS, Database, State, checksum_of, net_changes
+from tests.archive.simulation.world import Actor, World
+
+T = TypeVar("T")
+
+TABLE = "public.t"
+MANIFEST = "public.t/manifest.json"
+CUT_OFF_S, GRACE_S, LONGEST_READ_S = 600.0, 900.0, 700.0
+SINK = "arn:sink"
+
+
+@dataclass
+class Scene:
+    """What the actors share."""
+
+    world: World
+    stores: Sequence[MemoryStore]
+    database: Database
+    keep_epochs: int | None
+    formats: tuple[str, ...]
+    told: set[tuple[str, int, Position]] = field(default_factory=set)
+    fenced: int = 0
+    commits: int = 0
+    reads: int = 0
+
+    def destinations(self, actor: Actor) -> list[MemoryDestination]:
+        return [MemoryDestination(store, actor) for store in self.stores]
+
+
+class Writer:
+    """What laredo-snapshotter does with an archive, in small."""
+
+    def __init__(self, scene: Scene, actor: Actor, *, turns: int) -> None:
+        self._scene = scene
+        self._actor = actor
+        self._chance = scene.world.chance
+        self._turns = turns
+        skew = timedelta(hours=self._chance.uniform(-48, 48))
+        self._around = Surroundings(
+            now=lambda: scene.world.date + skew,
+            pause=actor.step,
+            chance=random.Random(self._chance.random()),
+        )
+
+    def run(self) -> None:
+        try:
+            with self._open() as archive:
+                for _ in range(self._turns):
+                    self._actor.step(self._chance.uniform(1, 40))
+                    self._one_turn(archive)
+                self._catch_up(archive)
+        except Fenced as fenced:
+            self._scene.fenced += 1
+            self._scene.world.note(f"{self._actor.name} fenced: {fenced}")
+
+    def _open(self) -> TableArchive:
+        scene = self._scene
+        while True:
+            try:
+                return TableArchive.open(
+                    scene.destinations(self._actor),
+                    TABLE,
+                    writer_id=f"{self._chance.getrandbits(64):016x}",
+                    keep_epochs=scene.keep_epochs,
+                    sinks=[SINK],
+                    surroundings=self._around,
+                )
+            except DestinationUnavailable:
+                self._actor.step(self._chance.uniform(1, 20))
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        while True:
+            try:
+                return call()
+            except CommitUnavailable:
+                self._actor.step(self._chance.uniform(1, 20))
+
+    def _one_turn(self, archive: TableArchive) -> None:
+        if not self._continues(archive):
+            self._base(archive, continues=False)
+            return
+        draw = self._chance.random()
+        if draw < 0.6:
+            self._diff(archive, self._some_position(archive))
+        elif draw < 0.8:
+            self._base(archive, continues=True)
+        elif draw < 0.9:
+            self._retry(lambda: self._see(archive))
+        self._notify(archive)
+
+    def _catch_up(self, archive: TableArchive) -> None:
+        if not self._continues(archive):
+            self._base(archive, continues=False)
+        self._diff(archive, self._scene.database.position)
+        self._notify(archive, patience=1.0)
+        self._retry(archive.record_notices)
+
+    def _continues(self, archive: TableArchive) -> bool:
+        head, database = archive.head, self._scene.database
+        return (
+            head is not None
+            and head.history == database.history
+            and head.position >= database.floor
+        )
+
+    def _some_position(self, archive: TableArchive) -> Position:
+        """A commit after the head, or any position after it up to which the stream is complete."""
+        head = archive.head
+        assert head is not None
+        positions = [p for p in self._scene.database.life.positions if p > head.position]
+        return self._chance.choice(positions) if positions else head.position
+
+    def _diff(self, archive: TableArchive, end: Position) -> None:
+        head = archive.head
+        assert head is not None
+        if end <= head.position or head.history != self._scene.database.history:
+            return
+        life = self._scene.database.lives[head.history]
+        changes, truncate = net_changes(life, head.position, end)
+        state = checksum_of(life.state_at(end))
+        self._retry(
+            lambda: archive.commit_diff(
+                iter(changes),
+                from_position=head.position,
+                to_position=end,
+                to_time=None,
+                rows=state.rows,
+                checksum=state.hex(),
+                formats=self._scene.formats,
+                truncate=truncate,
+            )
+        )
+        self._scene.commits += 1
+
+    def _base(self, archive: TableArchive, *, continues: bool) -> None:
+        database = self._scene.database
+        life, position = database.life, database.position
+        if continues:
+            position = self._some_position(archive)
+            self._diff(archive, position)
+        while True:
+            try:
+                with archive.snapshot(
+                    position=position,
+                    history=life.history,
+                    columns=COLUMNS,
+                    key_fields=["id"],
+                    formats=self._scene.formats,
+                ) as upload:
+                    for key, line in sorted(life.state_at(position).items()):
+                        self._actor.step(self._chance.expovariate(10))
+                        upload.write([key], [line])
+                    base = upload.finish(None)
+                for _ in range(self._chance.randint(0, 2) if continues else 0):
+                    if database.life is life:
+                        self._diff(archive, self._some_position(archive))
+                if self._chance.random() < 0.1:
+                    self._actor.step(self._chance.uniform(0, CUT_OFF_S + 2 * GRACE_S))
+                self._retry(partial(archive.commit_base, base, continues=continues))
+            except (CommitUnavailable, ArtifactMissing):
+                self._actor.step(self._chance.uniform(1, 20))
+            else:
+                self._scene.commits += 1
+                return
+
+    def _see(self, archive: TableArchive) -> None:
+        head = archive.head
+        assert head is not None
+        unchanged = [
+            position
+            for position in self._scene.database.lives[head.history].positions
+            if position >= head.position
+        ]
+        state = self._scene.database.lives[head.history].state_at
+        if all(state(position) == state(head.position) for position in unchanged):
+            archive.see(unchanged[-1] if unchanged else head.position)
+
+    def _notify(self, archive: TableArchive, patience: float = 0.9) -> None:
+        manifest = archive.manifest
+        assert manifest is not None
+        for artifact in archive.notices.outstanding(SINK, manifest):
+            self._actor.step(self._chance.expovariate(10))
+            if self._chance.random() > patience:
+                return
+            self._scene.told.add((artifact.kind, artifact.epoch, artifact.to_position))
+            archive.notices.tell(SINK, artifact)
+
+
+class Collector:
+    """The garbage collector of one store, which runs now and then."""
+
+    def __init__(self, scene: Scene, actor: Actor, store: MemoryStore, *, runs: int) -> None:
+        self._scene = scene
+        self._actor = actor
+        self._store = store
+        self._runs = runs
+
+    def run(self) -> None:
+        chance = self._scene.world.chance
+        for _ in range(self._runs):
+            self._actor.step(chance.uniform(50, 500))
+            try:
+                collect(
+                    MemoryDestination(self._store, self._actor),
+                    TABLE,
+                    policy=Policy(timedelta(seconds=CUT_OFF_S), timedelta(seconds=GRACE_S)),
+                    surroundings=Surroundings(
+                        now=lambda: self._scene.world.date,
+                        pause=self._actor.step,
+                        chance=random.Random(chance.random()),
+                    ),
+                )
+            except (DestinationUnavailable, NotCollectable) as failure:
+                self._scene.world.note(f"{self._actor.name}: {failure}")
+
+
+class Reader:
+    """Reads an epoch slowly, from a manifest that it read before, and compares."""
+
+    def __init__(self, scene: Scene, actor: Actor, *, reads: int) -> None:
+        self._scene = scene
+        self._actor = actor
+        self._reads = reads
+
+    def run(self) -> None:
+        chance = self._scene.world.chance
+        for _ in range(self._reads):
+            self._actor.step(chance.uniform(10, 300))
+            store = chance.choice(self._scene.stores)
+            found = store.objects.get(MANIFEST)
+            manifest = manifest_parser.parse(found[0], store.uri) if found else None
+            if manifest is None or not manifest.artifacts:
+                continue
+            epoch = chance.choice(manifest.artifacts).epoch
+            artifacts = [artifact for artifact in manifest.artifacts if artifact.epoch == epoch]
+            self._read(store, artifacts[: chance.randint(1, len(artifacts))])
+
+    def _read(self, store: MemoryStore, artifacts: list[Artifact]) -> None:
+        state: State = {}
+        pause = LONGEST_READ_S / len(artifacts)
+        for artifact in artifacts:
+            self._actor.step(self._scene.world.chance.uniform(0, pause))
+            format_id = self._scene.world.chance.choice(sorted(artifact.formats))
+            state = read_into(state, store, artifact, format_id)
+        last = artifacts[-1]
+        assert last.history is not None
+        expected = self._scene.database.lives[last.history].state_at(last.to_position)
+        assert state == expected, f"{store.uri}: not the table at {last.to_position:X}"
+        self._scene.reads += 1
+
+
+def read_into(state: State, store: MemoryStore, artifact: Artifact, format_id: str) -> State:
+    """The state after ``artifact``."""
+    key = artifact.formats[format_id].key
+    assert key in store.objects, f"{store.uri}{key} is named by a manifest and gone"
+    data = io.BytesIO(store.objects[key][0])
+    if artifact.is_snapshot:
+        rows = codec.read_snapshot(format_id, COLUMNS, data)
+        return {key: line for keys, lines in rows for key, line in zip(keys, lines, strict=True)}
+    for change in codec.read_diff(format_id, COLUMNS, data):
+        if change.action is Action.TRUNCATE:
+            state = {}
+        elif change.new is None:
+            assert state.pop(change.key) == change.old
+        else:
+            assert state.get(change.key) == change.old
+            state[change.key] = change.new
+    return state
+
+
+class Nature:
+    """Commits, forgets, fails over; takes stores away for a while."""
+
+    def __init__(self, scene: Scene, actor: Actor, *, turns: int) -> None:
+        self._scene = scene
+        self._actor = actor
+        self._turns = turns
+
+    def run(self) -> None:
+        world, database = self._scene.world, self._scene.database
+        for _ in range(self._turns):
+            self._actor.step(world.chance.expovariate(1 / 8))
+            draw = world.chance.random()
+            if draw < 0.02:
+                database.forget()
+            elif draw < 0.025:
+                database.fail_over()
+            elif draw < 0.06:
+                store = world.chance.choice(self._scene.stores)
+                store.away_until = world.now + world.chance.uniform(0, 200)
+                world.note(f"{store.name} away until {store.away_until:.0f}")
+            else:
+                database.commit()

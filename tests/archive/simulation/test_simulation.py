@@ -1,0 +1,142 @@
+"""The commit protocol under crashes, lost and late requests, rival writers and wrong clocks.
+
+LAREDO_SIMULATION_SEEDS=N runs more seeds, LAREDO_SIMULATION_FIRST=K from another
+start; a failing seed is printed with its history and repeats exactly.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from tests.archive.simulation import checks
+from tests.archive.simulation.actors import (
+    CUT_OFF_S,
+    GRACE_S,
+    Collector,
+    Nature,
+    Reader,
+    Scene,
+    Writer,
+)
+from tests.archive.simulation.store import LATEST_S, Faults, MemoryStore
+from tests.archive.simulation.truth import Database
+from tests.archive.simulation.world import Actor, World
+
+SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "300"))
+FIRST = int(os.environ.get("LAREDO_SIMULATION_FIRST", "0"))
+GROUPS = 10
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+def simulate(seed: int) -> Scene:
+    """One history; raises with its log if anything that must hold doesn't."""
+    world = World(seed)
+    try:
+        return _simulate(world)
+    except BaseException as failure:
+        history = "\n".join(world.log[-60:])
+        failure.add_note(f"seed {seed}; the end of its history:\n{history}")
+        raise
+    finally:
+        world.end()
+
+
+def _simulate(world: World) -> Scene:
+    scene = _scene(world)
+    _troubled_times(scene)
+    for store in scene.stores:
+        store.faults, store.away_until = Faults(), 0.0
+    world.crash_probability = 0.0
+    world.now += LATEST_S
+    _quiet_times(scene)
+    return scene
+
+
+def _scene(world: World) -> Scene:
+    chance = world.chance
+    stores = [MemoryStore(world, f"s{index}") for index in range(chance.randint(1, 3))]
+    scene = Scene(
+        world,
+        stores,
+        Database(world),
+        keep_epochs=chance.choice([None, 1, 2]),
+        formats=chance.choice([("jsonl",), ("jsonl",), ("jsonl", "protobuf")]),
+    )
+    watch = checks.Watch(scene)
+    for store in stores:
+        store.on_swap, store.on_delete = watch.on_swap, watch.on_delete
+    return scene
+
+
+def _troubled_times(scene: Scene) -> None:
+    world, chance = scene.world, scene.world.chance
+    bad = chance.choice([0.0, 0.02, 0.08])
+    for store in scene.stores:
+        store.faults = Faults(bad, bad, bad, bad, bad)
+    world.crash_probability = chance.choice([0.0, 0.002, 0.01])
+    world.spawn("nature", lambda actor: Nature(scene, actor, turns=120).run())
+    for number in range(chance.randint(1, 5)):
+        world.spawn(f"mortal writer {number}", lambda actor: _writer(scene, actor))
+    for store in scene.stores:
+        for _ in range(chance.randint(0, 2)):
+            world.spawn(
+                f"mortal collector of {store.name}",
+                lambda actor, store=store: Collector(scene, actor, store, runs=6).run(),
+            )
+    world.spawn("reader", lambda actor: Reader(scene, actor, reads=6).run())
+    world.run()
+
+
+def _writer(scene: Scene, actor: Actor) -> None:
+    chance = scene.world.chance
+    actor.step(chance.choice([0.0, chance.uniform(0, 900)]))
+    Writer(scene, actor, turns=chance.randint(2, 25)).run()
+
+
+def _quiet_times(scene: Scene) -> None:
+    world = scene.world
+    world.spawn("last writer", lambda actor: Writer(scene, actor, turns=3).run())
+    world.run()
+    checks.level_in_the_end(scene)
+    checks.everything_read_back(scene)
+    checks.all_told(scene)
+    for store in scene.stores:
+        world.spawn("last collector", lambda actor, store=store: _collect_all(scene, actor, store))
+    world.run()
+    checks.only_what_is_named(scene)
+    checks.everything_read_back(scene)
+
+
+def _collect_all(scene: Scene, actor: Actor, store: MemoryStore) -> None:
+    for _ in range(6):
+        actor.step(CUT_OFF_S + GRACE_S + 1)
+        Collector(scene, actor, store, runs=1).run()
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_what_must_hold_holds_whatever_happens(group: int) -> None:
+    for seed in range(FIRST + group, FIRST + SEEDS, GROUPS):
+        simulate(seed)
+
+
+def test_a_seed_repeats_exactly() -> None:
+    one, two = (simulate(7).world.log for _ in range(2))
+    assert one == two
+    assert len(one) > 20
+
+
+def test_the_histories_are_eventful() -> None:
+    scenes = [simulate(seed) for seed in range(20)]
+    assert sum(scene.commits for scene in scenes) > 200
+    assert sum(scene.reads for scene in scenes) > 20
+    assert sum(scene.fenced for scene in scenes) > 5
+    killed = [line for scene in scenes for line in scene.world.log if "is killed" in line]
+    assert len(killed) > 5
