@@ -35,7 +35,7 @@ class BatchForm:
         """One SnapshotBatch."""
         if not keys:
             return []
-        body = b"".join((*_KEYS.pieces(keys), *_LINES.pieces(lines)))
+        body = b"".join(_KEYS.pieces(keys) + _LINES.pieces(lines))
         return [delimited(_SNAPSHOT_BATCH, body)]
 
     def changes(self, record: Record) -> list[bytes]:

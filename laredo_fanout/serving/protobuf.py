@@ -8,7 +8,6 @@ https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 _CACHED = 1 << 14
 
@@ -51,13 +50,17 @@ class RepeatedBytes:
         self._tag = tag(field)
         self._heads = [self._tag + size for size in _VARINTS[: 1 << 12]]
 
-    def pieces(self, values: Sequence[bytes]) -> chain[bytes]:
+    def pieces(self, values: Sequence[bytes]) -> list[bytes]:
         """What a join turns into the field: head, value, head, value, ..."""
         heads = self._heads
         limit = len(heads)
-        lengths = list(map(len, values))
-        if lengths and max(lengths) >= limit:
-            tags = [heads[size] if size < limit else self._tag + varint(size) for size in lengths]
-        else:
-            tags = [heads[size] for size in lengths]
-        return chain.from_iterable(zip(tags, values, strict=True))
+        pieces = [b""] * (2 * len(values))
+        try:
+            pieces[0::2] = [heads[size] for size in map(len, values)]
+        except IndexError:
+            pieces[0::2] = [
+                heads[size] if size < limit else self._tag + varint(size)
+                for size in map(len, values)
+            ]
+        pieces[1::2] = values
+        return pieces

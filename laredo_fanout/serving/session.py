@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from laredo_fanout.serving import resume
+from laredo_fanout.serving.ahead import Ahead
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
 from laredo_fanout.serving.bell import Bell
@@ -310,7 +311,6 @@ class Session:
     async def _send_snapshot(self, *, handshake: bool) -> None:
         view = self._view
         self._live = False
-        form, extended = self._form, self.extended
         spool = self._serving.listener.spool_path
         async with SnapshotRows(self._serving.reader, view.id, spool) as rows:
             await self._pin(rows.sequence)
@@ -337,17 +337,7 @@ class Session:
                 )
             )
             self._lease.update(sequence=rows.sequence, depth=0, state="snapshot")
-            checksum = StateChecksum()
-            sent = 0
-            while (batch := await rows.next()) is not None:
-                keys, lines = batch
-                if extended:
-                    checksum.add(lines)
-                if self._filter is not None:
-                    keys, lines = self._filter.select(keys, lines)
-                sent += len(keys)
-                for message in form.rows(keys, lines):
-                    await self._send(message)
+            sent, checksum = await self._send_rows(rows)
         await self._send(
             self._messages.snapshot_end(
                 sequence=rows.sequence,
@@ -360,6 +350,22 @@ class Session:
         self._cursor = rows.sequence
         self._position = self._told_position = rows.position
         self._lease.update(sequence=rows.sequence, depth=0, state="catching_up")
+
+    async def _send_rows(self, rows: SnapshotRows) -> tuple[int, StateChecksum]:
+        """How many were sent, and the sum of all of them, sent or filtered out."""
+        checksum = StateChecksum()
+        sent = 0
+        async with Ahead(self._send) as ahead:
+            while (batch := await rows.next()) is not None:
+                keys, lines = batch
+                if self.extended:
+                    checksum.add(lines)
+                if self._filter is not None:
+                    keys, lines = self._filter.select(keys, lines)
+                sent += len(keys)
+                for message in self._form.rows(keys, lines):
+                    await ahead.send(message)
+        return sent, checksum
 
     async def _pin(self, after_sequence: int) -> None:
         self._pinned = True
