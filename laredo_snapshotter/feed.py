@@ -378,6 +378,7 @@ class Feed:
             if buffer.memory_bytes > limit // 2:
                 async with self._taking:
                     await asyncio.to_thread(buffer.spill)
+                self._log.info("transaction spilled", spilled_bytes=buffer.spilled_bytes)
         while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_on_disk:
             if outlet.holding is not None:
                 raise Reopen("a destination is away and the buffer is full", self._drained)

@@ -1,0 +1,205 @@
+"""One table from stream to archive, by the real process: bases, diffs, restarts, re-bases."""
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from laredo_model.column import Column
+from laredo_model.history import History
+from tests.processes import wait_until
+from tests.snapshotter.served import COLUMNS, TRUNCATE, Change, Served, delete, put, rows
+from tests.snapshotter.writing import Writer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 100))
+        server.start()
+        yield server
+
+
+def test_the_first_base_is_the_streams_snapshot_and_diffs_follow(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        assert writer.kinds() == [("snapshot", 1)]
+        writer.wait_head(served.commit("users", put(1, "changed"), put(100, "new"), delete(2)))
+        writer.wait_head(served.commit("users", TRUNCATE, put(7, "after")))
+        writer.wait_head(served.commit("users", put(8, "more")))
+        writer.assert_equal()
+        assert [found["truncate"] for found in writer.artifacts()[1:]] == [False, True, False]
+
+
+def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, interval="1s") as writer:
+        writer.program.wait_ready()
+        served.commit("users", put(500, "new"))
+        served.commit("users", delete(500))
+        last = served.commit("users", put(1, "x"))
+        served.commit("users", put(1, "row 1"))
+        writer.wait_status({"stream_position": f"0/{served.position:X}"})
+        wait_until(
+            lambda: writer.manifest().get("seen_position") == f"0/{served.position:X}", "seen"
+        )
+        assert writer.kinds() == [("snapshot", 1)], f"a diff up to {last:#x} or so"
+
+
+def test_a_quiet_table_is_seen_without_artifacts(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        position = served.advance()
+        wait_until(lambda: writer.manifest()["seen_position"] == f"0/{position:X}", "seen")
+        assert writer.kinds() == [("snapshot", 1)]
+
+
+def test_killed_it_goes_on_in_the_same_epoch(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "a")))
+        served.commit("users", put(2, "lost from the buffer, not from the journal"))
+        writer.program.kill()
+        served.commit("users", put(3, "while nobody listened"))
+        writer.program.start()
+        writer.wait_head(served.commit("users", delete(4)))
+        assert {epoch for _, epoch in writer.kinds()} == {1}
+        writer.assert_equal()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT"])
+def test_a_signal_flushes_the_last_diff(tmp_path: Path, served: Served, how: str) -> None:
+    with Writer(tmp_path, served, interval="1h") as writer:
+        writer.program.wait_ready()
+        position = served.commit("users", put(1, "last"))
+        writer.wait_status({"buffer_depth": 1})
+        assert writer.program.stop(signal.Signals[how]) == 0, writer.program.tail()
+        assert writer.head() == position
+        writer.assert_equal()
+
+
+def test_a_journal_that_doesnt_reach_back_means_a_new_epoch_after_a_gap(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "a")))
+        writer.program.kill()
+        for number in range(5):
+            served.commit("users", put(number, "missed"))
+        served.forget_journal("users")
+        writer.program.start()
+        writer.wait_epoch(2)
+        assert writer.artifacts()[-1]["continues"] is False
+        writer.wait_head(served.commit("users", put(1, "b")))
+        writer.assert_equal()
+
+
+def test_another_history_means_a_new_epoch(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "a")))
+        writer.program.kill()
+        served.set_history(History(7300000000000000002, 1, 16384))
+        served.advance()
+        writer.program.start()
+        writer.wait_epoch(2)
+        newest = writer.artifacts()[-1]
+        assert (newest["history"], newest["continues"]) == ("7300000000000000002:1:16384", False)
+
+
+def test_a_changed_schema_ends_the_old_epoch_with_all_its_changes(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served, interval="1h") as writer:
+        writer.program.wait_ready()
+        position = served.commit("users", put(1, "the last of the old schema"))
+        writer.wait_status({"buffer_depth": 1})
+        wider = (*COLUMNS, Column("age", "int4", ordinal=3))
+        served.add("users", {b"1": b'{"id":1,"name":"a","age":null}'}, wider)
+        writer.wait_epoch(2)
+        before, base = writer.artifacts()[-2:]
+        assert before["to_position"] == f"0/{position:X}"
+        assert (base["kind"], base["continues"], base["row_count"]) == ("snapshot", False, 1)
+        assert [column["name"] for column in base["columns"]] == ["id", "name", "age"]
+        writer.assert_equal()
+
+
+def test_a_restarted_server_costs_nothing(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        served.stop()
+        wait_until(lambda: not writer.program.is_ready(), "not ready")
+        answer = writer.program.get("/health/ready")
+        assert answer is not None and served.address in answer.text
+        position = served.commit("users", put(1, "meanwhile"))
+        served.start()
+        writer.wait_head(position)
+        writer.program.wait_ready()
+        assert {epoch for _, epoch in writer.kinds()} == {1}
+        writer.assert_equal()
+
+
+def test_a_transaction_larger_than_memory_is_one_diff(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more="diff { max_memory = 200 kB }") as writer:
+        writer.program.wait_ready()
+        giant = [put(number, "x" * 100) for number in range(20_000)]
+        position = served.commit("users", *giant, *(delete(n) for n in range(5000)))
+        writer.wait_head(position)
+        writer.assert_equal()
+        assert [found["to_position"] for found in writer.artifacts()[1:]] == [f"0/{position:X}"]
+        assert writer.artifacts()[-1]["change_count"] == 100 + 15_000
+        assert writer.logged("transaction spilled")
+
+
+def test_a_full_buffer_is_flushed_early_at_a_transactions_end(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served, interval="1h", more="diff { max_memory = 64 KiB }") as writer:
+        writer.program.wait_ready()
+        for start in range(0, 3000, 50):
+            served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 50)))
+        wait_until(lambda: len(writer.kinds()) > 5, "early diffs")
+        writer.assert_equal()
+        assert max(found["change_count"] for found in writer.artifacts()[1:]) < 1000
+
+
+def test_re_bases_lose_nothing_while_changes_go_on(tmp_path: Path, served: Served) -> None:
+    chance = random.Random(7)
+    with Writer(tmp_path, served, interval="50ms", more="snapshot { max_diffs = 4 }") as writer:
+        writer.program.wait_ready()
+        while writer.manifest()["epoch"] < 6:
+            served.commit_all("users", (random_changes(chance, served) for _ in range(3)))
+        last = served.commit("users", put(1, "last"))
+        writer.wait_head(last)
+        writer.assert_equal()
+        bases = [found for found in writer.artifacts() if found["kind"] == "snapshot"]
+        assert all(base["continues"] for base in bases[1:])
+
+
+def random_changes(chance: random.Random, served: Served) -> list[Change]:
+    state = dict(served.state_at("users", served.position))
+    changes: list[Change] = []
+    for _ in range(chance.randrange(1, 6)):
+        number = chance.randrange(120)
+        if b"%d" % number in state and chance.random() < 0.4:
+            del state[b"%d" % number]
+            changes.append(delete(number))
+        else:
+            state[b"%d" % number] = b""
+            changes.append(put(number, f"v{chance.randrange(5)}"))
+    return changes
+
+
+def test_several_formats_say_the_same(tmp_path: Path, served: Served) -> None:
+    formats = "formats { snapshot = [jsonl, protobuf], diff = [protobuf, jsonl] }"
+    with Writer(tmp_path, served, more=formats) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "both")))
+        for found in writer.artifacts():
+            assert set(found["formats"]) == {"jsonl", "protobuf"}
+            for entry in found["formats"].values():
+                assert (writer.archive / entry["key"]).stat().st_size == entry["size_bytes"]
