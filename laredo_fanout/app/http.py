@@ -12,8 +12,6 @@ import orjson
 import uvicorn
 from fastapi import FastAPI, Response
 
-from laredo_fanout.app.listener_port import PortTaken
-
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -61,18 +59,6 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
-
-    :raises PortTaken: if it can't.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as taken:
-        raise PortTaken(host, port, "http.port", taken.strerror or str(taken)) from taken
 
 
 class HttpServer:

@@ -63,12 +63,14 @@ class IngestThread:
         )
         self._thread.start()
 
-    def stop(self) -> None:
-        """Have it end after its current commit, and wait for that."""
+    def stop(self, timeout: float) -> bool:
+        """Have it end after its current commit; whether it did within ``timeout`` seconds."""
         self._stop.set()
         self._ingest.stop()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def status(self) -> IngestStatus:
         """What the source says of itself now."""

@@ -1,4 +1,4 @@
-"""The port that all serving processes share, held for them by the main process."""
+"""The ports: the one that all serving processes share, and HTTP's."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ async def reserve(host: str, port: int, key: str) -> socket.socket:
             if late or taken.errno != errno.EADDRINUSE:
                 raise PortTaken(host, port, key, taken.strerror or str(taken)) from taken
             await asyncio.sleep(0.05)
+
+
+def listen(host: str, port: int, key: str) -> socket.socket:
+    """A socket that listens there, for this process alone.
+
+    :param key: the configuration path, for the message.
+    :raises PortTaken: if it can't.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as taken:
+        raise PortTaken(host, port, key, taken.strerror or str(taken)) from taken
 
 
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:

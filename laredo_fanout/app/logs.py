@@ -46,3 +46,5 @@ def configure(log_format: str) -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # It tells each start and stop of its own, which ours tell already.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -26,6 +26,7 @@ from laredo_fanout.store.writer import Store
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
+_INGEST_PATIENCE = 20.0
 _LOOK_UNTIL_READY = 0.05
 _LOOK_WHILE_READY = 1.0
 
@@ -47,9 +48,22 @@ async def _run(config: Config, log_format: str) -> int:
     key = "fanout.grpc.port"
     with (
         await listener_port.reserve(config.fanout.grpc.host, config.port, key) as port,
-        Store.open(config.state.path, max_size=config.state.max_size) as store,
+        _open_store(config) as store,
     ):
         return await _Server(config, store, port, log_format).run()
+
+
+def _open_store(config: Config) -> Store:
+    try:
+        return Store.open(config.state.path, max_size=config.state.max_size)
+    except OSError as error:
+        raise StateUnusable(
+            f"state.path {config.state.path} can't be used: {error.strerror} ({error.filename})"
+        ) from error
+
+
+class StateUnusable(FanoutError):
+    """The directory of the store can't be made or written."""
 
 
 class _Server:
@@ -91,13 +105,15 @@ class _Server:
         self._exit_code = 0
 
     async def run(self) -> int:
-        from laredo_fanout.app import http
-
-        listener = http.bind(self.config.http.host, self.config.http.port)
+        said = self.config.http
+        listener = listener_port.listen(said.host, said.port, "http.port")
         self._catch_signals()
         self.ingest.start(on_end=self._from_thread(self._stopping.set))
         self.children.start()
         self.snapshots.start()
+        # FastAPI takes half a second to import: the rest is under way by then.
+        from laredo_fanout.app import http
+
         web = http.HttpServer(
             http.application(
                 problems=self.view.problems, status=self.view.status, metrics=self.view.metrics
@@ -123,7 +139,10 @@ class _Server:
         """Clients first: they may stay for the grace, and what comes until then is still served."""
         log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
         await asyncio.gather(self.snapshots.stop(), self.children.drain())
-        await asyncio.to_thread(self.ingest.stop)
+        if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
+            log.error("the ingest doesn't end; leaving it", patience_s=_INGEST_PATIENCE)
+            # The store can't be closed under it; what was confirmed is durable.
+            os._exit(FAILED)
         if self.ingest.crash is not None:
             self._exit_code = FAILED
         log.info("stopped", position=self.view.position_text, exit_code=self._exit_code)

@@ -1,0 +1,302 @@
+"""The whole server as its console script, over a real PostgreSQL, with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.client import Mode
+from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fix_postgres import Database
+from tests.processes import wait_until
+
+TABLES = "{ table = a }, { table = b }"
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    """Two tables, the first with the rows 1..100."""
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        owner.execute("CREATE TABLE b (id int PRIMARY KEY, v text)")
+        owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 100) i")
+    return fanout(tmp_path / "server", database.dsn, TABLES, slot=f"s_{database.name}")
+
+
+def keys(*numbers: int) -> list[bytes]:
+    return [str(number).encode() for number in numbers]
+
+
+def children(server: Fanout) -> list[psutil.Process]:
+    return psutil.Process(server.program.pid).children(recursive=True)
+
+
+async def test_rows_and_changes_reach_clients_and_every_endpoint_tells(
+    server: Fanout, database: Database
+) -> None:
+    with started(server), database.connect() as owner:
+        async with server.follower("public.a") as a, server.follower("public.b", "other") as b:
+            await a.until(keys(*range(1, 101)))
+            owner.execute("INSERT INTO b VALUES (7, 'x')")
+            owner.execute("UPDATE a SET v = 'new' WHERE id = 5")
+            owner.execute("DELETE FROM a WHERE id = 6")
+            await b.until(keys(7))
+            await a.until(keys(*(n for n in range(1, 101) if n != 6)))
+            assert a.rows[b"5"] == b'{"id":5,"v":"new"}'
+            wait_until(
+                lambda: [c["state"] for c in server.status["clients"]] == ["live", "live"],
+                "both clients live",
+            )
+            _endpoints_tell(server)
+        wait_until(lambda: server.status["fanout"]["clients"] == 0, "the clients gone")
+        assert server.metrics['laredo_fanout_disconnects_total{reason="client"}'] == 2
+
+
+def _endpoints_tell(server: Fanout) -> None:
+    live = server.program.get("/health/live")
+    assert live is not None and live.status_code == 200
+    status = server.status
+    assert (status["ready"], status["problems"]) == (True, [])
+    source = status["sources"]["pg"]
+    assert source["connected"] and source["error"] is None
+    assert source["slot"]["wal_status"] in ("reserved", "extended")
+    a = status["tables"]["public.a"]
+    assert (a["status"], a["rows"], a["clients"], a["error"]) == ("live", 99, 1, None)
+    assert a["copied_rows"] == 100
+    assert a["journal"]["entries"] == 2
+    assert a["key_fields"] == ["id"]
+    metrics = server.metrics
+    expected = {
+        'laredo_source_connected{source="pg"}': 1,
+        'laredo_copy_rows_total{table="public.a"}': 100,
+        'laredo_changes_total{action="insert",source="pg"}': 1,
+        'laredo_changes_total{action="update",source="pg"}': 1,
+        'laredo_changes_total{action="delete",source="pg"}': 1,
+        'laredo_table_rows{table="public.a"}': 99,
+        'laredo_table_rows{table="public.b"}': 1,
+        'laredo_fanout_connected_clients{table="public.a"}': 1,
+        "laredo_fanout_max_clients": 500,
+        'laredo_fanout_journal_entries{table="public.a"}': 2,
+        'laredo_fanout_client_buffer_depth{table="public.a"}': 0,
+        'laredo_source_recopies_total{source="pg"}': 0,
+        'laredo_fanout_snapshots_total{table="public.a"}': 0,
+    }
+    assert {name: metrics.get(name) for name in expected} == expected
+    assert metrics["laredo_store_bytes"] > 0
+    assert metrics['laredo_fanout_journal_oldest_age_seconds{table="public.a"}'] >= 0
+    assert metrics['laredo_source_lag_bytes{source="pg"}'] >= 0
+    assert metrics['laredo_source_lag_seconds{source="pg"}'] >= 0
+    assert metrics["process_resident_memory_bytes"] > 0
+
+
+async def test_kill_9_of_the_main_process_takes_the_others_and_a_restart_needs_no_copy(
+    server: Fanout, database: Database
+) -> None:
+    with database.connect() as owner, started(server):
+        async with server.follower("public.a") as a:
+            await a.until(keys(*range(1, 101)))
+            others = children(server)
+            assert others
+            server.program.kill()
+            _, alive = psutil.wait_procs(others, timeout=1)
+            assert not alive, "serving processes outlive the main one"
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", server.grpc_port))
+            owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(101, 200) i")
+            owner.execute("DELETE FROM a WHERE id <= 50")
+            server.program.start()
+            server.program.wait_ready()
+            await a.until(keys(*range(51, 201)))
+            assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
+        assert server.table("public.a")["copied_rows"] == 0
+        assert server.table("public.a")["rows"] == 150
+
+
+async def test_kill_9_of_a_serving_process_leaves_the_rest_alone(
+    server: Fanout, database: Database
+) -> None:
+    with database.connect() as owner, started(server):
+        async with server.follower("public.a") as a:
+            await a.until(keys(*range(1, 101)))
+            (pid,) = server.status["fanout"]["pids"]
+            os.kill(pid, signal.SIGKILL)
+            owner.execute("INSERT INTO a VALUES (101, 'x')")
+            await a.until(keys(*range(1, 102)))
+            assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
+        fanout_status = server.status["fanout"]
+        assert fanout_status["restarts"] == 1
+        assert pid not in fanout_status["pids"]
+        assert server.metrics['laredo_fanout_disconnects_total{reason="process"}'] == 1
+        assert server.table("public.a")["copied_rows"] == 100, "the source was begun anew"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_and_ends_with_0(
+    server: Fanout, database: Database, how: signal.Signals
+) -> None:
+    with database.connect() as owner, started(server):
+        async with server.follower("public.a") as a:
+            await a.until(keys(*range(1, 101)))
+            others = children(server)
+            stopping = asyncio.create_task(asyncio.to_thread(server.program.stop, how))
+            async with asyncio.timeout(10):
+                while not a.goaways:
+                    await asyncio.sleep(0.01)  # poll
+            assert await stopping == 0, server.program.tail()
+            assert not [each for each in others if each.is_running()]
+            active = owner.execute(
+                "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
+                (f"s_{database.name}",),
+            ).fetchone()
+            assert active == (False,)
+            server.program.start()
+            server.program.wait_ready()
+            owner.execute("INSERT INTO a VALUES (101, 'x')")
+            await a.until(keys(*range(1, 102)))
+            assert a.handshakes[-1].mode is Mode.DELTA
+        assert server.table("public.a")["copied_rows"] == 0
+
+
+async def test_one_table_s_failure_leaves_the_others_running(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        owner.execute("CREATE TABLE nokey (id int)")
+        tables = "{ table = a }, { table = nokey }, { table = nosuch }"
+        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
+        with server.program:
+            wait_until(
+                lambda: (
+                    {"public.nokey", "public.nosuch"}
+                    <= {word.strip(":") for text in server.problems for word in text.split()}
+                ),
+                "both problems told",
+            )
+            async with server.follower("public.a") as a:
+                owner.execute("INSERT INTO a VALUES (1, 'x')")
+                await a.until(keys(1))
+            assert not server.program.is_ready()
+            assert len(server.problems) == 2
+            assert "ADD PRIMARY KEY" in server.table("public.nokey")["error"]
+            assert "doesn't exist" in server.table("public.nosuch")["error"]
+            # What the problem text says to do cures it, without a restart.
+            owner.execute("UPDATE nokey SET id = 1")
+            owner.execute("ALTER TABLE nokey ADD PRIMARY KEY (id)")
+            owner.execute("CREATE TABLE nosuch (id int PRIMARY KEY)")
+            server.program.wait_ready()
+
+
+async def test_a_source_that_is_away_is_told_and_comes_back(tmp_path: Path) -> None:
+    postgres = EmbeddedPostgres(tmp_path / "pg")
+    server = fanout(tmp_path / "s", postgres.dsn(), "{ table = a }")
+    with server.program:
+        wait_until(lambda: any("can't be reached" in p for p in server.problems), "it is told")
+        live = server.program.get("/health/live")
+        assert live is not None and live.status_code == 200
+        with postgres:
+            with postgres.connect() as owner:
+                owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+            server.program.wait_ready()
+            async with server.follower("public.a") as a:
+                with postgres.connect() as owner:
+                    owner.execute("INSERT INTO a VALUES (1)")
+                await a.until(keys(1))
+                postgres.stop()
+                wait_until(lambda: not server.program.is_ready(), "not ready without its source")
+                assert server.metrics['laredo_source_connected{source="pg"}'] == 0
+                assert server.status["sources"]["pg"]["error"]
+                postgres.start()
+                server.program.wait_ready()
+                with postgres.connect() as owner:
+                    owner.execute("INSERT INTO a VALUES (2)")
+                await a.until(keys(1, 2))
+                assert len(a.handshakes) == 1, "clients are no part of the source's trouble"
+
+
+def test_wal_level_is_told_and_its_cure_cures(tmp_path: Path) -> None:
+    unfit = EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"})
+    with unfit:
+        with unfit.connect() as owner:
+            owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        server = fanout(tmp_path / "s", unfit.dsn(), "{ table = a }")
+        checked = server.run("check")
+        assert checked.returncode == 1
+        assert "wal_level" in checked.stdout
+        with server.program:
+            wait_until(lambda: any("wal_level is replica" in p for p in server.problems), "told")
+            assert server.program.is_running()
+
+
+def test_a_second_server_on_the_same_state_is_refused(server: Fanout, tmp_path: Path) -> None:
+    with started(server):
+        second = fanout(tmp_path / "second", "host=x", TABLES)
+        text = second.program.config.read_text()
+        state = f'state.path = "{server.directory}/state"\n'
+        second.program.config.write_text(text + state)
+        second.program.start()
+        assert second.program.wait() == 1
+        assert "in use by another server" in second.program.tail()
+        assert server.program.is_ready()
+
+
+@pytest.mark.parametrize("key", ["fanout.grpc.port", "http.port"])
+def test_a_taken_port_ends_it_with_a_message(server: Fanout, key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server.program.start("--set", f"{key}={port}")
+        assert server.program.wait() == 1
+        said = server.program.tail()
+        assert f"can't listen on 127.0.0.1:{port} ({key}): Address already in use" in said
+        assert "Traceback" not in said
+
+
+def test_a_state_path_that_cannot_be_used_ends_it_with_a_message(server: Fanout) -> None:
+    (server.directory / "file").write_text("")
+    server.program.start("--set", f"state.path={server.directory}/file/state")
+    assert server.program.wait() == 1
+    said = server.program.tail()
+    assert f"{server.directory}/file" in said
+    assert "Traceback" not in said
+
+
+async def test_journals_are_pruned_while_it_runs(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        tables = "{ table = a, targets = [ { journal { max_entries = 10 } } ] }"
+        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
+        with started(server):
+            async with server.follower("public.a") as a:
+                for number in range(100):
+                    owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
+                await a.until(keys(*range(100)))
+            wait_until(
+                lambda: server.table("public.a")["journal"]["entries"] <= 10, "the journal pruned"
+            )
+            assert server.table("public.a")["journal"]["entries"] >= 1
+            assert server.metrics["laredo_fanout_journal_pruned_total"] >= 90
+
+
+async def test_status_and_clients_on_the_terminal(server: Fanout) -> None:
+    with started(server):
+        async with server.follower("public.a", "watcher-1") as a:
+            await a.until(keys(*range(1, 101)))
+            shown = server.run("status")
+            assert shown.returncode == 0, shown.stderr
+            assert "public.a" in shown.stdout and "live" in shown.stdout
+            listed = server.run("clients", "--json")
+            (client,) = json.loads(listed.stdout)
+            assert (client["client_id"], client["table"]) == ("watcher-1", "public.a")
+            assert "watcher-1" in server.run("clients").stdout
+    away = server.run("status")
+    assert away.returncode == 1
+    assert "doesn't answer" in away.stderr
+    assert "Traceback" not in away.stderr
