@@ -1,0 +1,69 @@
+"""The table that everything is measured on: ten columns, about 280 bytes of JSON a row."""
+
+import psycopg
+
+NAME = "bench"
+QUALIFIED = f"public.{NAME}"
+
+_CREATE = f"""
+CREATE TABLE {NAME} (
+    id bigint PRIMARY KEY, n int NOT NULL, name text, note text, price numeric(12,2),
+    ratio float8, active bool, created timestamptz, updated timestamptz, doc jsonb)
+"""
+
+_FILL = f"""
+INSERT INTO {NAME}
+SELECT i, i % 1000, 'customer ' || i, 'note ' || left(md5(i::text), 10), (i % 100000) / 100.0,
+       i / 7.0, i % 2 = 0, timestamptz '2024-01-01' + i * interval '1 second',
+       timestamptz '2025-01-01' + i * interval '1 second',
+       jsonb_build_object('city', 'city ' || i % 500, 'tags', jsonb_build_array('a', i % 10))
+FROM generate_series(1::bigint, %s) i
+"""
+
+
+def create(database: "psycopg.Connection[tuple[object, ...]]", rows: int) -> float:
+    """Make and fill it; gives the average length of a row's JSON in bytes."""
+    database.execute(_CREATE)
+    database.execute(_FILL, (rows,))
+    database.execute(f"VACUUM ANALYZE {NAME}")
+    database.execute("CHECKPOINT")
+    found = database.execute(
+        f"SELECT avg(octet_length(row_to_json(b)::text)) FROM (SELECT * FROM {NAME} LIMIT 10000) b"
+    ).fetchone()
+    assert found is not None
+    return float(str(found[0]))
+
+
+def update_in_order(
+    database: "psycopg.Connection[tuple[object, ...]]", updates: int, rows: int, size: int
+) -> None:
+    """``updates`` updates in transactions of ``size``, keys in order."""
+    for start in range(0, updates, size):
+        first = start % rows + 1
+        database.execute(
+            f"UPDATE {NAME} SET n = n + 1, updated = now() WHERE id BETWEEN %s AND %s",
+            (first, first + size - 1),
+        )
+
+
+def update_at_random(
+    database: "psycopg.Connection[tuple[object, ...]]", updates: int, rows: int, size: int
+) -> None:
+    """The same with each key drawn anew, in the order drawn."""
+    database.execute("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off")
+    database.execute("SELECT setseed(0.42)")
+    database.execute(
+        "CREATE TEMP TABLE drawn AS SELECT g AS place, k FROM "
+        "(SELECT g, (random() * %s)::bigint + 1 AS k FROM generate_series(1, %s) g) d",
+        (rows - 1, updates),
+    )
+    database.execute("CREATE INDEX ON drawn (place)")
+    database.execute("ANALYZE drawn")
+    for start in range(0, updates, size):
+        database.execute(
+            f"UPDATE {NAME} SET n = n + 1, updated = now() FROM drawn "
+            f"WHERE drawn.place > %s AND drawn.place <= %s AND {NAME}.id = drawn.k",
+            (start, start + size),
+        )
+    database.execute("DROP TABLE drawn")
+    database.execute("RESET enable_hashjoin; RESET enable_mergejoin; RESET enable_sort")
