@@ -68,13 +68,23 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 @_set_option
 @click.option(
     "--log-format",
-    type=click.Choice(["auto", "console", "json"]),
+    type=click.Choice(["auto", "json", "text"]),
     default="auto",
     help="auto: readable lines on a terminal, JSON lines otherwise.",
 )
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
+)
 @click.version_option(package_name="laredo-snapshotter")
 @click.pass_context
-def main(context: click.Context, path: Path | None, sets: tuple[str, ...], log_format: str) -> None:
+def main(
+    context: click.Context,
+    *,
+    path: Path | None,
+    sets: tuple[str, ...],
+    log_format: str,
+    log_level: str,
+) -> None:
     """One PostgreSQL replication slot, any number of readers: runs the fan-out server."""
     context.obj = _Given(path, sets)
     if context.invoked_subcommand is not None:
@@ -82,8 +92,9 @@ def main(context: click.Context, path: Path | None, sets: tuple[str, ...], log_f
     config = context.obj.load()
     from laredo_fanout.app import logs, server
 
-    logs.configure(logs.format_for_stderr() if log_format == "auto" else log_format)
-    sys.exit(server.run(config, logs.format_for_stderr() if log_format == "auto" else log_format))
+    chosen = logs.LogSettings(log_format, log_level)
+    logs.configure(chosen)
+    sys.exit(server.run(config, chosen))
 
 
 @main.command()

@@ -39,17 +39,14 @@ class IngestThread:
         *,
         after_commit: Sequence[Callable[[], None]],
     ) -> None:
-        self._source, self._tables, self._store = source, tables, store
+        self._store = store
         self._after_commit = tuple(after_commit)
-        self._ingest = self._new()
+        self._ingest = Ingest(source, tables, store, self._committed)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: str | None = None
         self.crash: BaseException | None = None
         self.given_up = 0
-
-    def _new(self) -> Ingest:
-        return Ingest(self._source, self._tables, self._store, self._committed)
 
     def _committed(self, _: CommitInfo) -> None:
         self.error = None
@@ -101,6 +98,3 @@ class IngestThread:
             if self._stop.wait(pause * random.uniform(0.5, 1.0)):
                 return
             pause = min(pause * 2, _LONGEST_PAUSE)
-            self._ingest = self._new()
-            if self._stop.is_set():
-                self._ingest.stop()

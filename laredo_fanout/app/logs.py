@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 
 import structlog
 from structlog.typing import Processor
 
-CONSOLE = "console"
-JSON = "json"
+AUTO, TEXT, JSON = "auto", "text", "json"
+FORMATS = (AUTO, JSON, TEXT)
+LEVELS = ("debug", "info", "warning", "error")
 
 
-def format_for_stderr() -> str:
-    """``console`` if stderr is a terminal, else ``json``."""
-    return CONSOLE if sys.stderr.isatty() else JSON
+@dataclass(frozen=True)
+class LogSettings:
+    """``log_format``: one of FORMATS, auto is text on a terminal; ``level``: one of LEVELS."""
+
+    log_format: str = AUTO
+    level: str = "info"
+
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """For the command line of a process of ours, which shares our stderr."""
+        return self.log_format, self.level
 
 
-def configure(log_format: str) -> None:
-    """Send structlog's and the standard library's records to stderr in this format."""
+def configure(chosen: LogSettings) -> None:
+    """Send structlog's and the standard library's records to stderr."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -29,7 +39,7 @@ def configure(log_format: str) -> None:
     ]
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        if log_format == CONSOLE
+        if _is_text(chosen.log_format)
         else structlog.processors.JSONRenderer()
     )
     structlog.configure(
@@ -45,6 +55,10 @@ def configure(log_format: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=chosen.level.upper(), handlers=[handler], force=True)
     # It tells each start and stop of its own, which ours tell already.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _is_text(log_format: str) -> bool:
+    return log_format == TEXT or (log_format == AUTO and sys.stderr.isatty())

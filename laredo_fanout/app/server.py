@@ -15,6 +15,7 @@ from laredo_fanout.app import listener_port, options
 from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.serving_children import ServingChildren
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
@@ -33,24 +34,24 @@ _LOOK_WHILE_READY = 1.0
 log = structlog.get_logger("laredo_fanout")
 
 
-def run(config: Config, log_format: str) -> int:
+def run(config: Config, log_settings: LogSettings) -> int:
     """Run the server until SIGTERM or SIGINT; the process's exit code."""
     for warning in config.warnings():
         log.warning(warning)
     try:
-        return asyncio.run(_run(config, log_format))
+        return asyncio.run(_run(config, log_settings))
     except (FanoutError, StoreError) as error:
         log.error("the server can't run", error=str(error))
         return FAILED
 
 
-async def _run(config: Config, log_format: str) -> int:
+async def _run(config: Config, log_settings: LogSettings) -> int:
     key = "fanout.grpc.port"
     with (
         await listener_port.reserve(config.fanout.grpc.host, config.port, key) as port,
         _open_store(config) as store,
     ):
-        return await _Server(config, store, port, log_format).run()
+        return await _Server(config, store, port, log_settings).run()
 
 
 def _open_store(config: Config) -> Store:
@@ -68,7 +69,7 @@ class StateUnusable(FanoutError):
 
 class _Server:
     def __init__(
-        self, config: Config, store: Store, reserved: socket.socket, log_format: str
+        self, config: Config, store: Store, reserved: socket.socket, log_settings: LogSettings
     ) -> None:
         self.config = config
         self.store = store
@@ -88,9 +89,9 @@ class _Server:
             options=options.serving_options(config, self.port),
             clients=self.clients,
             bell=self.bell,
-            log_format=log_format,
+            log_settings=log_settings,
         )
-        self.snapshots = SnapshotSchedule(config, self._is_shown, log_format)
+        self.snapshots = SnapshotSchedule(config, self._is_shown, log_settings)
         self.view = ServerView(
             config=config,
             port=self.port,

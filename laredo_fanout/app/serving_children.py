@@ -21,6 +21,7 @@ from laredo_fanout.app.control_wire import (
     options_to_json,
     state_to_json,
 )
+from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.wake import Bell
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
@@ -57,7 +58,7 @@ class ServingChildren:
     options: ServingOptions
     clients: Clients
     bell: Bell
-    log_format: str
+    log_settings: LogSettings
     restarts: int = 0
     error: str | None = None
     _children: dict[int, _Child] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class ServingChildren:
                 "-m",
                 "laredo_fanout.app.serving_process",
                 *map(str, ends),
-                self.log_format,
+                *self.log_settings.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=ends,
                 # A terminal's Ctrl-C is for the main process, which drains the others.

@@ -1,4 +1,4 @@
-"""A serving process: ``python -m laredo_fanout.app.serving_process CONTROL_FD WAKE_FD LOG``.
+"""A serving process: ``python -m ...serving_process CONTROL_FD WAKE_FD LOG_FORMAT LOG_LEVEL``.
 
 It is told everything over its control socket, and ends when that closes.
 """
@@ -73,8 +73,8 @@ async def _listen_to_main(control: Control, registry: RemoteRegistry, drain: asy
 
 
 def main() -> int:
-    control_fd, wake_fd, log_format = sys.argv[1:]
-    logs.configure(log_format)
+    control_fd, wake_fd, log_format, level = sys.argv[1:]
+    logs.configure(logs.LogSettings(log_format, level))
     # The main process decides when to drain; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import structlog
 
+from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.config import Config, Table
 
 _SHOWN_LOOK = 0.2
@@ -41,7 +42,7 @@ class SnapshotSchedule:
 
     config: Config
     shown: Callable[[str], bool]
-    log_format: str
+    log_settings: LogSettings
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -120,7 +121,7 @@ class SnapshotSchedule:
             sys.executable,
             "-m",
             "laredo_fanout.app.snapshot_process",
-            self.log_format,
+            *self.log_settings.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             process_group=0,

@@ -73,7 +73,7 @@ async def running(
             options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=0.2)}),
             clients=clients,
             bell=bell,
-            log_format=logs.JSON,
+            log_settings=logs.LogSettings(logs.JSON),
         )
         children.start()
         try:
@@ -185,7 +185,7 @@ async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None
             options=ServingOptions(options),
             clients=clients,
             bell=bell,
-            log_format=logs.JSON,
+            log_settings=logs.LogSettings(logs.JSON),
         )
         children.start()
         try:
