@@ -51,6 +51,13 @@ class BufferDropped(Refused):
     reason = "buffer"
 
 
+class Stalled(Refused):
+    """The client took no message for stall_timeout_s while it was being sent what it missed."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "buffer"
+
+
 class NoRoomToSpool(Refused):
     """A slow reader's snapshot could not be put aside: the disk is nearly full."""
 

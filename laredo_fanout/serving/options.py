@@ -29,7 +29,9 @@ class ListenerOptions:
     """Where and how to listen. Several processes may share the port (SO_REUSEPORT).
 
     `spool_path`: directory for snapshots put aside for slow readers; `drain_grace_s`: how long
-    clients may stay after GoAway.
+    clients may stay after GoAway; `behind_wait_s`: how long a client that is ahead waits for this
+    server; `stall_timeout_s`: how long a client that isn't live yet may take no message at all,
+    and `pin_limit_s` how long in all it may keep journal entries from being pruned.
     """
 
     host: str = "0.0.0.0"
@@ -38,6 +40,8 @@ class ListenerOptions:
     tokens_file: Path | None = None
     drain_grace_s: float = 10.0
     behind_wait_s: float = 10.0
+    stall_timeout_s: float = 300.0
+    pin_limit_s: float = 3600.0
     spool_path: Path | None = None
 
 

@@ -27,6 +27,7 @@ from laredo_fanout.serving.errors import (
     NotReady,
     NotServed,
     Refused,
+    Stalled,
 )
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
@@ -81,13 +82,16 @@ class Session:
         self._options = options
         self._tail = tail
         self._lease = lease
-        self._send = send
+        self._write = send
         self._snapshot_sequence = snapshot_sequence
         self._messages = Messages(extended=asked.batch)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._bell = Bell()
         self._beat: asyncio.TimerHandle | None = None
+        self._guard: asyncio.TimerHandle | None = None
+        self._sent = self._sent_before = 0
+        self._pinned_at = 0.0
         self._beat_due = self._position_due = self._told_away = False
         self._live = self._pinned = False
         self._cursor = self._position = self._told_position = 0
@@ -144,6 +148,7 @@ class Session:
         )
         self._tail.follow(self)
         self._arm_heartbeat()
+        self._arm_guard()
         try:
             if plan.after is None:
                 await self._send_snapshot(handshake=True)
@@ -153,8 +158,9 @@ class Session:
                 await self._step()
         finally:
             self._tail.leave(self)
-            if self._beat is not None:
-                self._beat.cancel()
+            for timer in (self._beat, self._guard):
+                if timer is not None:
+                    timer.cancel()
 
     async def _level_view(self) -> tuple[TableView, History]:
         """The table once it isn't behind the client any more.
@@ -242,6 +248,8 @@ class Session:
                 f"the server now follows history {self._tail.history}, not {self._history}: "
                 "connect again"
             )
+        if view.id == self._view.id and not view.shown:
+            raise resume.not_ready(view)
         if view.id != self._view.id:
             # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.
             if view.id > self._view.id and view.live:
@@ -369,12 +377,39 @@ class Session:
 
     async def _pin(self, after_sequence: int) -> None:
         self._pinned = True
+        self._pinned_at = self._loop.time()
         await self._lease.pin(self._view.id, after_sequence)
 
     def _unpin(self) -> None:
         if self._pinned:
             self._pinned = False
             self._lease.unpin()
+
+    # ---------------------------------------------------------------- guards
+
+    async def _send(self, message: bytes) -> None:
+        await self._write(message)
+        self._sent += 1
+
+    def _arm_guard(self) -> None:
+        timeout = self._serving.listener.stall_timeout_s
+        self._guard = self._loop.call_later(timeout, self._on_guard)
+
+    def _on_guard(self) -> None:
+        """A client that isn't live holds rows and pins the journal: not for ever."""
+        listener = self._serving.listener
+        if not self._live and self._sent == self._sent_before:
+            self.end(
+                Stalled(
+                    f"client {self._asked.client_id!r} took no message for "
+                    f"{listener.stall_timeout_s:g} s"
+                )
+            )
+        self._sent_before = self._sent
+        if self._pinned and self._loop.time() - self._pinned_at > listener.pin_limit_s:
+            log.warning("journal no longer kept for a slow client", client=self._asked.client_id)
+            self._unpin()
+        self._arm_guard()
 
     # ---------------------------------------------------------------- heartbeats
 

@@ -35,6 +35,7 @@ class SnapshotRows:
 
     def __init__(self, reader: StoreReader, table_id: int, spool_path: Path | None) -> None:
         self._directory = spool_path or reader.path
+        self._directory.mkdir(parents=True, exist_ok=True)
         self._snapshot = reader.snapshot(table_id, self._directory)
         self.sequence = self._snapshot.sequence
         self.position = self._snapshot.position
