@@ -44,7 +44,11 @@ class Offer:
 
     @property
     def begun(self) -> bool:
-        """Whether a manifest may have it already; then it can't be dropped any more."""
+        """Whether a manifest has it; then it has to come into the others too.
+
+        A swap of unclear outcome doesn't count: its objects are only ever deleted after
+        another version of that manifest has retired them, which voids it.
+        """
         return self._begun
 
     def place(self, holdings: Sequence[Holding]) -> None:
@@ -69,6 +73,7 @@ class Offer:
         """
         for holding in holdings:
             holding.rewrite(partial(self._offered, holding, holdings), claim)
+            self._begun = True
 
     def _offered(
         self, holding: Holding, holdings: Sequence[Holding], manifest: Manifest
@@ -80,7 +85,6 @@ class Offer:
             key = self._placed[holding.destination.uri, format_id]
             if key in retired or not is_there(holding.destination, key, entry.size_bytes):
                 self._place_one(holding, holdings, manifest, format_id, unheard_of=True)
-        self._begun = True
         return self._follow(manifest, self._as_named_by(holding))
 
     def _as_named_by(self, holding: Holding) -> Artifact:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 TABLE = "public.t"
 MANIFEST = "public.t/manifest.json"
-CUT_OFF_S, GRACE_S, LONGEST_READ_S = 600.0, 900.0, 700.0
+CUT_OFF_S, GRACE_S, LONGEST_READ_S = 20.0, 120.0, 100.0
 SINK = "arn:sink"
 
 
@@ -71,7 +71,7 @@ class Writer:
         try:
             with self._open() as archive:
                 for _ in range(self._turns):
-                    self._actor.step(self._chance.uniform(1, 40))
+                    self._actor.step(self._chance.uniform(0, 25))
                     self._one_turn(archive)
                 self._catch_up(archive)
         except Fenced as fenced:
@@ -180,7 +180,7 @@ class Writer:
                     if database.life is life:
                         self._diff(archive, self._some_position(archive))
                 if self._chance.random() < 0.1:
-                    self._actor.step(self._chance.uniform(0, CUT_OFF_S + 2 * GRACE_S))
+                    self._actor.step(self._chance.uniform(0, CUT_OFF_S + 3 * GRACE_S))
                 self._retry(partial(archive.commit_base, base, continues=continues))
             except (CommitUnavailable, ArtifactMissing):
                 self._actor.step(self._chance.uniform(1, 20))
@@ -223,7 +223,7 @@ class Collector:
     def run(self) -> None:
         chance = self._scene.world.chance
         for _ in range(self._runs):
-            self._actor.step(chance.uniform(50, 500))
+            self._actor.step(chance.uniform(5, 100))
             try:
                 collect(
                     MemoryDestination(self._store, self._actor),
@@ -303,14 +303,15 @@ class Nature:
 
     def run(self) -> None:
         world, database = self._scene.world, self._scene.database
+        interval = world.chance.choice([8, 30, 100])
         for _ in range(self._turns):
-            self._actor.step(world.chance.expovariate(1 / 8))
+            self._actor.step(world.chance.expovariate(1 / interval))
             draw = world.chance.random()
             if draw < 0.02:
                 database.forget()
-            elif draw < 0.025:
+            elif draw < 0.04:
                 database.fail_over()
-            elif draw < 0.06:
+            elif draw < 0.1:
                 store = world.chance.choice(self._scene.stores)
                 store.away_until = world.now + world.chance.uniform(0, 200)
                 world.note(f"{store.name} away until {store.away_until:.0f}")
