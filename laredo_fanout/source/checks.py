@@ -104,6 +104,13 @@ def table_problem(
     )
 
 
+def vanished(wanted: TableOptions) -> TableRefused:
+    """The table was dropped, or left the publication, while we were at it."""
+    return TableMissing(
+        wanted.qualified, "it vanished while it was added to the publication", "it is tried again"
+    )
+
+
 def _unfit(table: SourceTable, name: str) -> TableRefused | None:  # noqa: PLR0911
     if table.kind == "p":
         return TableUnfit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -54,6 +56,21 @@ def connect(options: SourceOptions, *, role: str, replication: bool = False) -> 
         raise refusal(refused, "connect") from refused
     connection.prepare_threshold = None
     return connection
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Raise what psycopg raises as this package's errors."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise refusal(error, doing) from error
+
+
+def cancel(connection: Connection) -> None:
+    """Have the server end what this connection waits for; from any thread."""
+    with suppress(psycopg.Error):
+        connection.cancel_safe(timeout=2)
 
 
 def refusal(error: psycopg.Error, doing: str) -> SourceUnavailable | RightsMissing:

@@ -88,7 +88,8 @@ def of_table(table: SourceTable) -> Shape:
 
 def to_json(shape: Shape, version: Version) -> dict[str, Any]:
     """What the table's record keeps."""
-    return {"shape": shape._asdict(), "version": version._asdict()}
+    kept = {**shape._asdict(), "columns": [list(column) for column in shape.columns]}
+    return {"shape": {**kept, "key": list(shape.key)}, "version": version._asdict()}
 
 
 def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:

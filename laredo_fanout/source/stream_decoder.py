@@ -87,6 +87,15 @@ class Route:
         self.counted = 0
 
 
+class MustClose(Exception):
+    """A table must be closed at the durable position, and the stream begun anew from there."""
+
+    def __init__(self, table_id: int, reason: str) -> None:
+        super().__init__(reason)
+        self.table_id = table_id
+        self.reason = reason
+
+
 class Tables(Protocol):
     """Who knows which relations are wanted."""
 
@@ -114,12 +123,13 @@ IGNORED = Route()
 class StreamDecoder:
     """Decodes one replication connection's messages.
 
-    ``position`` and ``time_us`` are those of the last whole transaction;
+    ``position`` and ``time_us`` are those of the last whole transaction (at first
+    where the stream starts), ``position_before`` of the one before it;
     ``wal_end`` is how far the server's WAL reached; ``events`` are the emitted
     messages of the transaction that made :meth:`drain` stop.
     """
 
-    def __init__(self, tables: Tables, prefix: bytes, spool_directory: Path) -> None:
+    def __init__(self, tables: Tables, prefix: bytes, spool_directory: Path, position: int) -> None:
         self._tables = tables
         self._prefix = prefix
         self._spool_directory = spool_directory
@@ -132,7 +142,7 @@ class StreamDecoder:
         self.pending_bytes = 0
         self.events: list[bytes] = []
         self.must_stop = False
-        self.position = 0
+        self.position = self.position_before = position
         self.time_us = 0
         self.wal_end = 0
         self.reply_wanted = False
@@ -142,6 +152,11 @@ class StreamDecoder:
     def pending(self) -> list[Route]:
         """The routes that have changes of whole transactions."""
         return list(self._pending)
+
+    @property
+    def pending_changes(self) -> int:
+        """How many changes they have."""
+        return sum(route.counted for route in self._pending)
 
     def applied(self) -> None:
         """The pending changes are in the store's transaction."""
@@ -154,6 +169,18 @@ class StreamDecoder:
     def set_route(self, oid: int, route: Route | None) -> None:
         """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
         self._routes[oid.to_bytes(4, "big")] = route or IGNORED
+
+    def forget(self, table_id: int | None, reason: str) -> None:
+        """Drop the unfinished transaction's changes of this table, and stop at its end.
+
+        :raises MustClose: if a part of them was handed over already.
+        """
+        self.must_stop = True
+        for route in self._touched:
+            if route.table_id == table_id and table_id is not None:
+                if route.open:
+                    raise MustClose(table_id, reason)
+                route.discard()
 
     def drain(self, get: Get, limit: int) -> Drained:
         """Decode what libpq's buffer holds, at most about ``limit`` messages.
@@ -231,7 +258,7 @@ class StreamDecoder:
             if route.counted or route.open:
                 self._pending[route] = None
         self._touched.clear()
-        self.position = commit.position
+        self.position_before, self.position = self.position, commit.position
         self.time_us = commit.time_us
         self.in_transaction = False
 

@@ -1,0 +1,344 @@
+"""The side connection: looks at the catalog, heartbeats, barriers, locks, split points.
+
+Everything that may wait for the server is done here, in a thread of its own, so
+that the stream never does. Answers go to the ingest thread as reports.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+
+from laredo_fanout.errors import SourceError, TableRefused
+from laredo_fanout.source import (
+    catalog,
+    checks,
+    publication,
+    ranges,
+    session,
+    shape,
+    slot,
+    watermark,
+)
+from laredo_fanout.source.lock_holders import Holder, holders, still_holding
+from laredo_fanout.source.slot import Slot
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.catalog import SourceTable
+    from laredo_fanout.source.options import SourceOptions, TableOptions
+    from laredo_fanout.source.ranges import Split
+    from laredo_fanout.source.session import Connection
+
+_LOCK_TIMEOUT = "SET lock_timeout = '2s'"
+_HOLDERS_EVERY = 0.2
+_HOLDERS_AT_MOST = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+
+
+class Look(NamedTuple):
+    """One look at the catalog; its message follows in the stream under ``number``."""
+
+    number: int
+    tables: Mapping[str, SourceTable]
+    problems: Mapping[str, TableRefused]
+    slot: Slot | None
+
+
+class Prepared(NamedTuple):
+    """The table's copy may begin, in ranges cut at ``splits``."""
+
+    table_id: int
+    splits: Sequence[Split]
+
+
+class Waiting(NamedTuple):
+    """The table's copy can't begin yet: these processes wrote to it and are not done."""
+
+    table_id: int
+    pids: tuple[int, ...]
+
+
+class PrepareFailed(NamedTuple):
+    """The table can't be read."""
+
+    table_id: int
+    problem: str
+
+
+class ConnectionReady(NamedTuple):
+    """A connection for a copy reader."""
+
+    connection: Connection
+
+
+class Trouble(NamedTuple):
+    """The side connection doesn't work just now; it is tried again."""
+
+    error: SourceError
+
+
+Report = Look | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble
+
+
+class PrepareRequest(NamedTuple):
+    """Wait for those who hold locks on the table, then find split points."""
+
+    table_id: int
+    table: SourceTable
+    splits: Sequence[Split] | None
+    """Given when a copy goes on."""
+
+
+class BarrierRequest(NamedTuple):
+    """Emit ``payload`` if the table is still as it was; look at the catalog otherwise."""
+
+    payload: str
+    options: TableOptions
+    shape: shape.Shape
+    version: catalog.Version
+
+
+class LookRequest(NamedTuple):
+    """Look at the catalog now."""
+
+
+class ConnectionRequest(NamedTuple):
+    """Open a connection for a copy reader."""
+
+
+Request = PrepareRequest | BarrierRequest | LookRequest | ConnectionRequest
+
+
+@dataclass(order=True)
+class _Task:
+    due: float
+    number: int
+    run: Callable[[Connection], None] = field(compare=False)
+
+
+def look(
+    connection: Connection, options: SourceOptions, tables: Sequence[TableOptions], number: int
+) -> Look:
+    """Look at the catalog, and put tables that may be replicated into the publication.
+
+    :raises SourceError: if the server or the publication isn't fit.
+    :raises psycopg.Error: if the catalog can't be read.
+    """
+    published = publication.ensure(connection, options.publication)
+    found = catalog.read_tables(connection, tables, options.publication.name)
+    problems: dict[str, TableRefused] = {}
+    added = False
+    for wanted in tables:
+        table = found.get(wanted.qualified)
+        problem = checks.table_problem(wanted, table, connection.info.user)
+        if table is not None:
+            try:
+                if problem is None and table.published is None:
+                    publication.add(connection, options.publication, table)
+                    added = True
+                elif problem is not None and _harms(problem, table):
+                    publication.remove(connection, options.publication, table)
+            except TableRefused as refused:
+                problem = refused
+        if problem is not None:
+            problems[wanted.qualified] = problem
+    if added:
+        found = catalog.read_tables(connection, tables, published.name)
+        problems |= _still_absent(found, tables, problems)
+    return Look(number, found, problems, slot.read(connection, options.slot_name))
+
+
+def _harms(problem: TableRefused, table: SourceTable) -> bool:
+    """Whether the table's membership makes the application's UPDATE and DELETE fail."""
+    return table.published is not None and not table.key
+
+
+def _still_absent(
+    found: Mapping[str, SourceTable],
+    tables: Sequence[TableOptions],
+    known: Mapping[str, TableRefused],
+) -> dict[str, TableRefused]:
+    """A table that was dropped or renamed while it was added."""
+    absent = {}
+    for wanted in tables:
+        table = found.get(wanted.qualified)
+        if wanted.qualified not in known and (table is None or table.published is None):
+            absent[wanted.qualified] = checks.vanished(wanted)
+    return absent
+
+
+class Attendant:
+    """The thread. ``report`` is called in it, and must not block."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        run_token: str,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._options = options
+        self._tables = tables
+        self._run_token = run_token
+        self._report = report
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._tasks: list[_Task] = []
+        self._numbers = count()
+        self._looks = count(1)
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._run, name="laredo-attendant", daemon=True)
+
+    def start(self, connection: Connection) -> None:
+        """Begin, with a connection that is open already; the first look comes at once."""
+        connection.execute(_LOCK_TIMEOUT)
+        self._connection = connection
+        self._thread.start()
+
+    def request(self, request: Request) -> None:
+        """Have something done; its report comes later."""
+        self._requests.put(request)
+
+    def stop(self) -> None:
+        """End, whatever it is doing, and close the connection."""
+        self._stopping.set()
+        self._requests.put(None)
+        connection = self._connection
+        if connection is not None:
+            session.cancel(connection)
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        self._schedule(0, self._heartbeat)
+        pause = _FIRST_PAUSE
+        while not self._stopping.is_set():
+            try:
+                self._next_step(self._connected())
+                pause = _FIRST_PAUSE
+            except (psycopg.Error, SourceError) as error:
+                if self._stopping.is_set():
+                    return
+                self._failed(error)
+                self._stopping.wait(pause * random.uniform(0.5, 1.0))
+                pause = min(_LONGEST_PAUSE, pause * 2)
+
+    def _failed(self, error: psycopg.Error | SourceError) -> None:
+        known = error
+        if not isinstance(known, SourceError):
+            known = session.refusal(known, "look at the catalog")
+        self._report(Trouble(known))
+        if self._connection is not None and self._connection.broken:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = session.connect(self._options, role="attendant")
+            self._connection.execute(_LOCK_TIMEOUT)
+        return self._connection
+
+    def _next_step(self, connection: Connection) -> None:
+        """Run what is due, or wait for a request or for what comes next."""
+        now = time.monotonic()
+        if self._tasks and self._tasks[0].due <= now:
+            task = heapq.heappop(self._tasks)
+            try:
+                task.run(connection)
+            except (psycopg.Error, SourceError):
+                heapq.heappush(self._tasks, task)
+                raise
+            return
+        try:
+            timeout = self._tasks[0].due - now if self._tasks else None
+            request = self._requests.get(timeout=timeout)
+        except queue.Empty:
+            return
+        if request is not None:
+            self._accept(request)
+
+    def _schedule(self, delay: float, run: Callable[[Connection], None]) -> None:
+        due = time.monotonic() + delay
+        heapq.heappush(self._tasks, _Task(due, next(self._numbers), run))
+
+    def _accept(self, request: Request) -> None:
+        match request:
+            case LookRequest():
+                self._schedule(0, self._look)
+            case ConnectionRequest():
+                self._schedule(0, self._open)
+            case PrepareRequest():
+                self._schedule(0, partial(self._prepare, request, None, _HOLDERS_EVERY))
+            case BarrierRequest():
+                self._schedule(0, partial(self._barrier, request))
+
+    def _heartbeat(self, connection: Connection) -> None:
+        self._look(connection)
+        self._schedule(self._options.heartbeat_interval, self._heartbeat)
+
+    def _look(self, connection: Connection) -> None:
+        seen = look(connection, self._options, self._tables, next(self._looks))
+        # First the report, then the message: it must be known when the message arrives.
+        self._report(seen)
+        slot_name = self._options.slot_name
+        watermark.emit(connection, watermark.look_payload(slot_name, self._run_token, seen.number))
+
+    def _open(self, _: Connection) -> None:
+        self._report(ConnectionReady(session.connect(self._options, role="copy")))
+
+    def _prepare(
+        self,
+        request: PrepareRequest,
+        waited_for: frozenset[Holder] | None,
+        pause: float,
+        connection: Connection,
+    ) -> None:
+        """Look whether those who held locks at first still do; find split points when none does."""
+        if waited_for is None:
+            left = holders(connection, request.table.oid)
+        else:
+            left = still_holding(connection, request.table.oid, waited_for)
+        if left:
+            self._report(Waiting(request.table_id, tuple(sorted(holder.pid for holder in left))))
+            longer = min(_HOLDERS_AT_MOST, pause * 1.5)
+            self._schedule(pause, partial(self._prepare, request, left, longer))
+            return
+        splits = request.splits
+        try:
+            if splits is None:
+                splits = ranges.plan(connection, request.table, self._options.copy.range_bytes)
+        except psycopg.errors.LockNotAvailable:
+            self._schedule(1, partial(self._prepare, request, frozenset(), pause))
+            return
+        except psycopg.errors.DatabaseError as error:
+            if connection.broken:
+                raise
+            self._report(PrepareFailed(request.table_id, " ".join(str(error).split())))
+            return
+        self._report(Prepared(request.table_id, splits))
+
+    def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
+        """The look comes after the last chunk was read, so the chunks all had this shape."""
+        name = self._options.publication.name
+        found = catalog.read_tables(connection, [request.options], name)
+        table = found.get(request.options.qualified)
+        if (
+            table is None
+            or shape.of_table(table) != request.shape
+            or table.rewritten_since(request.version)
+        ):
+            self._look(connection)
+            return
+        watermark.emit(connection, request.payload)

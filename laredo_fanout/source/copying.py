@@ -1,0 +1,310 @@
+"""Copying tables beside the stream: readers, chunks, and the way to each table's barrier.
+
+Algorithm and proof: docs of the design, "Copy while streaming". In short: stream
+writes win, copied rows fill absent keys, a chunk that began before a TRUNCATE
+is thrown away, and nothing is shown before the barrier comes back in the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.errors import CopyFailed
+from laredo_fanout.source import watermark
+from laredo_fanout.source.attendant import (
+    BarrierRequest,
+    ConnectionRequest,
+    LookRequest,
+    PrepareRequest,
+    Request,
+)
+from laredo_fanout.source.copy_reader import CopyReader, Progress, ReadFailed
+from laredo_fanout.source.table_copy import Phase, Reading, TableCopy
+from laredo_fanout.store.errors import ChunkStale
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.attendant import Prepared, Waiting
+    from laredo_fanout.source.options import SourceOptions
+    from laredo_fanout.source.session import Connection
+    from laredo_fanout.source.status import Counters
+    from laredo_fanout.source.write_batch import WriteBatch
+
+_log = structlog.get_logger()
+
+_ROWS_A_READ = 4096
+_ROWS_A_FILL = 8192
+_BYTES_A_FILL = 8 << 20
+_MOST_FAILURES = 5
+_MOST_PARTIAL_KEYS = 100_000
+
+
+@dataclass(eq=False)
+class _Job:
+    copy: TableCopy
+    reading: Reading
+    generation: int
+    keys: list[bytes] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    bytes: int = 0
+    stale: bool = False
+
+
+class Copying:
+    """All copies of one run; driven by the ingest loop, never waits."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        batch: WriteBatch,
+        request: Callable[[Request], None],
+        failed: Callable[[int, CopyFailed], None],
+        counters: Counters,
+    ) -> None:
+        self._counters = counters
+        self._options = options
+        self._batch = batch
+        self._request = request
+        self._failed = failed
+        self._copies: dict[int, TableCopy] = {}
+        self._idle: list[CopyReader] = []
+        self._jobs: dict[CopyReader, _Job] = {}
+        self._requested = 0
+        self._not_before = 0.0
+
+    @property
+    def copies(self) -> Iterable[TableCopy]:
+        """The copies that aren't done."""
+        return list(self._copies.values())
+
+    @property
+    def active(self) -> bool:
+        """Whether rows are being read."""
+        return bool(self._jobs)
+
+    def readers(self) -> list[CopyReader]:
+        """The readers whose sockets are to be waited for."""
+        return list(self._jobs)
+
+    def get(self, table_id: int) -> TableCopy | None:
+        """The copy of this incarnation."""
+        return self._copies.get(table_id)
+
+    def add(self, copy: TableCopy) -> None:
+        """Begin, or go on with, a table's copy."""
+        self._copies[copy.table_id] = copy
+        self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
+
+    def remove(self, table_id: int) -> None:
+        """Forget a copy; what is being read for it is thrown away."""
+        copy = self._copies.pop(table_id, None)
+        if copy is not None:
+            copy.cancelled = True
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The attendant found that the copy may begin."""
+        copy = self._copies.get(prepared.table_id)
+        if copy is None:
+            return
+        copy.begin(prepared.splits)
+        self._store_progress(copy)
+        _log.info(
+            "copy begins",
+            table=copy.table.qualified,
+            ranges=copy.ranges,
+            done=copy.ranges_done,
+            rows_estimated=max(0, int(copy.table.rows_estimated)),
+        )
+        if copy.complete:
+            self._batch.when_durable(lambda: self._settle(copy))
+
+    def waiting(self, waiting: Waiting) -> None:
+        """The attendant waits for these processes."""
+        copy = self._copies.get(waiting.table_id)
+        if copy is None or copy.waiting_for == waiting.pids:
+            return
+        copy.waiting_for = waiting.pids
+        _log.info(
+            "copy waits for transactions that were writing to the table",
+            table=copy.table.qualified,
+            pids=list(waiting.pids),
+        )
+
+    def connected(self, connection: Connection) -> None:
+        """A connection that was asked for."""
+        self._requested -= 1
+        self._idle.append(CopyReader(connection))
+
+    def assign(self) -> None:
+        """Give idle readers something to do, tables side by side; open and close readers."""
+        now = time.monotonic()
+        while self._idle:
+            copy = self._next(now)
+            if copy is None:
+                break
+            self._begin(self._idle.pop(), copy)
+        waiting = sum(copy.has_work(now) for copy in self._copies.values())
+        room = self._options.copy.workers - len(self._jobs) - len(self._idle) - self._requested
+        if waiting and room > 0 and now >= self._not_before:
+            self._requested += 1
+            self._request(ConnectionRequest())
+        if not self._copies:
+            while self._idle:
+                self._idle.pop().close()
+
+    def pump(self, ready: Iterable[CopyReader]) -> int:
+        """Take what these readers have got; how many rows that were."""
+        rows = 0
+        for reader in ready:
+            job = self._jobs[reader]
+            try:
+                keys, lines = reader.read(_ROWS_A_READ)
+            except ReadFailed as failed:
+                self._reading_failed(reader, job, failed)
+                continue
+            rows += len(keys)
+            self._gather(job, keys, lines)
+            if reader.progress is Progress.DONE:
+                del self._jobs[reader]
+                self._idle.append(reader)
+                self._finish(job)
+        return rows
+
+    def barrier_arrived(self, payload: str, position: int, time_us: int) -> int | None:
+        """The stream has a barrier; the table that it makes live, if it is an awaited one."""
+        copy = next((each for each in self.copies if each.barrier == payload), None)
+        if copy is None or copy.phase is not Phase.BARRIER:
+            return None
+        transaction = self._batch.transaction
+        partial = list(islice(transaction.partial_keys(copy.table_id), _MOST_PARTIAL_KEYS))
+        if partial:
+            # Keys that moved with a TOAST value after the chunk with the old key was read.
+            copy.read_again(partial)
+            return None
+        record = transaction.publish(copy.table_id, position, time_us)
+        kept = {name: copy.to_json()[name] for name in ("shape", "version")}
+        transaction.put_table(replace(record, copy=kept))
+        self._batch.touch(copy.table_id)
+        self.remove(copy.table_id)
+        _log.info("table live", table=copy.table.qualified, rows=record.rows, read=copy.rows)
+        return copy.table_id
+
+    def close(self) -> None:
+        """Close every connection."""
+        for reader in (*self._idle, *self._jobs):
+            reader.close()
+
+    def _next(self, now: float) -> TableCopy | None:
+        ready = [copy for copy in self._copies.values() if copy.has_work(now)]
+        return min(ready, key=lambda copy: copy.active, default=None)
+
+    def _begin(self, reader: CopyReader, copy: TableCopy) -> None:
+        reading = copy.take()
+        job = _Job(copy, reading, self._batch.generation(copy.table_id))
+        self._jobs[reader] = job
+        try:
+            reader.begin(copy.statement(reading))
+        except ReadFailed as failed:
+            self._reading_failed(reader, job, failed)
+
+    def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
+        if job.copy.cancelled or job.stale or not keys:
+            return
+        job.copy.rows += len(keys)
+        name = job.copy.table.qualified
+        self._counters.copied_rows[name] = self._counters.copied_rows.get(name, 0) + len(keys)
+        job.keys += keys
+        job.lines += lines
+        job.bytes += sum(map(len, lines))
+        if len(job.keys) >= _ROWS_A_FILL or job.bytes >= _BYTES_A_FILL:
+            self._fill(job)
+
+    def _fill(self, job: _Job) -> None:
+        keys, lines = job.keys, job.lines
+        job.keys, job.lines, job.bytes = [], [], 0
+        if not keys:
+            return
+        try:
+            self._batch.fill(job.copy.table_id, keys, lines, job.generation)
+        except ChunkStale:
+            job.stale = True
+
+    def _finish(self, job: _Job) -> None:
+        copy = job.copy
+        if copy.cancelled:
+            return
+        if not job.stale:
+            self._fill(job)
+        if job.stale or self._batch.generation(copy.table_id) != job.generation:
+            copy.give_back(job.reading)
+            return
+        copy.finish(job.reading)
+        self._store_progress(copy)
+        if copy.complete:
+            self._batch.when_durable(lambda: self._settle(copy))
+
+    def _settle(self, copy: TableCopy) -> None:
+        """Everything read is durable: read partial rows once more, then send the barrier."""
+        if copy.cancelled or not copy.complete:
+            return
+        if copy.phase is Phase.READING:
+            keys = self._batch.transaction.partial_keys(copy.table_id)
+            partial = list(islice(keys, _MOST_PARTIAL_KEYS))
+            if partial:
+                copy.read_again(partial)
+                return
+        copy.phase = Phase.BARRIER
+        copy.barrier = watermark.barrier_payload(
+            self._options.slot_name, copy.table_id, self._batch.generation(copy.table_id)
+        )
+        self._store_progress(copy)
+        self._batch.when_durable(lambda: self._send_barrier(copy))
+
+    def _send_barrier(self, copy: TableCopy) -> None:
+        if copy.cancelled or copy.barrier is None:
+            return
+        self._request(BarrierRequest(copy.barrier, copy.options, copy.shape, copy.version))
+
+    def _store_progress(self, copy: TableCopy) -> None:
+        transaction = self._batch.transaction
+        record = transaction.tables[copy.table_id]
+        transaction.put_table(replace(record, copy=copy.to_json()))
+
+    def _reading_failed(self, reader: CopyReader, job: _Job, failed: ReadFailed) -> None:
+        self._jobs.pop(reader, None)
+        copy = job.copy
+        now = time.monotonic()
+        if failed.connection_lost:
+            reader.close()
+            self._not_before = now + 1
+        else:
+            self._idle.append(reader)
+        if copy.cancelled:
+            return
+        copy.give_back(job.reading)
+        _log.warning(
+            "reading a chunk failed; it is read again",
+            table=copy.table.qualified,
+            error=str(failed),
+            sqlstate=failed.sqlstate,
+        )
+        if failed.connection_lost:
+            return
+        copy.failures += 1
+        copy.not_before = now + 0.1 * 2**copy.failures
+        if copy.failures >= _MOST_FAILURES:
+            self._failed(
+                copy.table_id,
+                CopyFailed(
+                    copy.table.qualified,
+                    f"its rows can't be read: {failed}",
+                    "it is tried again later",
+                ),
+            )
+        else:
+            self._request(LookRequest())

@@ -1,0 +1,161 @@
+"""The ingest: PostgreSQL's changes and rows into the store, across everything that breaks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import psycopg
+import structlog
+
+from laredo_fanout.errors import SlotLost, SourceError
+from laredo_fanout.source import session
+from laredo_fanout.source.options import OnSlotLost
+from laredo_fanout.source.status import CommitInfo, Counters, IngestStatus, TableStatus
+from laredo_fanout.source.streaming import Streaming
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.options import SourceOptions, TableOptions
+    from laredo_fanout.source.write_batch import OnCommit
+    from laredo_fanout.store.writer import Store
+
+__all__ = ["CommitInfo", "Ingest", "IngestStatus", "TableStatus"]
+
+_log = structlog.get_logger()
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
+_LOG_AGAIN_S = 60.0
+
+
+class Ingest:
+    """Run it in a thread of its own; it is the only one that writes the store meanwhile.
+
+    ``on_commit`` is called in that thread after each durable commit.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        on_commit: OnCommit,
+    ) -> None:
+        self._options = options
+        self._tables = tuple(tables)
+        self._store = store
+        self._on_commit = on_commit
+        self._stopping = threading.Event()
+        self._streaming: Streaming | None = None
+        self._error: SourceError | None = None
+        self._counters = Counters()
+        self._logged_at = 0.0
+
+    def run(self) -> None:
+        """Follow the source until :meth:`stop`; a connection that breaks is made again.
+
+        :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises StoreError: if the store can't be written.
+        """
+        pause = _FIRST_PAUSE
+        while not self._stopping.is_set():
+            self._streaming = streaming = Streaming(
+                self._options,
+                self._tables,
+                self._store,
+                on_commit=self._on_commit,
+                counters=self._counters,
+                stopping=self._stopping,
+            )
+            try:
+                streaming.run()
+                self._error = None
+                continue
+            except SourceError as failed:
+                error = failed
+            except psycopg.Error as failed:
+                error = session.refusal(failed, "follow the source")
+            if self._stopping.is_set():
+                return
+            if isinstance(error, SlotLost) and self._options.on_slot_lost is OnSlotLost.FAIL:
+                self._error = error
+                raise error
+            if streaming.was_connected:
+                pause = _FIRST_PAUSE
+            self._failed(error, pause)
+            self._stopping.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(_LONGEST_PAUSE, pause * 2)
+
+    def _failed(self, error: SourceError, pause: float) -> None:
+        """Say so: what is new at once, the same again once a minute."""
+        self._counters.reconnects += 1
+        known = self._error is not None and str(self._error) == str(error)
+        self._error = error
+        now = time.monotonic()
+        if not known or now - self._logged_at > _LOG_AGAIN_S:
+            self._logged_at = now
+            _log.error(
+                "the stream can't be followed; it is tried again",
+                error=str(error),
+                retry_in_s=round(pause, 1),
+                attempts=self._counters.reconnects,
+            )
+
+    def stop(self) -> None:
+        """Have :meth:`run` commit what it has and return; from any thread."""
+        self._stopping.set()
+        if self._streaming is not None:
+            self._streaming.stop()
+
+    def status(self) -> IngestStatus:
+        """How it stands now; from any thread."""
+        streaming, store = self._streaming, self._store
+        connected = streaming is not None and streaming.connected
+        wal_end = streaming.wal_end if streaming is not None else 0
+        slot = streaming.slot if streaming is not None else None
+        behind = connected and streaming is not None and streaming.busy and store.time_us > 0
+        error = None if connected else self._error
+        if connected and streaming is not None:
+            error = streaming.trouble
+        return IngestStatus(
+            connected=connected,
+            phase=streaming.phase if streaming is not None else "starting",
+            error=None if error is None else str(error),
+            position=store.position,
+            lag_bytes=max(0, wal_end - store.position) if wal_end else 0,
+            lag_seconds=max(0.0, time.time() - store.time_us / 1e6) if behind else 0.0,
+            wal_status=slot and slot.wal_status,
+            safe_wal_bytes=slot and slot.safe_wal_size,
+            retained_bytes=slot and slot.retained,
+            reconnects=self._counters.reconnects,
+            recopies=self._counters.recopies,
+            changes={
+                action.name.lower(): number for action, number in self._counters.changes.items()
+            },
+            tables={table.qualified: self._table(table.qualified) for table in self._tables},
+        )
+
+    def _table(self, name: str) -> TableStatus:
+        streaming = self._streaming
+        tracked = streaming.tracking.tables[name] if streaming is not None else None
+        copied = self._counters.copied_rows.get(name, 0)
+        if streaming is None or tracked is None:
+            return TableStatus(copied_rows=copied)
+        problem = None if tracked.problem is None else str(tracked.problem)
+        copy = None if tracked.table_id is None else streaming.copying.get(tracked.table_id)
+        if copy is not None:
+            estimated = int(copy.table.rows_estimated)
+            return TableStatus(
+                phase=str(copy.phase),
+                error=problem,
+                copied_rows=copied,
+                estimated_rows=estimated if estimated >= 0 else None,
+                ranges=copy.ranges,
+                ranges_done=copy.ranges_done,
+                waiting_for=copy.waiting_for,
+            )
+        record = None if tracked.table_id is None else self._store.tables.get(tracked.table_id)
+        phase = "waiting" if record is None else str(record.status)
+        return TableStatus(phase="refused" if problem else phase, error=problem, copied_rows=copied)

@@ -1,0 +1,71 @@
+"""What the ingest tells of itself: plain values, made anew for each look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from laredo_model.change import Action
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """One table. ``phase`` says what is being done for it, in a word or two.
+
+    ``copied_rows`` counts rows read by copies, again ones included;
+    ``estimated_rows`` is PostgreSQL's estimate (None: unknown); ``waiting_for``
+    are the pids whose transactions must end before the copy can begin;
+    ``ranges_done`` of ``ranges`` are finished.
+    """
+
+    phase: str = "waiting"
+    error: str | None = None
+    copied_rows: int = 0
+    estimated_rows: int | None = None
+    ranges: int = 0
+    ranges_done: int = 0
+    waiting_for: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class IngestStatus:
+    """The source as a whole; sizes in bytes, times in seconds.
+
+    ``lag_bytes`` is what the server has written beyond the durable position,
+    ``lag_seconds`` how long ago the newest durable commit was made, 0 when
+    nothing newer is known. ``changes`` counts by action, ``recopies`` tables
+    copied anew, ``reconnects`` streams that were cut.
+    """
+
+    connected: bool = False
+    phase: str = "starting"
+    error: str | None = None
+    position: int = 0
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    wal_status: str | None = None
+    safe_wal_bytes: int | None = None
+    retained_bytes: int | None = None
+    reconnects: int = 0
+    recopies: int = 0
+    changes: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, TableStatus] = field(default_factory=dict)
+
+
+@dataclass
+class Counters:
+    """What is counted over all lives of the stream; the ingest thread alone adds."""
+
+    changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
+    copied_rows: dict[str, int] = field(default_factory=dict)
+    recopies: int = 0
+    reconnects: int = 0
+
+
+class CommitInfo(NamedTuple):
+    """A commit that is durable: everything up to ``position``; ``tables`` are the ids changed."""
+
+    position: int
+    time_us: int
+    tables: frozenset[int]

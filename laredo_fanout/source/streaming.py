@@ -1,0 +1,331 @@
+"""One life of the stream: connections opened, everything followed until one breaks or we stop.
+
+The loop takes the stream first, then copied chunks, and commits both together:
+at once when idle, about once a second under load. Whatever isn't committed when
+it ends is forgotten; the next life goes on from the store.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.errors import CopyFailed, SourceUnavailable, SpoolFull, TableRefused
+from laredo_fanout.source import session, start, watermark
+from laredo_fanout.source.attendant import (
+    Attendant,
+    ConnectionReady,
+    Look,
+    LookRequest,
+    Prepared,
+    PrepareFailed,
+    Report,
+    Trouble,
+    Waiting,
+)
+from laredo_fanout.source.copying import Copying
+from laredo_fanout.source.replication import ReplicationStream
+from laredo_fanout.source.stream_decoder import Drained, MustClose, StreamDecoder
+from laredo_fanout.source.tracking import Tracking
+from laredo_fanout.source.wakeup import Mailbox
+from laredo_fanout.source.write_batch import OnCommit, WriteBatch
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.errors import SourceError
+    from laredo_fanout.source.options import SourceOptions, TableOptions
+    from laredo_fanout.source.slot import Slot
+    from laredo_fanout.source.status import Counters
+    from laredo_fanout.store.writer import Store
+
+_log = structlog.get_logger()
+
+_MESSAGES_A_TURN = 20_000
+_APPLY_FROM_CHANGES = 10_000
+_APPLY_FROM_BYTES = 16 << 20
+_BUSY_BYTES = 64 << 10
+_NAP = 0.002
+_POSITION_INTERVAL = 0.2
+_STATUS_INTERVAL = 10.0
+_LONGEST_WAIT = 1.0
+_RECLAIM = 5_000
+
+
+class Streaming:
+    """One life. ``run`` returns when :meth:`stop` was called, and raises when something broke."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        *,
+        on_commit: OnCommit,
+        counters: Counters,
+        stopping: threading.Event,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._stopping = stopping
+        self._run_token = watermark.new_token()
+        self._mail: Mailbox[Report] = Mailbox()
+        self.batch = WriteBatch(store, on_commit, options.busy_commit_interval, counters)
+        self._attendant = Attendant(options, tables, self._run_token, self._mail.put)
+        self.tracking = Tracking(tables, self.batch, self._look_now, counters)
+        self.copying = Copying(
+            options, self.batch, self._attendant.request, self._copy_failed, counters
+        )
+        self._tables = tables
+        self._looks: dict[int, Look] = {}
+        self._stream: ReplicationStream | None = None
+        self._decoder: StreamDecoder | None = None
+        self._side: session.Connection | None = None
+        self._heard_at = time.monotonic()
+        self._told_at = time.monotonic()
+        self.busy = False
+        self.connected = False
+        self.was_connected = False
+        self.phase = "connecting"
+        self.trouble: SourceError | None = None
+        self.slot: Slot | None = None
+
+    def stop(self) -> None:
+        """Have ``run`` end soon; from any thread, after ``stopping`` was set."""
+        self._mail.ring()
+        side = self._side
+        if side is not None and not self.connected:
+            session.cancel(side)
+
+    @property
+    def wal_end(self) -> int:
+        """How far the server's WAL is known to reach."""
+        decoded = self._decoder.wal_end if self._decoder is not None else 0
+        return max(decoded, (self.slot and self.slot.wal_position) or 0)
+
+    def run(self) -> None:
+        """Connect, and follow the stream.
+
+        :raises SourceError: if PostgreSQL isn't there or not fit, or the stream was cut.
+        :raises StoreError: if the store can't be written.
+        """
+        try:
+            self._open()
+            while not self._stopping.is_set():
+                self._turn()
+            self._commit_rest()
+        except MustClose as found:
+            self.batch.abandon()
+            self.tracking.close_durably(found, self._store)
+        finally:
+            self.connected = False
+            self._close()
+
+    # ------------------------------------------------------------ begin and end
+
+    def _open(self) -> None:
+        self._side = side = session.connect(self._options, role="attendant")
+        self._stream = stream = ReplicationStream.open(self._options)
+        self.phase = "preparing slot and publication"
+        with session.translated("prepare slot and publication"):
+            look = start.prepare(self._options, self._tables, self._store, side, stream)
+        position = self._store.position
+        tracking = self.tracking
+        tracking.resume(self._store.tables, look, self.batch.transaction, position)
+        self.batch.commit(position, 0)
+        prefix = watermark.PREFIX.encode()
+        self._decoder = StreamDecoder(tracking, prefix, self._store.path, position)
+        tracking.follow(self._decoder)
+        stream.start(self._options.slot_name, self._options.publication.name, position)
+        self.slot = look.slot
+        self._side = None
+        self._attendant.start(side)
+        self._heard_at = time.monotonic()
+        self.connected = self.was_connected = True
+        self.phase = "streaming"
+        _log.info("streaming", slot=self._options.slot_name, position=position_.text(position))
+
+    def _close(self) -> None:
+        self.batch.abandon()
+        self._attendant.stop()
+        self.copying.close()
+        if self._side is not None:
+            self._side.close()
+        if self._stream is not None:
+            self._stream.close()
+        if self._decoder is not None:
+            self._decoder.close()
+        for report in self._mail.take():
+            if isinstance(report, ConnectionReady):
+                report.connection.close()
+        self._mail.close()
+
+    def _commit_rest(self) -> None:
+        decoder = self._decoder
+        assert decoder is not None and self._stream is not None
+        if decoder.pending or self.batch.is_open or decoder.position > self._store.position:
+            self._commit()
+        self._stream.confirm(self._store.position)
+
+    # ------------------------------------------------------------ one turn of the loop
+
+    def _turn(self) -> None:
+        ready = self._wait()
+        self._take_reports()
+        drained = self._take_stream()
+        readers = [reader for reader in self.copying.readers() if reader.fileno() in ready]
+        self.copying.pump(readers)
+        self.copying.assign()
+        self._commit_if_due()
+        self._stay_in_touch()
+        if drained is not Drained.MORE and not self.batch.is_open and not self.copying.active:
+            self._store.reclaim(_RECLAIM)
+
+    def _wait(self) -> set[int]:
+        """Wait for a socket; the ones that have something."""
+        poll = select.poll()
+        assert self._stream is not None
+        descriptors = [self._stream.fileno(), self._mail.fileno()]
+        descriptors += [reader.fileno() for reader in self.copying.readers()]
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(1000 * self._patience())}
+
+    def _patience(self) -> float:
+        if self.busy:
+            return 0
+        if self.batch.is_open or self.batch.awaited:
+            return max(0.0, self.batch.interval - self.batch.age)
+        decoder = self._decoder
+        if decoder is not None and decoder.position > self._store.position:
+            return max(0.0, _POSITION_INTERVAL - self.batch.age)
+        return _LONGEST_WAIT if not list(self.copying.copies) else 0.1
+
+    def _take_stream(self) -> Drained:
+        """Take what the stream has brought, a bounded part of it."""
+        stream, decoder = self._stream, self._decoder
+        assert stream is not None and decoder is not None
+        taken = stream.gulp()
+        if taken:
+            self._heard_at = time.monotonic()
+        try:
+            result = decoder.drain(stream.pgconn.get_copy_data, _MESSAGES_A_TURN)
+        except OSError as failed:
+            raise SpoolFull(
+                f"a giant transaction can't be put aside in {self._store.path}: {failed};"
+                " free some space there, the server then goes on where it stopped"
+            ) from failed
+        if result is Drained.ENDED:
+            raise stream.end()
+        if result is Drained.EVENT:
+            self._handle_events()
+        elif decoder.pending_changes >= _APPLY_FROM_CHANGES or (
+            decoder.pending_bytes >= _APPLY_FROM_BYTES
+        ):
+            self._apply_pending()
+        self.busy = result in (Drained.MORE, Drained.EVENT)
+        if taken > _BUSY_BYTES:
+            self.busy = True
+            if not stream.local:
+                # A moment's rest fills the buffer, and spares the server's sender wake-ups.
+                time.sleep(_NAP)
+        return result
+
+    def _apply_pending(self) -> None:
+        decoder = self._decoder
+        assert decoder is not None
+        self.batch.apply(decoder.pending)
+        decoder.applied()
+
+    def _commit_if_due(self) -> None:
+        decoder, batch = self._decoder, self.batch
+        assert decoder is not None
+        if decoder.pending or batch.is_open or batch.awaited:
+            if (not self.busy and not self.copying.active) or batch.age >= batch.interval:
+                self._commit()
+        elif decoder.position > self._store.position and batch.age >= _POSITION_INTERVAL:
+            self._commit()
+
+    def _commit(self) -> None:
+        decoder, stream = self._decoder, self._stream
+        assert decoder is not None and stream is not None
+        self._apply_pending()
+        self.batch.commit(decoder.position, decoder.time_us)
+        stream.confirm(self._store.position)
+        self._told_at = time.monotonic()
+
+    def _stay_in_touch(self) -> None:
+        """Answer the server, and find out whether it still lives."""
+        decoder, stream = self._decoder, self._stream
+        assert decoder is not None and stream is not None
+        now = time.monotonic()
+        silence = now - self._heard_at
+        if silence > self._options.receive_timeout:
+            raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
+        if decoder.reply_wanted or now - self._told_at >= _STATUS_INTERVAL:
+            decoder.reply_wanted = False
+            stream.confirm(self._store.position, reply=silence > self._options.receive_timeout / 3)
+            self._told_at = now
+
+    # ------------------------------------------------------------ events and reports
+
+    def _handle_events(self) -> None:
+        """A transaction ended that holds one of our messages, or closes a table."""
+        decoder = self._decoder
+        assert decoder is not None
+        self._apply_pending()
+        self.tracking.close_marked(self.batch.transaction, decoder.position_before, self.copying)
+        for content in decoder.take_events():
+            match watermark.parse(content, self._options.slot_name, self._run_token):
+                case watermark.Look(number):
+                    self._passed(number)
+                case watermark.Barrier(payload):
+                    live = self.copying.barrier_arrived(payload, decoder.position, decoder.time_us)
+                    if live is not None:
+                        self.tracking.copied(live)
+                case None:
+                    continue
+
+    def _passed(self, number: int) -> None:
+        decoder = self._decoder
+        assert decoder is not None
+        look = self._looks.pop(number, None)
+        for older in [known for known in self._looks if known < number]:
+            del self._looks[older]
+        if look is not None:
+            self.tracking.reconcile(look, self.batch.transaction, decoder.position, self.copying)
+
+    def _take_reports(self) -> None:
+        for report in self._mail.take():
+            match report:
+                case Look():
+                    self._looks[report.number] = report
+                    self.slot = report.slot
+                    self.trouble = None
+                case Prepared():
+                    self.copying.prepared(report)
+                case PrepareFailed(table_id, problem):
+                    copy = self.copying.get(table_id)
+                    if copy is not None:
+                        name = copy.table.qualified
+                        self._copy_failed(
+                            table_id, CopyFailed(name, problem, "see the server's log")
+                        )
+                case Waiting():
+                    self.copying.waiting(report)
+                case ConnectionReady(connection):
+                    self.copying.connected(connection)
+                case Trouble(error):
+                    if self.trouble is None:
+                        _log.warning("side connection failed; it is tried again", error=str(error))
+                    self.trouble = error
+
+    def _look_now(self) -> None:
+        self._attendant.request(LookRequest())
+
+    def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
+        self.tracking.copy_failed(table_id, failed, self.batch.transaction, self.copying)

@@ -1,0 +1,348 @@
+"""The tables that are to be replicated: which incarnation takes the stream's changes, and when
+another one must begin.
+
+What may begin, end or change is decided only where the stream has passed a
+look's message: then every change of an earlier form has been seen, and every
+later one is in the form of that look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.errors import SelectDenied, StreamBroken, TableRefused
+from laredo_fanout.source import row_decoder, shape
+from laredo_fanout.source.stream_decoder import IGNORED, Route
+from laredo_fanout.source.table_copy import TableCopy
+from laredo_fanout.store.table import Status
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.attendant import Look
+    from laredo_fanout.source.catalog import SourceTable, Version
+    from laredo_fanout.source.copying import Copying
+    from laredo_fanout.source.message import Relation
+    from laredo_fanout.source.options import TableOptions
+    from laredo_fanout.source.shape import Shape
+    from laredo_fanout.source.status import Counters
+    from laredo_fanout.source.stream_decoder import MustClose, StreamDecoder
+    from laredo_fanout.source.write_batch import WriteBatch
+    from laredo_fanout.store.table import TableRecord
+    from laredo_fanout.store.transaction import Transaction
+    from laredo_fanout.store.writer import Store
+
+_log = structlog.get_logger()
+
+_FIRST_RETRY, _LONGEST_RETRY = 10.0, 600.0
+
+
+@dataclass(eq=False)
+class TrackedTable:
+    """One configured table. ``table_id`` is the incarnation that takes changes, if there is one."""
+
+    options: TableOptions
+    source: SourceTable | None = None
+    problem: TableRefused | None = None
+    table_id: int | None = None
+    shape: Shape | None = None
+    version: Version | None = None
+    closing: str | None = None
+    retries: int = 0
+    retry_at: float = 0.0
+
+
+class Tracking:
+    """All of them. It is what the decoder asks for routes."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableOptions],
+        batch: WriteBatch,
+        request_look: Callable[[], None],
+        counters: Counters,
+    ) -> None:
+        self._counters = counters
+        self._batch = batch
+        self._request_look = request_look
+        self._tables = {table.qualified: TrackedTable(table) for table in tables}
+        self._decoder: StreamDecoder | None = None
+
+    @property
+    def tables(self) -> Mapping[str, TrackedTable]:
+        """By qualified name."""
+        return self._tables
+
+    def follow(self, decoder: StreamDecoder) -> None:
+        """From now on ``decoder`` asks, and is told."""
+        self._decoder = decoder
+
+    def resume(
+        self,
+        records: Mapping[int, TableRecord],
+        look: Look,
+        transaction: Transaction,
+        position: int,
+    ) -> None:
+        """Take up the store's incarnations; what doesn't fit the catalog any more is closed.
+
+        Changes of an older form can't be decoded without the types that they had.
+        """
+        for name, tracked in self._tables.items():
+            tracked.problem = look.problems.get(name)
+        for record in sorted(records.values(), key=lambda record: record.id):
+            known = self._tables.get(record.qualified)
+            if known is None:
+                _log.info("table is no longer configured; it is dropped", table=record.qualified)
+                transaction.drop_table(record.id)
+            elif record.status in (Status.LIVE, Status.COPYING):
+                self._resume_one(known, record, look)
+                if known.closing is not None:
+                    self._close(known, transaction, position)
+
+    def _resume_one(self, tracked: TrackedTable, record: TableRecord, look: Look) -> None:
+        source = look.tables.get(record.qualified)
+        kept = shape.from_json(record.copy)
+        tracked.table_id = record.id
+        tracked.source = source
+        if kept is None:
+            tracked.closing = "the store doesn't know its shape"
+            return
+        tracked.shape, tracked.version = kept
+        if source is None:
+            tracked.closing = "it doesn't exist any more"
+        elif (now := shape.of_table(source)) != tracked.shape:
+            tracked.closing = tracked.shape.difference(now)
+        elif source.rewritten_since(tracked.version):
+            tracked.closing = "its rows were rewritten"
+
+    # ------------------------------------------------------------ the decoder asks
+
+    def route(self, relation: Relation) -> Route:
+        """Where the changes of a relation that was just announced go."""
+        tracked = self._by_oid(relation.oid)
+        if tracked is None or tracked.table_id is None or tracked.closing is not None:
+            return IGNORED
+        if tracked.shape is None or not tracked.shape.fits(relation):
+            self._must_close(tracked, "the stream announces it in another form")
+            return IGNORED
+        return self._decoding(tracked)
+
+    def broken(self, route: Route, error: Exception) -> None:
+        """A row of ``route`` can't be decoded: its table is closed and copied anew."""
+        for tracked in self._tables.values():
+            if tracked.table_id is not None and tracked.table_id == route.table_id:
+                self._must_close(tracked, f"a change of it can't be used: {error}")
+                return
+
+    def apply(self, routes: list[Route]) -> None:
+        """Take a part of a giant transaction."""
+        self._batch.apply(routes)
+
+    def _by_oid(self, oid: int) -> TrackedTable | None:
+        for tracked in self._tables.values():
+            if tracked.shape is not None and tracked.shape.oid == oid:
+                return tracked
+        return None
+
+    def _decoding(self, tracked: TrackedTable) -> Route:
+        """A route that decodes the tracked table's rows."""
+        source = tracked.source
+        assert source is not None
+        route = Route(tracked.table_id)
+        route.decode_by(
+            row_decoder.compile_decoder(
+                [column.name for column in source.columns],
+                [column.type_info for column in source.columns],
+                source.key,
+                route.changes,
+            )
+        )
+        return route
+
+    def _must_close(self, tracked: TrackedTable, reason: str) -> None:
+        """Close it where this transaction began; the decoder stops at the transaction's end."""
+        assert self._decoder is not None
+        tracked.closing = reason
+        self._decoder.forget(tracked.table_id, reason)
+
+    # ------------------------------------------------------------ at a transaction's end
+
+    def close_marked(self, transaction: Transaction, position: int, copying: Copying) -> None:
+        """Close what ``route`` or ``broken`` found, at the last position before it."""
+        for tracked in self._tables.values():
+            if tracked.closing is not None and tracked.table_id is not None:
+                copying.remove(tracked.table_id)
+                self._close(tracked, transaction, position)
+                self._request_look()
+
+    def reconcile(
+        self, look: Look, transaction: Transaction, position: int, copying: Copying
+    ) -> None:
+        """The stream has passed this look's message: begin, close or refuse tables as it says."""
+        for name, tracked in self._tables.items():
+            problem = look.problems.get(name)
+            source = look.tables.get(name)
+            tracked.problem = problem
+            if problem is not None or source is None:
+                if problem is not None:
+                    self._refuse(tracked, problem, transaction, copying)
+                continue
+            tracked.source = source
+            now = shape.of_table(source)
+            if tracked.table_id is not None and tracked.shape is not None:
+                assert tracked.version is not None
+                if now != tracked.shape:
+                    tracked.closing = tracked.shape.difference(now)
+                elif source.rewritten_since(tracked.version):
+                    tracked.closing = "its rows were rewritten"
+                else:
+                    self._keep(tracked, source, transaction, copying)
+                    continue
+                copying.remove(tracked.table_id)
+                self._close(tracked, transaction, position)
+            if time.monotonic() >= tracked.retry_at:
+                self._begin(tracked, source, now, transaction, copying)
+
+    def copy_failed(
+        self, table_id: int, failed: TableRefused, transaction: Transaction, copying: Copying
+    ) -> None:
+        """The copy gave up: the table is failed, and tried again after a while."""
+        for tracked in self._tables.values():
+            if tracked.table_id == table_id:
+                pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2**tracked.retries)
+                tracked.retries += 1
+                tracked.retry_at = time.monotonic() + pause
+                tracked.problem = failed
+                self._refuse(tracked, failed, transaction, copying)
+                _log.error("copy failed", error=str(failed), retry_after_s=pause)
+
+    def copied(self, table_id: int) -> None:
+        """The table is live."""
+        for tracked in self._tables.values():
+            if tracked.table_id == table_id:
+                tracked.retries = 0
+                tracked.retry_at = 0.0
+
+    def close_durably(self, found: MustClose, store: Store) -> None:
+        """Close one table at the durable position; the next life of the stream copies it anew."""
+        for tracked in self._tables.values():
+            if tracked.table_id == found.table_id:
+                tracked.closing = found.reason
+                with store.transaction() as transaction:
+                    self._close(tracked, transaction, store.position)
+
+    def _begin(
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        now: Shape,
+        transaction: Transaction,
+        copying: Copying,
+    ) -> None:
+        """A new incarnation, which takes every change from here on."""
+        for record in list(transaction.tables.values()):
+            if record.qualified == source.qualified and record.status is Status.FAILED:
+                transaction.drop_table(record.id)
+        record = transaction.add_table(
+            source.schema,
+            source.name,
+            source.oid,
+            source.described,
+            identity=source.replica_identity,
+            copy=shape.to_json(now, source.version),
+        )
+        if record.incarnation > 1:
+            self._counters.recopies += 1
+        tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
+        self._connect(tracked, now)
+        copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+        _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)
+
+    def _connect(self, tracked: TrackedTable, now: Shape) -> None:
+        """Send the relation's changes to the new incarnation, if it was announced already.
+
+        An announcement of an older form stays in force for the server until it
+        sends the next; changes under it would be a surprise.
+        """
+        assert self._decoder is not None
+        relation = self._decoder.relations.get(now.oid)
+        if relation is None:
+            return
+        route = self._decoding(tracked) if now.fits(relation) else _surprised(tracked.table_id)
+        self._decoder.set_route(now.oid, route)
+
+    def _keep(
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        transaction: Transaction,
+        copying: Copying,
+    ) -> None:
+        """Nothing changed; a copy that an earlier run began goes on."""
+        assert tracked.table_id is not None and tracked.shape is not None
+        record = transaction.tables[tracked.table_id]
+        if record.status is Status.COPYING:
+            if copying.get(record.id) is None:
+                copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+        elif source.version != tracked.version:
+            tracked.version = source.version
+            kept = shape.to_json(tracked.shape, source.version)
+            transaction.put_table(replace(record, copy=kept))
+
+    def _refuse(
+        self,
+        tracked: TrackedTable,
+        problem: TableRefused,
+        transaction: Transaction,
+        copying: Copying,
+    ) -> None:
+        """It can't be replicated as it is."""
+        if tracked.table_id is None:
+            return
+        record = transaction.tables[tracked.table_id]
+        if isinstance(problem, SelectDenied) and record.status is Status.LIVE:
+            return  # the stream needs no SELECT
+        copying.remove(tracked.table_id)
+        self._disconnect(tracked)
+        transaction.put_table(replace(record, status=Status.FAILED, error=str(problem), copy={}))
+        self._batch.touch(record.id)
+        _log.error("table can't be replicated any more", error=str(problem))
+
+    def _close(self, tracked: TrackedTable, transaction: Transaction, position: int) -> None:
+        """End the incarnation: a live one is shown as it is until the next one is published."""
+        assert tracked.table_id is not None
+        record = transaction.tables[tracked.table_id]
+        _log.warning(
+            "table closed; it is copied anew", table=record.qualified, reason=tracked.closing
+        )
+        self._disconnect(tracked)
+        if record.status is Status.LIVE:
+            closed = replace(record, status=Status.CLOSED, closed_at=position)
+            transaction.put_table(closed)
+            self._batch.touch(record.id)
+        else:
+            transaction.drop_table(record.id)
+        tracked.closing = None
+
+    def _disconnect(self, tracked: TrackedTable) -> None:
+        if self._decoder is not None and tracked.shape is not None:
+            self._decoder.set_route(tracked.shape.oid, None)
+        tracked.table_id = tracked.shape = tracked.version = None
+
+
+def _surprised(table_id: int | None) -> Route:
+    """A route for changes that mustn't come."""
+
+    def put(message: bytes, action: int) -> None:
+        raise StreamBroken("a change arrived in a form older than the catalog's")
+
+    def delete(message: bytes) -> None:
+        put(message, 0)
+
+    route = Route(table_id)
+    route.decode_by(row_decoder.RowDecoder(put, delete))
+    return route

@@ -1,0 +1,57 @@
+"""Waking the ingest loop from other threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Things for the loop; ``fileno`` becomes readable when there are some."""
+
+    def __init__(self) -> None:
+        self._things: deque[T] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        return self._read
+
+    def put(self, thing: T) -> None:
+        """Leave ``thing``; from any thread."""
+        self._things.append(thing)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the loop."""
+        with self._lock:
+            if self._closed:
+                return
+            # When so many wake-ups lie there that it blocks, one more says nothing.
+            with suppress(BlockingIOError):
+                os.write(self._write, b"\0")
+
+    def take(self) -> list[T]:
+        """Everything that was left since the last time."""
+        with suppress(BlockingIOError):
+            os.read(self._read, 65536)
+        taken = []
+        while self._things:
+            taken.append(self._things.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Close the pipe."""
+        with self._lock:
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)

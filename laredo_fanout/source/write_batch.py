@@ -1,0 +1,145 @@
+"""The store's open transaction: what stream and copy bring goes in, and is committed together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from laredo_fanout.source.status import CommitInfo, Counters
+from laredo_fanout.source.stream_decoder import MustClose
+from laredo_fanout.store.errors import RowIncomplete
+from laredo_model.change import Action
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.stream_decoder import Route
+    from laredo_fanout.store.transaction import Transaction
+    from laredo_fanout.store.writer import Store
+
+OnCommit = Callable[[CommitInfo], None]
+
+_SHARE = 4
+"""Under load at most one part in so many of the time goes into commits."""
+_SHORTEST_INTERVAL = 0.05
+
+
+class _Abandoned(Exception):
+    """Ends a transaction that isn't to be committed."""
+
+
+class WriteBatch:
+    """Begins a store transaction when something is to be written, and commits it when told.
+
+    ``transaction`` begins one if need be. Used by the ingest thread alone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        on_commit: OnCommit,
+        longest_interval: float,
+        counters: Counters,
+    ) -> None:
+        self._store = store
+        self._on_commit = on_commit
+        self._longest_interval = longest_interval
+        self._context: AbstractContextManager[Transaction] | None = None
+        self._transaction: Transaction | None = None
+        self._tables: set[int] = set()
+        self._when_durable: list[Callable[[], None]] = []
+        self._committed_at = time.monotonic()
+        self._cost = 0.0
+        self._counters = counters
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something isn't committed yet."""
+        return self._transaction is not None
+
+    @property
+    def transaction(self) -> Transaction:
+        """The open transaction."""
+        if self._transaction is None:
+            self._context = self._store.transaction()
+            self._transaction = self._context.__enter__()
+        return self._transaction
+
+    @property
+    def interval(self) -> float:
+        """How long to gather under load before the next commit, in seconds."""
+        return min(self._longest_interval, max(_SHORTEST_INTERVAL, _SHARE * self._cost))
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last commit."""
+        return time.monotonic() - self._committed_at
+
+    def apply(self, routes: Iterable[Route]) -> None:
+        """Write these routes' changes.
+
+        :raises MustClose: if a live table's row lacks what the store doesn't
+            know; the batch must be abandoned.
+        """
+        for route in routes:
+            if route.table_id is None:
+                continue
+            actions = route.changes.actions
+            try:
+                self.transaction.apply(route.table_id, route.changes)
+            except RowIncomplete as incomplete:
+                raise MustClose(route.table_id, str(incomplete)) from incomplete
+            self._tables.add(route.table_id)
+            for action in Action:
+                self._counters.changes[action] += actions.count(action)
+
+    def fill(self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int) -> None:
+        """Write copied rows.
+
+        :raises ChunkStale: if the table was truncated since they began to be read.
+        """
+        self.transaction.fill(table_id, keys, lines, generation)
+
+    def touch(self, table_id: int) -> None:
+        """Tell whoever waits for commits of this table."""
+        self._tables.add(table_id)
+
+    def commit(self, position: int, time_us: int) -> None:
+        """Make it durable together with the stream's position, and tell."""
+        begun = time.monotonic()
+        transaction = self.transaction
+        if position > transaction.position:
+            transaction.set_position(position, time_us)
+        context, self._context, self._transaction = self._context, None, None
+        assert context is not None
+        context.__exit__(None, None, None)
+        self._committed_at = time.monotonic()
+        self._cost = self._committed_at - begun
+        tables, self._tables = frozenset(self._tables), set()
+        self._on_commit(CommitInfo(self._store.position, self._store.time_us, tables))
+        durable, self._when_durable = self._when_durable, []
+        for call in durable:
+            call()
+
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run after the next commit; the commit is made soon."""
+        self._when_durable.append(call)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether something waits for the next commit."""
+        return bool(self._when_durable)
+
+    def generation(self, table_id: int) -> int:
+        """How often the table was truncated, as far as changes were written."""
+        tables = self._store.tables if self._transaction is None else self._transaction.tables
+        return tables[table_id].generation
+
+    def abandon(self) -> None:
+        """Forget what isn't committed."""
+        context, self._context, self._transaction = self._context, None, None
+        self._tables.clear()
+        self._when_durable.clear()
+        if context is not None:
+            error = _Abandoned()
+            context.__exit__(_Abandoned, error, None)
