@@ -35,6 +35,8 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     wakeups = SocketWakeups(wake_end)
     control.send({"op": "ready"})
     options = await control.receive()
+    if options["op"] == "drain":
+        return 0
     registry = RemoteRegistry(control)
     drain = asyncio.Event()
     listener = asyncio.create_task(_listen_to_main(control, registry, drain))
