@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice, pairwise
 from operator import lt
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, Source
@@ -78,6 +78,37 @@ class ArtifactFiles:
             raise ArtifactMissing(self.uri(entry), _MISSING)
         if found.size_bytes != entry.size_bytes:
             raise ArtifactDamaged(self.uri(entry), _wrong_size(found.size_bytes, entry))
+
+    def check_bytes(self, entry: FormatEntry) -> None:
+        """Read the object, whatever is in it.
+
+        :raises ArtifactDamaged: if size or sha256 aren't those of its entry.
+        """
+        with closing(self._destination.open(self._locate(entry.key))) as opened:
+            checked = _Checked(opened, entry, self.uri(entry))
+            while checked.read(_DRAIN_BYTES):
+                pass
+
+    def key_at(self, artifact: Artifact, shape: Shape, format_id: str, offset: int) -> bytes | None:
+        """The key of the row or change at a byte offset; None if none begins there."""
+        entry = artifact.formats[format_id]
+        columns = shape.columns
+        with closing(self._destination.open(self._locate(entry.key), offset)) as source:
+            try:
+                if artifact.is_snapshot:
+                    rows = codec.read_snapshot(
+                        format_id, columns, source, key_fields=shape.key_fields
+                    )
+                    keys, _ = next(rows, ([], []))
+                    return keys[0] if keys else None
+                change = next(codec.read_diff(format_id, columns, source), None)
+                return None if change is None else change.key
+            except (BadBytes, ModelError):
+                return None
+
+    def refuse(self, entry: FormatEntry, reason: str) -> NoReturn:
+        """:raises ArtifactDamaged: with the object's name."""
+        raise ArtifactDamaged(self.uri(entry), reason)
 
     def rows(
         self, artifact: Artifact, shape: Shape, format_id: str | None = None

@@ -12,6 +12,8 @@ ArchiveError
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
+├── DatabaseUnusable          the database to compare with can't be asked
+├── ExportRefused             the file that was to be written isn't
 ├── HistoriesDiffer           two destinations hold archives that don't fit together
 ├── ChecksumDiffers           a base isn't the state that the diffs lead to
 ├── OutOfOrder                an artifact that doesn't continue the chain
@@ -137,6 +139,20 @@ class TemporarySpaceLacking(ArchiveError):
             f"{directory}: no room to sort in ({reason}); free some, or set TMPDIR to a place"
             " with as much space as the archive's unsorted files have"
         )
+
+
+class DatabaseUnusable(ArchiveError):
+    """The database that an archive is to be compared with can't be asked."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+
+
+class ExportRefused(ArchiveError):
+    """The file at ``target`` wasn't written."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(f"{target}: {reason}. Nothing was written")
 
 
 class HistoriesDiffer(ArchiveError):

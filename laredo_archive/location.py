@@ -25,6 +25,16 @@ class Found(NamedTuple):
     manifest: Manifest
     locate: Callable[[str], str]
 
+    @property
+    def key_prefix(self) -> str:
+        """What stands before ``manifest.json``, and before every object's name."""
+        return self.manifest_key.removesuffix(naming.MANIFEST)
+
+    @property
+    def is_renamed_copy(self) -> bool:
+        """Whether the objects have other keys than the manifest says."""
+        return self.locate is not as_it_is
+
 
 def read_manifest(destination: Destination, manifest_key: str) -> Manifest:
     """The manifest, as it is now.
@@ -68,7 +78,7 @@ def find(place: str) -> Found:
         root = Path(directory).resolve()
         for _ in Path(prefix).parts if prefix.endswith("/") else Path(prefix).parts[:-1]:
             root = root.parent
-        return Found(LocalDestination(root), f"{prefix}{naming.MANIFEST}", manifest, _as_it_is)
+        return Found(LocalDestination(root), f"{prefix}{naming.MANIFEST}", manifest, as_it_is)
     return Found(destination, manifest_key, manifest, _locator(destination, keys))
 
 
@@ -109,8 +119,9 @@ def _locator(destination: Destination, keys: list[str]) -> Callable[[str], str]:
         for count in range(key.count("/") + 1):
             if destination.head("/".join(key.split("/")[count:])) is not None:
                 return lambda key: "/".join(key.split("/")[count:])
-    return _as_it_is
+    return as_it_is
 
 
-def _as_it_is(key: str) -> str:
+def as_it_is(key: str) -> str:
+    """The key of an object in an archive that is where it was written."""
     return key

@@ -36,8 +36,8 @@ class Archive:
     """
 
     def __init__(self, found: Found, key_fields: Sequence[str] | None = None) -> None:
-        self._found = found
-        self._key_fields = key_fields
+        self.found = found
+        self.key_fields = key_fields
         self.manifest: Manifest = found.manifest
         self.uri = found.destination.uri_of(found.manifest_key)
         self.files = ArtifactFiles(found.destination, found.locate)
@@ -59,12 +59,12 @@ class Archive:
         """The archive below ``key_prefix`` in ``destination``; raises like :meth:`at`."""
         key = manifest_key(key_prefix)
         manifest = location.read_manifest(destination, key)
-        return cls(Found(destination, key, manifest, lambda key: key), key_fields)
+        return cls(Found(destination, key, manifest, location.as_it_is), key_fields)
 
     def refreshed(self) -> "Archive":
         """The same archive as its manifest is now; raises like :meth:`at`."""
-        manifest = location.read_manifest(self._found.destination, self._found.manifest_key)
-        return Archive(self._found._replace(manifest=manifest), self._key_fields)
+        manifest = location.read_manifest(self.found.destination, self.found.manifest_key)
+        return Archive(self.found._replace(manifest=manifest), self.key_fields)
 
     @property
     def epochs(self) -> list[Epoch]:
@@ -97,7 +97,7 @@ class Archive:
 
     def shape(self, boundary: Boundary) -> Shape:
         """What is known of the rows at ``boundary``."""
-        return Shape.of(boundary.base, self._key_fields)
+        return Shape.of(boundary.base, self.key_fields)
 
     def rows(self, boundary: Boundary) -> Iterator[Rows]:
         """The table at ``boundary``: keys beside lines, in key order, some thousand at a time.

@@ -1,0 +1,36 @@
+"""``laredo-archive``: any archive from the command line."""
+
+import logging
+import sys
+
+import click
+import structlog
+
+from laredo_archive.cli_checking import collect_garbage, verify_archive
+from laredo_archive.cli_options import Commands
+from laredo_archive.cli_reading import export_table, list_artifacts, print_changes, print_rows
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="laredo-snapshotter")
+def main() -> None:
+    """Read and prove an archive of laredo-snapshotter.
+
+    ARCHIVE is the directory that holds its manifest.json, or that file; a path or a file:// URI.
+    """
+    # stdout is for rows.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+for command in (
+    list_artifacts,
+    print_rows,
+    print_changes,
+    verify_archive,
+    collect_garbage,
+    export_table,
+):
+    main.add_command(command)

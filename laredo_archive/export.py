@@ -1,0 +1,188 @@
+"""A table at a boundary, as one file: to load elsewhere, or to keep.
+
+jsonl and protobuf are the archive's own snapshot formats; csv is for
+``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which gives back the same rows.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import orjson
+
+from laredo_archive import codec
+from laredo_archive.artifact_file import Shape
+from laredo_archive.codec.split_line import splitter
+from laredo_archive.errors import ExportRefused
+from laredo_archive.fold import Rows
+from laredo_archive.reader import Archive
+from laredo_archive.timeline import Boundary
+from laredo_model import line as lines_
+from laredo_model.checksum import StateChecksum
+
+CSV = "csv"
+FORMATS = (codec.JSONL, codec.PROTOBUF, CSV)
+EXTENSIONS = {".jsonl": codec.JSONL, ".pb": codec.PROTOBUF, ".csv": CSV}
+
+_ARRAY_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]]+|[\[\],]', re.DOTALL)
+_JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]{}]+|[\[\]{},]', re.DOTALL)
+_NEEDS_QUOTES = re.compile(r'[",\r\n]')
+
+
+class Exported(NamedTuple):
+    """What was written; the checksum is the state's, and was compared with the archive's."""
+
+    rows: int
+    size_bytes: int
+    sha256: str
+    state_checksum: str
+
+
+def export(
+    archive: Archive, boundary: Boundary, target: Path, format_id: str, *, replace: bool = False
+) -> Exported:
+    """Write the table at ``boundary`` to ``target``, which appears whole or not at all.
+
+    :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be
+        written, or the format needs columns that the archive doesn't name; also if the
+        rows aren't the state that the manifest says.
+    :raises ArchiveError: as reading does.
+    """
+    if target.exists() and not replace:
+        raise ExportRefused(str(target), "it is there already; --force replaces it")
+    hidden = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
+    try:
+        with hidden.open("xb") as sink:
+            written = _write(archive, boundary, sink, format_id)
+            sink.flush()
+            os.fsync(sink.fileno())
+        hidden.rename(target)
+    except OSError as failure:
+        raise ExportRefused(str(target), f"it can't be written: {failure}") from failure
+    finally:
+        hidden.unlink(missing_ok=True)
+    return written
+
+
+def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str) -> Exported:
+    hashing = _Hashing(sink)
+    checksum = StateChecksum()
+    write = _writer(archive, archive.shape(boundary), hashing, format_id)
+    for keys, lines in archive.rows(boundary):
+        checksum.add(lines)
+        write((keys, lines))
+    said = boundary.last
+    if said.state_checksum not in (None, checksum.hex()) or said.rows not in (None, checksum.rows):
+        raise ExportRefused(
+            archive.uri,
+            f"at {boundary} its rows give {checksum!r}, the manifest says {said.rows} rows,"
+            f" {said.state_checksum}; see laredo-archive verify",
+        )
+    return Exported(checksum.rows, hashing.size, hashing.digest.hexdigest(), checksum.hex())
+
+
+def _writer(
+    archive: Archive, shape: Shape, sink: "_Hashing", format_id: str
+) -> Callable[[Rows], None]:
+    if format_id == CSV:
+        return _csv_writer(shape, sink)
+    if format_id == codec.PROTOBUF and shape.columns is None:
+        raise ExportRefused(archive.uri, "the archive names no columns, which protobuf needs")
+    encoder = codec.snapshot_encoder(format_id, shape.columns or (), sink)
+    return lambda rows: encoder.write(*rows)
+
+
+class _Hashing:
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes, /) -> None:
+        self._sink.write(data)
+        self.digest.update(data)
+        self.size += len(data)
+
+
+def _csv_writer(shape: Shape, sink: "_Hashing") -> Callable[[Rows], None]:
+    types = {column.name: column.type for column in shape.columns or ()}
+    names: list[str] = list(types)
+    if names:
+        sink.write(_csv_line(map(_quoted, names)))
+
+    def write(rows: Rows) -> None:
+        if not names:
+            names.extend(lines_.names(rows[1][0]))
+            sink.write(_csv_line(map(_quoted, names)))
+        split = splitter(names)
+        kinds = [types.get(name, "") for name in names]
+        sink.write(b"".join(_csv_line(_values(split(line), kinds)) for line in rows[1]))
+
+    return write
+
+
+def _csv_line(values: Iterator[str]) -> bytes:
+    return ",".join(values).encode() + b"\n"
+
+
+def _values(fragments: Sequence[bytes], types: Sequence[str]) -> Iterator[str]:
+    for fragment, type_name in zip(fragments, types, strict=True):
+        yield csv_value(fragment.decode(), type_name)
+
+
+def csv_value(fragment: str, type_name: str) -> str:
+    """A JSON value as PostgreSQL's csv reads it: NULL is nothing, an empty string is quoted."""
+    if fragment == "null":
+        return ""
+    if type_name in ("json", "jsonb"):
+        return _quoted(fragment)
+    if fragment[0] == '"':
+        return _quoted(orjson.loads(fragment), always=fragment == '""')
+    if fragment[0] == "[":
+        return _quoted(array_text(fragment, type_name))
+    return fragment
+
+
+def _quoted(text: str, *, always: bool = False) -> str:
+    if always or _NEEDS_QUOTES.search(text) or text == "\\.":
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def array_text(fragment: str, type_name: str) -> str:
+    """A JSON array as PostgreSQL's array text: ``{1,NULL,"a b"}``.
+
+    https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+    """
+    if type_name in ("_json", "_jsonb"):
+        elements = ("NULL" if text == "null" else _array_element(text) for text in _split(fragment))
+        return "{" + ",".join(elements) + "}"
+    comma = ";" if type_name == "_box" else ","
+    text = {"[": "{", "]": "}", ",": comma, "null": "NULL"}
+    return "".join(
+        text.get(token) or (_array_element(orjson.loads(token)) if token[0] == '"' else token)
+        for token in _ARRAY_TOKEN.findall(fragment)
+    )
+
+
+def _split(fragment: str) -> Iterator[str]:
+    """The values of a JSON array, verbatim. (More dimensions of json look like nested values.)"""
+    depth, start = 0, 1
+    for token in _JSON_TOKEN.finditer(fragment, 1, len(fragment) - 1):
+        if token[0] in "[{":
+            depth += 1
+        elif token[0] in "]}":
+            depth -= 1
+        elif token[0] == "," and depth == 0:
+            yield fragment[start : token.start()]
+            start = token.end()
+    if start < len(fragment) - 1:
+        yield fragment[start:-1]
+
+
+def _array_element(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
