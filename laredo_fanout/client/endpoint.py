@@ -65,6 +65,8 @@ class Endpoint:
             ("grpc.max_send_message_length", _UNLIMITED),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1000)),
+            # Without it an unanswered ping counts only after a minute, whatever stands above.
+            ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1000)),
             ("grpc.http2.max_pings_without_data", 0),
             # A shared connection would share one TCP window and one back-off between clients.
             ("grpc.use_local_subchannel_pool", 1),
