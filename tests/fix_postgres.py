@@ -1,8 +1,11 @@
 """A PostgreSQL for the session, and a database of its own for each test that asks."""
 
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -27,9 +30,19 @@ class Database:
         return self.server.connect(self.name)
 
 
+@contextmanager
+def data_directory() -> Iterator[Path]:
+    """For a cluster, outside pytest's own: each new pytest session takes others' rights on that.
+
+    PostgreSQL doesn't run as root, so it would lose its files in mid-test.
+    """
+    with tempfile.TemporaryDirectory(prefix="laredo-data-", ignore_cleanup_errors=True) as path:
+        yield Path(path) / "data"
+
+
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data") as server:
+def postgres() -> Iterator[EmbeddedPostgres]:
+    with data_directory() as data, EmbeddedPostgres(data) as server:
         yield server
 
 

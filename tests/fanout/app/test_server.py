@@ -15,7 +15,7 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
 from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, data_directory
 from tests.processes import wait_until
 
 TABLES = "{ table = a }, { table = b }"
@@ -200,7 +200,11 @@ async def test_one_table_s_failure_leaves_the_others_running(
 
 
 async def test_a_source_that_is_away_is_told_and_comes_back(tmp_path: Path) -> None:
-    postgres = EmbeddedPostgres(tmp_path / "pg")
+    with data_directory() as data:
+        await _follow_through_an_outage(EmbeddedPostgres(data), tmp_path)
+
+
+async def _follow_through_an_outage(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     server = fanout(tmp_path / "s", postgres.dsn(), "{ table = a }")
     with server.program:
         wait_until(lambda: any("can't be reached" in p for p in server.problems), "it is told")
@@ -227,8 +231,8 @@ async def test_a_source_that_is_away_is_told_and_comes_back(tmp_path: Path) -> N
 
 
 def test_wal_level_is_told_and_its_cure_cures(tmp_path: Path) -> None:
-    unfit = EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"})
-    with unfit:
+    settings = {"wal_level": "replica"}
+    with data_directory() as data, EmbeddedPostgres(data, settings=settings) as unfit:
         with unfit.connect() as owner:
             owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
         server = fanout(tmp_path / "s", unfit.dsn(), "{ table = a }")
