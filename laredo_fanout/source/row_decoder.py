@@ -157,7 +157,7 @@ def _source(
     code = _PUT.format(
         row=_indented("".join(columns)),
         no_key=" or ".join(f"v{position} is MISSING" for position in key_positions),
-        key="" if raw_key else "    row_key = " + _key_expression(key_positions) + "\n",
+        key="" if raw_key else "        row_key = " + _key_expression(key_positions) + "\n",
         pieces=pieces,
         values=", ".join(f"v{number}" for number in range(len(names))),
     )
