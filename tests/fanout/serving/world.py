@@ -227,6 +227,11 @@ class Stream:
                 assert found == kind, response
             return getattr(response, found)
 
+    async def next_of_any(self, timeout: float = 20) -> Any:
+        """The next message, unwrapped, heartbeats included."""
+        response = await asyncio.wait_for(self.call.read(), timeout)
+        return getattr(response, response.WhichOneof("message"))
+
     async def snapshot(self) -> tuple[Any, list[bytes], Any]:
         """Begin, all lines of a batch session, end."""
         begin = await self.next("snapshot_begin")

@@ -1,0 +1,181 @@
+"""Who may call, and with which code a call is refused."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from laredo_fanout.serving.errors import CannotListen
+from laredo_fanout.serving.options import ListenerOptions, TlsFiles
+from laredo_fanout.serving.service import SERVICE
+from laredo_fanout.serving.tokens import BadTokensFile, Tokens
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
+from tests.fanout.serving.world import Stream, World, rows, running
+
+TLS = Path(__file__).parent / "tls"
+SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
+MUTUAL_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key", TLS / "ca.pem")
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"table": ""}, "table"),
+        ({"schema": ""}, "schema"),
+        ({"last_known_sequence": -1}, "last_known_sequence"),
+        ({"last_known_source_position": "0-16B"}, "last_known_source_position"),
+        ({"history": "x", "batch": True}, "history"),
+        ({"client_id": "c" * 1000}, "client_id"),
+    ],
+)
+async def test_a_wrong_request_names_the_field(
+    tmp_path: Path, asked: dict[str, Any], names: str
+) -> None:
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(0, 3))
+        code, details = await world.sync(**asked).ends()
+        assert code is Code.INVALID_ARGUMENT and names in details
+        assert not world.registry.closed and not world.registry.leases
+
+
+async def test_bytes_that_are_no_request(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(0, 3))
+        raw = world.channel().unary_stream(f"/{SERVICE}/Sync")
+        code, _ = await Stream(raw(b"\xff\xff\xff")).ends()
+        assert code is Code.INVALID_ARGUMENT
+
+
+async def test_a_table_that_is_not_configured(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        code, details = await world.sync(table="nope").ends()
+        assert code is Code.NOT_FOUND
+        assert "public.nope" in details and "public.users" in details
+
+
+async def test_a_table_that_is_not_ready(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        code, details = await world.sync().ends()
+        assert code is Code.FAILED_PRECONDITION and "public.users" in details
+        world.writer.add()
+        code, details = await world.sync().ends()
+        assert code is Code.FAILED_PRECONDITION and "copying" in details
+        assert not world.registry.leases
+
+
+async def test_max_clients_counts_open_sessions(tmp_path: Path) -> None:
+    async with running(tmp_path, max_clients=2) as world:
+        world.writer.publish(rows(0, 3))
+        streams = [world.sync(client_id=str(number)) for number in range(2)]
+        for stream in streams:
+            await stream.next("handshake")
+        code, details = await world.sync().ends()
+        assert code is Code.RESOURCE_EXHAUSTED and "max_clients" in details
+        streams[0].cancel()
+        while len(world.registry.leases) == 2:
+            await asyncio.sleep(0.01)
+        await world.sync().next("handshake")
+
+
+async def test_tokens(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# ours\nall-tables\nother public.orders # not users\n")
+    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    async with running(tmp_path / "store", listener=listener) as world:
+        world.writer.publish(rows(0, 3))
+
+        async def code_of(authorization: str | None) -> grpc.StatusCode:
+            metadata = [("authorization", authorization)] if authorization else None
+            return (await world.sync(metadata=metadata).ends())[0]
+
+        assert await code_of(None) is Code.UNAUTHENTICATED
+        assert await code_of("Bearer wrong") is Code.UNAUTHENTICATED
+        assert await code_of("all-tables") is Code.UNAUTHENTICATED
+        assert await code_of("Bearer other") is Code.PERMISSION_DENIED
+        known = world.sync(metadata=[("authorization", "bearer all-tables")])
+        await known.next("handshake")
+
+        # The file is read again when it changes.
+        tokens.write_text("newcomer\n")
+        os.utime(tokens, ns=(1, 1))
+        assert await code_of("Bearer all-tables") is Code.UNAUTHENTICATED
+        await world.sync(metadata=[("authorization", "Bearer newcomer")]).next("handshake")
+        # While it can't be read, what was known stays.
+        tokens.unlink()
+        await world.sync(metadata=[("authorization", "Bearer newcomer")]).next("handshake")
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing\n", b"\xff\xfe"])
+def test_a_tokens_file_that_lets_nobody_in_is_refused(
+    tmp_path: Path, content: str | bytes | None
+) -> None:
+    path = tmp_path / "tokens"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(BadTokensFile, match=str(path)):
+        Tokens(path)
+
+
+def tls_stream(world: World, client: str | None) -> Stream:
+    pair = (None, None)
+    if client:
+        pair = ((TLS / f"{client}.key").read_bytes(), (TLS / f"{client}.pem").read_bytes())
+    credentials = grpc.ssl_channel_credentials((TLS / "ca.pem").read_bytes(), *pair)
+    channel = grpc.aio.secure_channel(f"localhost:{world.port}", credentials)
+    world.channels.append(channel)
+    request = wire.SyncRequest(schema="public", table="users", client_id="tls")
+    return Stream(LaredoReplicationServiceStub(channel).Sync(request, wait_for_ready=False))
+
+
+async def test_tls(tmp_path: Path) -> None:
+    listener = ListenerOptions("127.0.0.1", 0, tls=SERVER_TLS, drain_grace_s=0.2)
+    async with running(tmp_path, listener=listener) as world:
+        world.writer.publish(rows(0, 3))
+        await tls_stream(world, None).next("handshake")
+        # Without TLS there is no way in.
+        assert (await world.sync().ends())[0] is Code.UNAVAILABLE
+
+
+async def test_tls_with_client_certificates(tmp_path: Path) -> None:
+    listener = ListenerOptions("127.0.0.1", 0, tls=MUTUAL_TLS, drain_grace_s=0.2)
+    async with running(tmp_path, listener=listener) as world:
+        world.writer.publish(rows(0, 3))
+        await tls_stream(world, "client").next("handshake")
+        for client in (None, "stranger"):
+            assert (await tls_stream(world, client).ends())[0] is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("tls", "names"),
+    [
+        (TlsFiles(TLS / "none.pem", TLS / "server.key"), "tls.cert"),
+        (TlsFiles(TLS / "server.pem", TLS / "README.md"), "tls.key"),
+        (TlsFiles(TLS / "server.pem", TLS / "server.key", TLS / "README.md"), "tls.client_ca"),
+    ],
+)
+async def test_tls_files_that_cannot_be_used(tmp_path: Path, tls: TlsFiles, names: str) -> None:
+    listener = ListenerOptions("127.0.0.1", 0, tls=tls)
+    with pytest.raises(CannotListen, match=names):
+        async with running(tmp_path, listener=listener):
+            pass
+
+
+async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+    with pytest.raises(CannotListen, match="192.0.2.1"):
+        async with running(tmp_path, listener=ListenerOptions("192.0.2.1", 0)):
+            pass
+
+
+async def test_two_servers_share_a_port(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as first:
+        listener = ListenerOptions("127.0.0.1", first.port, drain_grace_s=0.2)
+        async with running(tmp_path / "b", listener=listener) as second:
+            assert second.port == first.port
