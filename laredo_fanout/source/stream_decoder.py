@@ -76,13 +76,30 @@ class Route:
         for part in (changes.actions, changes.keys, changes.lines):
             del part[self.counted :]
 
+    def whole(self) -> TableChanges:
+        """The counted changes; those of a transaction that is still arriving stay behind."""
+        changes, counted = self.changes, self.counted
+        if len(changes.keys) == counted:
+            return changes
+        return TableChanges(
+            changes.actions[:counted],
+            changes.keys[:counted],
+            changes.lines[:counted],
+            changes.counts,
+            changes.positions,
+            changes.times_us,
+            changes.open,
+        )
+
     def clear(self) -> None:
-        """Forget the changes: they were applied. The lists stay, decoders are bound to them."""
-        changes = self.changes
-        changes.actions.clear()
-        for part in (changes.keys, changes.lines, changes.counts, changes.positions):
+        """Forget the counted changes: they were applied. The lists stay, decoders are bound
+        to them."""
+        changes, counted = self.changes, self.counted
+        del changes.actions[:counted]
+        del changes.keys[:counted]
+        del changes.lines[:counted]
+        for part in (changes.counts, changes.positions, changes.times_us):
             part.clear()
-        changes.times_us.clear()
         changes.open = False
         self.counted = 0
 

@@ -84,14 +84,14 @@ class WriteBatch:
         for route in routes:
             if route.table_id is None:
                 continue
-            actions = route.changes.actions
+            changes = route.whole()
             try:
-                self.transaction.apply(route.table_id, route.changes)
+                self.transaction.apply(route.table_id, changes)
             except RowIncomplete as incomplete:
                 raise MustClose(route.table_id, str(incomplete)) from incomplete
             self._tables.add(route.table_id)
             for action in Action:
-                self._counters.changes[action] += actions.count(action)
+                self._counters.changes[action] += changes.actions.count(action)
 
     def fill(self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int) -> None:
         """Write copied rows.
