@@ -127,20 +127,13 @@ def _await(
 
 def decide(archive: Archive, measured: Measured) -> Verdict | None:
     """What can be said of a table measured between two positions; None: nothing yet."""
-    found = archive.boundaries
-    head = found[-1]
-    for boundary in _near(found, measured):
+    head = archive.boundary()
+    known = _known(archive, measured)
+    if known is not None:
+        return _verdict(known, measured)
+    for boundary in _near(archive, measured):
         if _same(boundary, measured):
             return Verdict(Outcome.EQUAL, f"as the archive has it at {_text(boundary)}")
-    if head.position <= measured.after and _seen(archive) >= measured.before:
-        if measured.writers:
-            pids = ", ".join(map(str, measured.writers))
-            return Verdict(
-                Outcome.UNDECIDED,
-                f"transactions were writing to the table (pid {pids}), and what they committed"
-                " may not have been visible yet; try again, or with --lock",
-            )
-        return Verdict(Outcome.DIFFERENT, _difference(head, measured))
     if head.position >= measured.before:
         return Verdict(
             Outcome.UNDECIDED,
@@ -150,20 +143,48 @@ def decide(archive: Archive, measured: Measured) -> Verdict | None:
     return None
 
 
+def _known(archive: Archive, measured: Measured) -> Boundary | None:
+    """The boundary whose state is the archive's from the one position to the other."""
+    head = archive.boundary()
+    if head.position <= measured.after and _seen(archive) >= measured.before:
+        return head
+    moment = {measured.after, measured.before}
+    exactly = [b for b in _of_history(archive) if {b.position} == moment]
+    return exactly[-1] if exactly else None
+
+
+def _verdict(known: Boundary, measured: Measured) -> Verdict:
+    if _same(known, measured):
+        return Verdict(Outcome.EQUAL, f"as the archive has it at {_text(known)}")
+    if measured.writers:
+        pids = ", ".join(map(str, measured.writers))
+        return Verdict(
+            Outcome.UNDECIDED,
+            f"transactions were writing to the table (pid {pids}), and what they committed"
+            " may not have been visible yet; try again, or with --lock",
+        )
+    return Verdict(Outcome.DIFFERENT, _difference(known, measured))
+
+
 def decide_locked(archive: Archive, measured: Measured) -> Verdict | None:
     """The same, of a table that nobody has written to since it was measured."""
     head = archive.boundary()
-    if _same(head, measured):
-        return Verdict(Outcome.EQUAL, f"as the archive has it at {_text(head)}")
-    if _seen(archive) >= measured.before:
-        return Verdict(Outcome.DIFFERENT, _difference(head, measured))
+    if _same(head, measured) or _seen(archive) >= measured.before:
+        return _verdict(head, measured)
     return None
 
 
-def _near(found: list[Boundary], measured: Measured) -> list[Boundary]:
-    """The boundaries between the two positions, the last one before, and the first one after."""
-    history = found[-1].history
-    ordered = [boundary for boundary in found if boundary.history == history]
+def _of_history(archive: Archive) -> list[Boundary]:
+    found = archive.boundaries
+    return [boundary for boundary in found if boundary.history == found[-1].history]
+
+
+def _near(archive: Archive, measured: Measured) -> list[Boundary]:
+    """The boundaries between the two positions, the last one before, and the first one after.
+
+    The table was on its way from the one to the other when it was measured.
+    """
+    ordered = _of_history(archive)
     before = [boundary for boundary in ordered if boundary.position < measured.after]
     after = [boundary for boundary in ordered if boundary.position > measured.before]
     between = ordered[len(before) : len(ordered) - len(after)]
@@ -180,11 +201,11 @@ def _same(boundary: Boundary, measured: Measured) -> bool:
     return (last.rows, last.state_checksum) == (measured.rows, measured.checksum)
 
 
-def _difference(head: Boundary, measured: Measured) -> str:
-    last = head.last
+def _difference(known: Boundary, measured: Measured) -> str:
+    last = known.last
     return (
         f"the database has {_described(measured.rows, measured.checksum)} at"
-        f" {positions.text(measured.before)}; the archive, at {_text(head)} and unchanged since,"
+        f" {positions.text(measured.before)}; the archive, at {known},"
         f" {_described(last.rows or 0, last.state_checksum or '')}"
     )
 
