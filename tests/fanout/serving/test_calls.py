@@ -169,7 +169,7 @@ async def test_tls_files_that_cannot_be_used(tmp_path: Path, tls: TlsFiles, name
 
 
 async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
-    with pytest.raises(CannotListen, match="192.0.2.1"):
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1"):
         async with running(tmp_path, listener=ListenerOptions("192.0.2.1", 0)):
             pass
 
