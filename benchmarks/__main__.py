@@ -1,5 +1,6 @@
 """``python -m benchmarks [NAMES]``: all subjects, or those named, over one scenario."""
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,7 +48,8 @@ def main(
     names: tuple[str, ...], rows: int, updates: int, seconds: float, path: Path | None
 ) -> None:
     """Measure NAMES (default: everything) and show each figure beside its limit."""
-    console = Console()
+    # Wide enough for the table where the output goes to a file.
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     settings = {"rows": rows, "updates": updates, "seconds": seconds}
     found: list[Figure] = []
     with Scenario(console, rows=rows, updates=updates, seconds=seconds) as scenario:

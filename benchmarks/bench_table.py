@@ -13,10 +13,10 @@ CREATE TABLE {NAME} (
 
 _FILL = f"""
 INSERT INTO {NAME}
-SELECT i, i % 1000, 'customer ' || i, 'note ' || left(md5(i::text), 10), (i % 100000) / 100.0,
-       i / 7.0, i % 2 = 0, timestamptz '2024-01-01' + i * interval '1 second',
+SELECT i, i %% 1000, 'customer ' || i, 'note ' || md5(i::text) || ' of row', (i %% 100000) / 100.0,
+       i / 7.0, i %% 2 = 0, timestamptz '2024-01-01' + i * interval '1 second',
        timestamptz '2025-01-01' + i * interval '1 second',
-       jsonb_build_object('city', 'city ' || i % 500, 'tags', jsonb_build_array('a', i % 10))
+       jsonb_build_object('city', 'city ' || i %% 500, 'tags', jsonb_build_array('a', i %% 10))
 FROM generate_series(1::bigint, %s) i
 """
 

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -47,23 +47,29 @@ class Scenario:
         self.rows = rows
         self.updates = updates
         self.seconds = seconds
-        self.memory = AnonymousMemory()
         self.line_bytes = 0.0
-        self._directory = tempfile.TemporaryDirectory(prefix="laredo-bench-")
-        self.directory = Path(self._directory.name)
+        self._stack = ExitStack()
+        directory = tempfile.TemporaryDirectory(prefix="laredo-bench-")
+        self.directory = Path(self._stack.enter_context(directory))
         # The embedded server runs as another user when this is root.
         self.directory.chmod(0o755)
         self.postgres = EmbeddedPostgres(self.directory / "postgres", settings=_POSTGRES)
         self.grpc_port, self.http_port = free_port(), free_port()
+        self.memory = AnonymousMemory()
+        self._stack.callback(self.memory.stop)
         self._server: Program | None = None
 
     def __enter__(self) -> Self:
         self.say("starting PostgreSQL and filling the table")
-        self.postgres.start()
-        with self.postgres.connect() as admin:
-            admin.execute(f"CREATE DATABASE {DATABASE}")
-        with self.connect() as database:
-            self.line_bytes = bench_table.create(database, self.rows)
+        self._stack.enter_context(self.postgres)
+        try:
+            with self.postgres.connect() as admin:
+                admin.execute(f"CREATE DATABASE {DATABASE}")
+            with self.connect() as database:
+                self.line_bytes = bench_table.create(database, self.rows)
+        except BaseException:
+            self._stack.close()
+            raise
         self.say(f"{self.rows:,} rows, {self.line_bytes:.0f} bytes of JSON each")
         return self
 
@@ -74,12 +80,10 @@ class Scenario:
         trace: TracebackType | None,
     ) -> None:
         self.stop_server()
-        self.memory.stop()
-        self.postgres.stop()
-        if error is not None and (self.directory / "fanout.log").exists():
-            tail = (self.directory / "fanout.log").read_text(errors="replace")[-3000:]
-            self.console.print(f"laredo-fanout's log ends:\n{tail}", markup=False)
-        self._directory.cleanup()
+        for log in sorted(self.directory.glob("*.log")) if error is not None else ():
+            tail = log.read_text(errors="replace")[-3000:]
+            self.console.print(f"{log.name} ends:\n{tail}", markup=False)
+        self._stack.close()
 
     def say(self, text: str) -> None:
         """Tell how far it is."""
