@@ -60,6 +60,7 @@ class DiskSpace:
         self._max_pages = max_size // PAGE
         self._descriptor = os.open(self._path, os.O_RDWR)
         self._allocated = 0
+        self._step = STEP
         self._used = 0
         self._changes = 0
         self._bytes = 0
@@ -102,10 +103,13 @@ class DiskSpace:
         if pages <= self._allocated:
             return
         needed = (pages - self._allocated) * PAGE
-        ahead = min(needed + STEP, (self._max_pages - self._allocated) * PAGE)
+        ahead = min(needed + self._step, (self._max_pages - self._allocated) * PAGE)
         try:
             _fallocate(self._descriptor, self._path, self._allocated * PAGE, ahead)
             self._allocated += ahead // PAGE
+            self._step = min(2 * self._step, STEP)
         except DiskFull:
+            # Near the end of the disk: only what is needed, and smaller steps from now on.
+            self._step = max(self._step // 2, PAGE)
             _fallocate(self._descriptor, self._path, self._allocated * PAGE, needed)
             self._allocated = pages

@@ -9,6 +9,7 @@ StoreError
 ├── StoreBroken       a commit failed: restart
 ├── TableUnknown      no table with this id or name
 ├── TableClosed       the table takes no changes in its present status
+├── TableHidden       the table isn't consistent yet, or failed
 ├── ChunkStale        copied rows read before a TRUNCATE
 ├── RowIncomplete     an update lacks columns that the store doesn't know either
 ├── TransactionOpen   a commit in the middle of a PostgreSQL transaction
@@ -110,6 +111,14 @@ class TableClosed(StoreError):
 
     def __init__(self, name: str, status: str, what: str) -> None:
         super().__init__(f"table {name} is {status}: it can't take {what}")
+
+
+class TableHidden(StoreError):
+    """The table isn't shown: it is being copied, or failed."""
+
+    def __init__(self, name: str, status: str, error: str) -> None:
+        why = f" ({error})" if error else ""
+        super().__init__(f"table {name} is {status}{why}: it has no rows to show yet")
 
 
 class ChunkStale(StoreError):

@@ -5,7 +5,7 @@ from typing import Any
 
 from laredo_fanout.store import environment, layout, meta, record, table
 from laredo_fanout.store.environment import Databases
-from laredo_fanout.store.errors import JournalPruned, StoreMissing, TableUnknown
+from laredo_fanout.store.errors import JournalPruned, StoreMissing, TableHidden, TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.record import Record
 from laredo_fanout.store.snapshot import Snapshot
@@ -101,10 +101,13 @@ class StoreReader:
         (default: the system's for temporary files).
 
         :raises TableUnknown: if it is gone.
+        :raises TableHidden: if it isn't shown (yet).
         """
         transaction = self._environment.begin()
         try:
             found = self._record(transaction, table_id)
+            if not found.shown:
+                raise TableHidden(found.qualified, found.status, found.error)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             view = view_of(found, *meta.position_from_bytes(place))
             return Snapshot(transaction, self._databases, view, spool_directory)

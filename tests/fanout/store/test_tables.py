@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store.errors import TableClosed, TableUnknown
+from laredo_fanout.store.errors import TableClosed, TableHidden, TableUnknown
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from laredo_model.column import Column
@@ -57,6 +57,8 @@ def test_a_table_is_not_shown_before_its_barrier(store: Store) -> None:
         transaction.set_position(5, 0)
     view = store.reader().table("public.users")
     assert (view.id, view.shown, view.status) == (table, False, Status.COPYING)
+    with pytest.raises(TableHidden, match=r"public\.users is copying"):
+        store.reader().snapshot(table)
     with store.transaction() as transaction:
         transaction.publish(table, 10, 0)
         transaction.set_position(10, 0)

@@ -1,0 +1,198 @@
+"""A full disk is an error with a message, never a SIGBUS; what was committed stays readable.
+
+Each test runs in a user and mount namespace of its own, on a small tmpfs.
+"""
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.store.errors import DiskFull
+from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.writer import Store
+from tests.fanout.store.sample import (
+    COLUMNS,
+    TRUNCATION,
+    apply,
+    commit,
+    delete,
+    fold,
+    insert,
+    journal_of,
+    live_table,
+    row,
+    state_of,
+)
+
+MAP = 1 << 30
+SMALL_DISK = 24 << 20
+SHAPES = 12
+COMMITS = 400
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> None:
+    tried = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip(f"A FULL DISK WAS NOT TESTED: unshare -Urm is forbidden here ({tried.stderr})")
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(
+    "scene",
+    ["fills_up_and_goes_on", "every_shape_of_change", "no_room_to_begin", "reads_on_a_full_disk"],
+)
+def test_on_a_small_disk(tmp_path: Path, scene: str) -> None:
+    mounted = (
+        f"mount -t tmpfs -o size={SMALL_DISK} none {tmp_path} && "
+        f"exec {sys.executable} -m tests.fanout.store.test_full_disk {scene} {tmp_path}"
+    )
+    run = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mounted], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+
+
+def ballast(directory: Path, leave: int) -> Path:
+    """A file that takes all room but ``leave`` bytes."""
+    path = directory / "ballast"
+    with path.open("wb") as file:
+        file.write(b"\1" * max(0, shutil.disk_usage(directory).free - leave))
+    return path
+
+
+def fills_up_and_goes_on(directory: Path) -> None:
+    filler = ballast(directory, 12 << 20)
+    with Store.open(directory / "store", max_size=MAP) as store:
+        table = live_table(store)
+        n = 0
+        try:
+            while True:
+                commit(store, table, (10 + n, [insert(f"{n}", n, "x" * 1500)]))
+                n += 1
+        except DiskFull as full:
+            assert "free some space" in str(full), full
+            assert str(directory / "store") in str(full), full
+        assert n > 500, n
+        check(store, table, n)
+        filler.unlink()
+        commit(store, table, (10 + n, [insert(f"{n}", n, "x" * 1500)]))
+        n += 1
+    with Store.open(directory / "store", max_size=MAP) as store:
+        check(store, table, n)
+
+
+def check(store: Store, table: int, rows: int) -> None:
+    assert store.position == 9 + rows
+    state = state_of(store.reader(), table)
+    assert len(state) == rows == store.tables[table].rows
+    assert fold(journal_of(store.reader(), table), {}) == state
+
+
+def every_shape_of_change(directory: Path) -> None:
+    """No shape of change gets by what is allocated ahead: a SIGBUS would kill this process."""
+    filled = 0
+    for seed in range(SHAPES):
+        chance = random.Random(seed)
+        path = directory / "store"
+        with Store.open(path, max_size=MAP) as store:
+            live, copying = live_table(store), 0
+            with store.transaction() as transaction:
+                copying = transaction.add_table("public", "copying", 2, COLUMNS).id
+            commits = 0
+            width = chance.choice([1, 100, 1900, 5000, 30_000])
+            key_width = chance.choice([1, 20, 470, 900])
+            batch = min(chance.choice([1, 30, 500]), 1 + 100_000 // (width + key_width))
+            filler = ballast(directory, chance.choice([6, 9, 16]) << 20)
+            try:
+                while commits < COMMITS:
+                    write_some(store, (live, copying), chance, (width, key_width, batch))
+                    commits += 1
+            except DiskFull:
+                filled += 1
+            assert commits > 1, (seed, width, key_width, batch)
+            assert len(state_of(store.reader(), live)) == store.tables[live].rows
+        filler.unlink()
+        with Store.open(path, max_size=MAP) as store:
+            assert len(state_of(store.reader(), live)) == store.tables[live].rows
+        shutil.rmtree(path)
+    assert filled > SHAPES // 2, filled
+
+
+def write_some(
+    store: Store, tables: tuple[int, int], chance: random.Random, shape: tuple[int, int, int]
+) -> None:
+    width, key_width, batch = shape
+    keys = [str(chance.randrange(5000)).rjust(key_width, "k") for _ in range(batch)]
+    with store.transaction() as transaction:
+        steps = [insert(key, 1, "x" * chance.randrange(1, width + 1)) for key in keys]
+        steps += [delete(key) for key in keys if chance.random() < 0.3]
+        if chance.random() < 0.02:
+            steps.append(TRUNCATION)
+        for table in tables:
+            apply(transaction, table, (store.position + 1, steps))
+        copied = sorted({str(chance.randrange(5000)).rjust(key_width, "k") for _ in range(batch)})
+        lines = [row(key, 1, "x" * chance.randrange(1, width + 1)) for key in copied]
+        transaction.fill(tables[1], [key.encode() for key in copied], lines)
+    if chance.random() < 0.1:
+        store.prune(tables[0], 5000, 1e9, 0)
+    store.reclaim(200)
+
+
+def no_room_to_begin(directory: Path) -> None:
+    for room in (0, 4096, 20_000, 100_000, 300_000):
+        filler = ballast(directory, room)
+        try:
+            Store.open(directory / f"store{room}", max_size=MAP).close()
+        except (DiskFull, OSError) as full:
+            assert "No space left" in str(full), full
+            assert isinstance(full, DiskFull) or room == 0, full
+        else:
+            raise AssertionError(f"a store in {room} bytes")
+        filler.unlink()
+    Store.open(directory / "store4096", max_size=MAP).close()
+
+
+def reads_on_a_full_disk(directory: Path) -> None:
+    with Store.open(directory / "store", max_size=MAP) as store:
+        table = live_table(store)
+        commit(store, table, (10, [insert(f"{n}", n) for n in range(1000)]))
+        ballast(directory, 0)
+        program = (
+            "import sys; from laredo_fanout.store.reader import StoreReader\n"
+            "from tests.fanout.store.sample import state_of\n"
+            "reader = StoreReader.open(sys.argv[1])\n"
+            "snapshots = [reader.snapshot(int(sys.argv[2])) for _ in range(300)]\n"
+            "print(len(state_of(reader, int(sys.argv[2]))))"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", program, str(directory / "store"), str(table)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.stdout == "1000\n", (run.returncode, run.stderr)
+    with Store.open(directory / "store", max_size=MAP) as store:
+        assert len(state_of(store.reader(), table)) == 1000
+        StoreReader(store.path, store._environment, store._databases, owned=False).tables()
+
+
+SCENES: dict[str, Callable[[Path], None]] = {
+    "fills_up_and_goes_on": fills_up_and_goes_on,
+    "every_shape_of_change": every_shape_of_change,
+    "no_room_to_begin": no_room_to_begin,
+    "reads_on_a_full_disk": reads_on_a_full_disk,
+}
+
+if __name__ == "__main__":
+    SCENES[sys.argv[1]](Path(sys.argv[2]))
