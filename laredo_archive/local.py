@@ -204,6 +204,8 @@ class LocalUpload:
         """Sync, link, sync the directory; may be called again after OutcomeUnclear."""
         hidden = self._unfinished.path
         with _explained(self._path):
+            if self._unfinished.dropped:
+                raise DestinationUnavailable(_uri(self._path), "this upload has failed before")
             if not self._synced:
                 self._unfinished.sync()
                 self._synced = True
@@ -233,6 +235,7 @@ class _Unfinished:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.dropped = False
         self._file = path.open("xb", buffering=_BUFFER_BYTES)
 
     @classmethod
@@ -259,6 +262,7 @@ class _Unfinished:
         self._file.close()
 
     def drop(self) -> None:
+        self.dropped = True
         with suppress(OSError):  # a full disk fails to flush what isn't wanted any more
             self._file.close()
         with suppress(OSError):  # a later collection finds what can't be removed now
