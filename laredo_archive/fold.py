@@ -20,6 +20,7 @@ Rows = tuple[list[bytes], list[bytes]]
 
 OPEN_AT_ONCE = 48
 _ROWS_AT_ONCE = 2000
+_BYTES_AT_ONCE = 1024 * 1024
 
 
 class Step(NamedTuple):
@@ -136,15 +137,17 @@ def _sorted_rows(rows: Iterator[Rows]) -> Iterator[Rows]:
 
 
 def batched(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Rows]:
-    """Rows, some thousand at a time."""
+    """Rows, some thousand or about a megabyte at a time."""
     keys: list[bytes] = []
     lines: list[bytes] = []
+    size = 0
     for key, line in rows:
         keys.append(key)
         lines.append(line)
-        if len(keys) == _ROWS_AT_ONCE:
+        size += len(line)
+        if len(keys) == _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield keys, lines
-            keys, lines = [], []
+            keys, lines, size = [], [], 0
     if keys:
         yield keys, lines
 

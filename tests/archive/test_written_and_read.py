@@ -1,0 +1,93 @@
+"""What the writer commits, the reader gives back: any table, any states, every format."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from laredo_archive.commit import TableArchive
+from laredo_archive.local import LocalDestination
+from laredo_archive.reader import Archive
+from laredo_archive.verify import verify
+from laredo_model import history as histories
+from laredo_model.checksum import StateChecksum
+from laredo_model.position import Position
+from tests.archive.building import HISTORY, START, State
+from tests.archive.rows import Table, changes, tables
+
+
+class Writer:
+    """Writes states as the snapshotter does, and remembers them by position."""
+
+    def __init__(self, directory: Path, table: Table, formats: tuple[str, ...]) -> None:
+        self._archive = TableArchive.open([LocalDestination(directory)], "s.t")
+        self._table = table
+        self._formats = formats
+        self.states: dict[int, State] = {}
+        self.position = 0
+
+    def base(self, state: State, *, continues: bool) -> None:
+        if not continues:
+            self.position += 100
+        with self._archive.snapshot(
+            position=Position(self.position),
+            history=histories.parse(HISTORY),
+            columns=self._table.columns,
+            key_fields=self._table.key_fields,
+            formats=self._formats,
+        ) as upload:
+            upload.write(list(state), list(state.values()))
+            base = upload.finish(START + timedelta(seconds=self.position))
+        self._archive.commit_base(base, continues=continues)
+        self.states[self.position] = state
+
+    def diff(self, state: State, *, truncate: bool) -> None:
+        checksum = StateChecksum()
+        checksum.add(list(state.values()))
+        before = {} if truncate else self.states[self.position]
+        start, self.position = self.position, self.position + 100
+        self._archive.commit_diff(
+            changes(before, state),
+            from_position=Position(start),
+            to_position=Position(self.position),
+            to_time=START + timedelta(seconds=self.position),
+            rows=checksum.rows,
+            checksum=checksum.hex(),
+            formats=self._formats,
+            truncate=truncate,
+        )
+        self.states[self.position] = state
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+@pytest.mark.parametrize("formats", [("jsonl",), ("protobuf",), ("jsonl", "protobuf")])
+def test_every_boundary_of_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, formats: tuple[str, ...], data: st.DataObject
+) -> None:
+    table: Table = data.draw(tables())
+    directory = tmp_path_factory.mktemp("archive")
+    writer = Writer(directory, table, formats)
+    writer.base(data.draw(table.rows(8)), continues=False)
+    steps = st.sampled_from(["diff", "diff", "truncate", "re-base", "gap"])
+    for step in data.draw(st.lists(steps, max_size=6)):
+        if step == "re-base":
+            writer.base(writer.states[writer.position], continues=True)
+        elif step == "gap":
+            writer.base(data.draw(table.rows(8)), continues=False)
+        else:
+            writer.diff(data.draw(table.rows(8)), truncate=step == "truncate")
+    archive = Archive.at(str(directory / "s.t"))
+    report = verify(archive)
+    assert (report.problems, report.remarks) == ([], [])
+    for boundary in archive.boundaries:
+        found: dict[bytes, bytes] = {}
+        for keys, lines in archive.rows(boundary):
+            found |= zip(keys, lines, strict=True)
+        assert found == writer.states[boundary.position]
+    first, last = archive.boundaries[0], archive.boundaries[-1]
+    truncated, changed = archive.changes(first, last)
+    before = {} if truncated else writer.states[first.position]
+    assert list(changed) == changes(before, writer.states[last.position])
