@@ -37,21 +37,31 @@ USAGE = 2
     show_default=True,
 )
 @click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto")
+@click.option(
+    "--flush-timeout",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the last diffs may take after SIGTERM or SIGINT.",
+)
 @click.version_option(package_name="laredo-snapshotter")
 @click.pass_context
 def cli(
     context: click.Context,
     path: Path | None,
     sets: tuple[str, ...],
+    *,
     log_level: str,
     log_format: str,
+    flush_timeout: float,
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
     logs.configure(log_level, as_json=None if log_format == "auto" else log_format == "json")
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
         block, tables = _loaded(path, sets)
-        _finish(asyncio.run(_run(tables, block.http)))
+        _finish(asyncio.run(_run(tables, block.http, flush_timeout)))
 
 
 @cli.command()
@@ -72,9 +82,11 @@ def main() -> None:
     cli()
 
 
-async def _run(tables: list[config_.TableConfig], http: config_.HttpBlock) -> int:
+async def _run(
+    tables: list[config_.TableConfig], http: config_.HttpBlock, flush_timeout: float
+) -> int:
     try:
-        return await Service(tables, http).run()
+        return await Service(tables, http, flush_timeout).run()
     except PortTaken as taken:
         click.echo(str(taken), err=True)
         return 1

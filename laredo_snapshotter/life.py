@@ -30,8 +30,6 @@ log = structlog.get_logger(__name__)
 
 REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
-FLUSH_S = 30.0
-"""How long the last diff may take."""
 
 
 class Life:
@@ -78,8 +76,8 @@ class Life:
         self._not_before = 0.0
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, stopping: asyncio.Event) -> None:
-        """Write until ``stopping``, then flush a last diff.
+    async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
+        """Write until ``stopping``, then flush a last diff within ``flush_timeout`` seconds.
 
         :raises Exception: whatever ended it; the archive is as good as before.
         """
@@ -93,7 +91,7 @@ class Life:
             for ended in ends:
                 if ended.done():
                     ended.result()
-            await self._flush(feeding, committing)
+            await self._flush(feeding, committing, flush_timeout)
         finally:
             self._failed.cancel()
             tasks = [committing, feeding, beating, waiting]
@@ -236,20 +234,22 @@ class Life:
             rebasing.cancel()
             await asyncio.wait([rebasing])
 
-    async def _flush(self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]") -> None:
+    async def _flush(
+        self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]", timeout: float
+    ) -> None:
         await self._drop_rebase()
         await self.feed.stop(feeding)
         self.feed.seal_all()
         drained = asyncio.create_task(self.committer.drained())
         done, _ = await asyncio.wait(
-            [drained, committing], timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED
+            [drained, committing], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         drained.cancel()
         if committing in done:
             committing.result()
         if drained not in done:
             holding = self.committer.holding
-            self.flush_problem = holding.reason if holding else f"not done within {FLUSH_S:g} s"
+            self.flush_problem = holding.reason if holding else f"not done within {timeout:g} s"
             self._log.error("last diff not flushed", error=self.flush_problem)
 
 

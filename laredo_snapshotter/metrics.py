@@ -51,7 +51,7 @@ class Metrics:
     """One process's metrics, in a registry of its own."""
 
     def __init__(self, tables: Callable[[], Iterable[TableStatus]]) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

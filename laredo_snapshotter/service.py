@@ -25,11 +25,14 @@ log = structlog.get_logger(__name__)
 class Service:
     """Everything that runs; :meth:`run` it once, on the event loop that it was made on."""
 
-    def __init__(self, tables: Sequence[TableConfig], settings: HttpBlock) -> None:
+    def __init__(
+        self, tables: Sequence[TableConfig], settings: HttpBlock, flush_timeout: float
+    ) -> None:
+        """``flush_timeout``: seconds that each table's last diff may take."""
         self._settings = settings
         self._metrics = Metrics(self.statuses)
         self._writers = {
-            table.name: TableWriter(table, TableCounters(self._metrics, table.name))
+            table.name: TableWriter(table, TableCounters(self._metrics, table.name), flush_timeout)
             for table in tables
         }
         self._stopping = asyncio.Event()

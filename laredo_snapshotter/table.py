@@ -45,7 +45,8 @@ FINAL = (Fenced, ManifestError, HistoriesDiffer, ChecksumDiffers, KeyFieldsDiffe
 class TableWriter:
     """Writes one table's archive. All methods belong to one event loop."""
 
-    def __init__(self, config: TableConfig, counters: TableCounters) -> None:
+    def __init__(self, config: TableConfig, counters: TableCounters, flush_timeout: float) -> None:
+        """``flush_timeout``: seconds that the last diff may take."""
         self.config = config
         self.state = State.STARTING
         self.problem: str | None = None
@@ -56,6 +57,7 @@ class TableWriter:
         self.counters = counters
         self.counts = Counts()
         """What the archive counted, before it is open too."""
+        self._flush_timeout = flush_timeout
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
         # One thread commits while the other writes a base.
@@ -145,7 +147,7 @@ class TableWriter:
             wanted=lambda: bool(self._requests),
         )
         try:
-            await self.life.run(self._stopping)
+            await self.life.run(self._stopping, self._flush_timeout)
             self.flush_problem = self.life.flush_problem
         finally:
             self.life = None

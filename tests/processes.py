@@ -44,6 +44,8 @@ class Program:
         self.http = f"http://127.0.0.1:{http_port}"
         self.log = log
         self.environment: Mapping[str, str] = {}
+        self.wrapper: tuple[str, ...] = ()
+        """A command that is to exec the script: its own arguments, before the script's."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -54,7 +56,7 @@ class Program:
     def start(self, *options: str) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(BIN / self.script), "--config", str(self.config), *options],
+                [*self.wrapper, str(BIN / self.script), "--config", str(self.config), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

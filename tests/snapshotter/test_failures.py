@@ -1,0 +1,218 @@
+"""What fails around the writer: destinations, rivals, the server; nothing written is lost."""
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import wait_until
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer, integer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 20))
+        server.start()
+        yield server
+
+
+class Away:
+    """A directory that is gone for a while, a file in its place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kept = path.with_name(path.name + ".kept")
+
+    def go(self) -> None:
+        self.path.rename(self.kept)
+        self.path.write_text("in the way")
+
+    def come_back(self) -> None:
+        self.path.unlink()
+        self.kept.rename(self.path)
+
+
+def test_a_destination_that_is_away_holds_the_commit_and_nothing_is_lost(
+    tmp_path: Path, served: Served
+) -> None:
+    both = (tmp_path / "archive", tmp_path / "second")
+    away = Away(both[1])
+    with Writer(tmp_path, served, destinations=both) as writer:
+        writer.program.wait_ready()
+        away.go()
+        served.commit("users", put(1, "held"))
+        status = writer.wait_status({"state": "holding", "ready": False})
+        assert str(both[1]) in status["problem"]
+        assert status["holding"]["attempts"] >= 1
+        served.commit("users", put(2, "held too"))
+        wait_until(
+            lambda: any(
+                value > 0
+                for name, value in writer.metrics().items()
+                if name.startswith("snapshotter_destination_errors_total") and "second" in name
+            ),
+            "errors are counted",
+        )
+        away.come_back()
+        writer.wait_head(served.commit("users", put(3, "after")), timeout=40)
+        writer.program.wait_ready()
+        writer.assert_equal()
+        first = [entry["to_position"] for entry in writer.artifacts()]
+        writer.archive = both[1]
+        assert [entry["to_position"] for entry in writer.artifacts()] == first
+        writer.assert_equal()
+
+
+def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
+    tmp_path: Path, served: Served
+) -> None:
+    away = Away(tmp_path / "archive")
+    with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
+        writer.program.wait_ready()
+        away.go()
+        for start in range(0, 4000, 100):
+            served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 100)))
+        wait_until(lambda: (writer.status()["holding"] or {}).get("stream_closed"), "closed")
+        wait_until(lambda: not served.clients(), "left the server")
+        status = writer.status()
+        assert status["buffer_bytes"] + status["waiting_bytes"] < 400_000
+        away.come_back()
+        writer.wait_head(served.position, timeout=40)
+        writer.assert_equal()
+        assert {epoch for _, epoch in writer.kinds()} == {1}
+
+
+def test_the_newer_writer_fences_the_older_for_good(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as older:
+        older.program.wait_ready()
+        newer = Writer(tmp_path, served, name="newer")
+        newer.program.start()
+        newer.program.wait_ready()
+        newer.wait_head(served.commit("users", put(1, "x")))
+        status = older.wait_status({"state": "fenced", "ready": False})
+        assert newer.status()["writer_id"] in status["problem"]
+        assert older.program.is_running()
+        assert older.post("/snapshot").status_code == 409
+        newer.wait_head(served.commit("users", put(2, "y")))
+        assert {epoch for _, epoch in newer.kinds()} == {1}
+        assert newer.program.is_ready()
+        newer.assert_equal()
+        assert older.program.stop() == 0
+        assert newer.program.stop() == 0
+
+
+def test_a_flush_that_cant_be_done_is_told_by_the_exit_code(tmp_path: Path, served: Served) -> None:
+    away = Away(tmp_path / "archive")
+    with Writer(tmp_path, served, interval="1h") as writer:
+        writer.program.kill()
+        writer.program.start("--flush-timeout", "1")
+        writer.program.wait_ready()
+        position = served.commit("users", put(1, "kept by the journal"))
+        writer.wait_status({"buffer_depth": 1})
+        away.go()
+        assert writer.program.stop(signal.SIGTERM, timeout=60) == 1
+        assert "not flushed" in writer.program.tail()
+        away.come_back()
+        writer.program.start()
+        writer.program.wait_ready()
+        assert writer.program.stop() == 0
+        assert writer.head() == position
+        writer.assert_equal()
+
+
+def test_diffs_that_dont_lead_to_the_base_stop_the_table_with_both_checksums(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "x")))
+        assert writer.program.stop() == 0
+        path = tmp_path / "archive" / "users" / "manifest.json"
+        truth = writer.artifacts()[-1]["state_checksum"]
+        path.write_text(path.read_text().replace(truth, "0" * 31 + "7"))
+        writer.program.start()
+        writer.program.wait_ready()
+        answer = writer.post("/snapshot?wait=true")
+        assert answer.status_code == 503
+        status = writer.wait_status({"state": "failed", "ready": False})
+        assert truth in status["problem"]
+        assert "0" * 31 + "7" in status["problem"]
+        assert writer.manifest()["epoch"] == 1
+
+
+def test_a_key_that_isnt_the_tables_is_refused(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more="key_fields = [name]") as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        status = writer.wait_status({"state": "failed"})
+        assert "['name']" in status["problem"] and "['id']" in status["problem"]
+        assert writer.artifacts() == []
+
+
+def test_a_wrong_token_is_refused_by_the_server(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("right\n")
+    with Served(tmp_path / "state", tokens_file=tokens) as served:
+        served.add("users", rows(0, 3))
+        served.start()
+        wrong = 'source { token = "wrong" }'
+        with Writer(tmp_path, served, more=wrong, name="wrong") as writer:
+            wait_until(lambda: writer.program.get("/status"), "HTTP")
+            wait_until(lambda: "oken" in (writer.status()["problem"] or ""), "refused")
+        with Writer(tmp_path, served, more='source { token = "right" }') as writer:
+            writer.program.wait_ready()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, served: Served) -> Iterator[Writer]:
+    """A writer whose archive is a file system of 1 MB of its own."""
+    may = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if may.returncode:
+        pytest.skip(f"NEITHER FULL NOR READ-ONLY DISK WAS TESTED: no unshare -Urm ({may.stderr})")
+    mounted = tmp_path / "archive"
+    mounted.mkdir()
+    writer = Writer(tmp_path, served)
+    mount = f'mount -t tmpfs -o size=1m none {mounted} && exec "$@"'
+    writer.program.wrapper = ("unshare", "-Urm", "sh", "-c", mount, "sh")
+    with writer:
+        writer.program.wait_ready()
+        # What the process sees there, and nobody else does.
+        writer.archive = Path(f"/proc/{writer.program.pid}/root{mounted}")
+        yield writer
+
+
+def test_a_full_disk_holds_the_commit(small_disk: Writer, served: Served) -> None:
+    writer = small_disk
+    filler = writer.archive / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    served.commit("users", *(put(number, "y" * 100) for number in range(200)))
+    status = writer.wait_status({"state": "holding", "ready": False})
+    assert "No space left" in status["problem"] or "full" in status["problem"]
+    filler.unlink()
+    writer.wait_head(served.position, timeout=40)
+    writer.assert_equal()
+
+
+def test_a_read_only_disk_holds_the_commit(small_disk: Writer, served: Served) -> None:
+    writer = small_disk
+    mounted = str(writer.archive).split("/root", 1)[1]
+    enter = ["nsenter", "-t", str(writer.program.pid), "-U", "-m", "--preserve-credentials"]
+    subprocess.run([*enter, "mount", "-o", "remount,ro", mounted], check=True)
+    served.commit("users", put(1, "held"))
+    status = writer.wait_status({"state": "holding", "ready": False})
+    assert "ead-only" in status["problem"]
+    subprocess.run([*enter, "mount", "-o", "remount,rw", mounted], check=True)
+    writer.wait_head(served.position, timeout=40)
+    writer.assert_equal()
+    assert integer(writer.manifest()["head_position"]) == served.position

@@ -1,0 +1,90 @@
+"""Several tables in one process: cut together, and apart in their failures."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import wait_until
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer, integer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 20))
+        server.add("orders", rows(0, 20))
+        server.start()
+        yield server
+
+
+def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served: Served) -> None:
+    chance = random.Random(3)
+    with Writer(tmp_path, served, "users", "orders", interval="100ms") as writer:
+        writer.program.wait_ready()
+        while min(len(writer.kinds("users")), len(writer.kinds("orders"))) < 15:
+            served.commit(
+                chance.choice(["users", "orders"]), put(chance.randrange(50), f"{chance.random()}")
+            )
+        assert writer.program.stop() == 0
+        for table in ("users", "orders"):
+            writer.assert_equal(table)
+        for one, other in (("users", "orders"), ("orders", "users")):
+            boundaries = [integer(found["to_position"]) for found in writer.artifacts(other)]
+            for found in writer.artifacts(one)[1:-1]:
+                cut = integer(found["to_position"])
+                last = max(boundary for boundary in boundaries if boundary <= cut)
+                assert served.state_at(other, last) == served.state_at(other, cut), (
+                    f"{other} can't be read at {one}'s {cut:#x}"
+                )
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (b'{"manifest_version": 1, "table": "public.ord', "damaged"),
+        (b'{"manifest_version": 2}', "manifest_version is 2"),
+        (
+            b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
+            b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',
+            "is of table public.users",
+        ),
+    ],
+)
+def test_one_tables_manifest_stops_only_that_table(
+    tmp_path: Path, served: Served, damage: bytes, said: str
+) -> None:
+    manifest = tmp_path / "archive" / "orders" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(damage)
+    with Writer(tmp_path, served, "orders", "users") as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        writer.wait_status({"state": "following"})
+        status = writer.wait_status({"state": "failed", "ready": False}, "orders")
+        assert said in status["problem"]
+        assert str(manifest) in status["problem"]
+        ready = writer.program.get("/health/ready")
+        assert ready is not None and ready.status_code == 503
+        assert list(ready.json()["not_ready"]) == ["public.orders"]
+        writer.wait_head(served.commit("users", put(1, "goes on")))
+        assert manifest.read_bytes() == damage
+        assert writer.post("/snapshot?table=public.orders").status_code == 409
+        assert writer.program.stop() == 0
+
+
+def test_a_table_that_isnt_served_says_so_and_is_tried_again(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served, "users", "missing") as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        writer.wait_status({"state": "following"})
+        status = writer.wait_status({"state": "connecting", "ready": False}, "missing")
+        wait_until(lambda: "missing" in (writer.status("missing")["problem"] or ""), "named")
+        assert not writer.program.is_ready(), status
+        writer.wait_head(served.commit("users", put(1, "goes on")))
+        served.stop()
+        served.add("missing", rows(0, 3))
+        served.start()
+        writer.wait_head(1, "missing", timeout=60)
