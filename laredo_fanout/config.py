@@ -12,8 +12,8 @@ from laredo_model import settings
 from laredo_model.settings import Duration, Secret, Section, Size
 
 ENV_PREFIX = "LAREDO_"
-# The snapshotter's variables start with ours.
-ENV_IGNORE = ("LAREDO_SNAPSHOTTER_",)
+# The snapshotter's variables and the test suite's start with ours.
+ENV_IGNORE = ("LAREDO_SNAPSHOTTER_", "LAREDO_TEST_")
 
 
 class State(Section):

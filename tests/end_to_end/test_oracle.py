@@ -10,6 +10,7 @@ import random
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.fix_postgres import Database
 from tests.processes import BIN, Program, free_port, wait_until
 
 SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
-SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "20"))
+SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "40"))
 
 FANOUT = """
 state {{ path = "{state}", max_size = 4 GB }}
@@ -83,12 +84,18 @@ class Pipeline:
 
     def head(self, table: Table) -> int:
         """How far the table's archive reaches, quiet or not; 0 before the first artifact."""
-        manifest = self.archive / table.name / "manifest.json"
-        if not manifest.exists():
-            return 0
-        read = json.loads(manifest.read_bytes())
-        texts = [read["head_position"], read.get("seen_position")]
+        read = self._manifest(table)
+        texts = [read.get("head_position"), read.get("seen_position")]
         return max((_integer(text) for text in texts if text), default=0)
+
+    def artifacts(self, table: Table) -> list[Any]:
+        """What the table's manifest names."""
+        found: list[Any] = self._manifest(table).get("artifacts", [])
+        return found
+
+    def _manifest(self, table: Table) -> dict[str, Any]:
+        manifest = self.archive / table.name / "manifest.json"
+        return json.loads(manifest.read_bytes()) if manifest.exists() else {}
 
 
 def _integer(position: str) -> int:
@@ -121,6 +128,12 @@ def test_every_boundary_equals_postgresql_whatever_was_killed(
         writer.start()
     with pipeline.server, pipeline.writer:
         _kill_at_random(rng, pipeline)
+        for table in TABLES:
+            wait_until(
+                lambda table=table: len(pipeline.artifacts(table)) > 10,  # type: ignore[misc]
+                f"some artifacts of {table.name}",
+                60,
+            )
         for writer in writers:
             writer.finish()
         pipeline.server.wait_ready(60)
@@ -138,7 +151,7 @@ def _kill_at_random(rng: random.Random, pipeline: Pipeline) -> None:
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         # How long each life lasts is what is random here, from in mid-copy to well settled.
-        time.sleep(rng.choice([0.2, 1, 3]) * rng.random())
+        time.sleep(rng.choice([0.5, 4, 10]) * rng.random())
         victim = rng.choice([pipeline.server, pipeline.writer])
         if victim.is_running():
             victim.kill()
@@ -161,8 +174,11 @@ def _compare(pipeline: Pipeline, oracle: Oracle, table: Table) -> None:
     positions = [position for position, _ in found]
     assert positions == sorted(positions)
     for position, lines in found:
-        assert oracle.rows_of(table.name, lines) == oracle.rows_at(table.name, position), (
-            f"seed {SEED}: {table.name} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}"
+        archived, held = oracle.rows_of(table.name, lines), oracle.rows_at(table.name, position)
+        assert archived == held, (
+            f"seed {SEED}: {table.name} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}\n"
+            f"only in the archive: {sorted(archived - held)}\n"
+            f"only in PostgreSQL: {sorted(held - archived)}"
         )
     verified = subprocess.run(
         [BIN / "laredo-archive", "verify", str(pipeline.archive / table.name)],
