@@ -130,10 +130,11 @@ class ArtifactFiles:
         expected: int | None,
         read: Callable[[Source], Iterator[tuple[list[bytes], list[bytes]]]],
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        uri = self.uri(entry)
         count, last = 0, None
         for keys, lines in self._guarded(entry, read):
             if entry.sorted:
-                _check_order(self.uri(entry), last, keys)
+                _check_order(uri, last, keys)
             count += len(keys)
             last = keys[-1]
             yield keys, lines
@@ -159,15 +160,17 @@ class ArtifactFiles:
         expected: int | None,
         read: Callable[[Source], Iterator[Change]],
     ) -> Iterator[Change]:
+        uri, is_sorted = self.uri(entry), entry.sorted
         count, last = 0, None
         truncated = False
         for change in self._guarded(entry, read):
             if change.action is Action.TRUNCATE:
                 truncated = True
             else:
-                _check_change(self.uri(entry), change)
-                if entry.sorted and last is not None and last >= change.key:
-                    _refuse_order(self.uri(entry), last, change.key)
+                if change.new is None and change.action is not Action.DELETE:
+                    _refuse_change(uri, change)
+                if is_sorted and last is not None and last >= change.key:
+                    _refuse_order(uri, last, change.key)
                 count += 1
                 last = change.key
             yield change
@@ -223,7 +226,7 @@ def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
                 _refuse_order(uri, before, after)
 
 
-def _refuse_order(uri: str, before: bytes, after: bytes) -> None:
+def _refuse_order(uri: str, before: bytes, after: bytes) -> NoReturn:
     raise ArtifactDamaged(
         uri,
         f"the manifest says it is sorted, and the key {after.decode(errors='replace')!r} comes"
@@ -231,9 +234,8 @@ def _refuse_order(uri: str, before: bytes, after: bytes) -> None:
     )
 
 
-def _check_change(uri: str, change: Change) -> None:
-    if change.new is None and change.action is not Action.DELETE:
-        raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")
+def _refuse_change(uri: str, change: Change) -> NoReturn:
+    raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")
 
 
 class _Checked:
