@@ -1,6 +1,9 @@
 """The hand-written protobuf against the generated classes and the rules of FORMAT.md."""
 
 import io
+import math
+import random
+import struct
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -14,6 +17,7 @@ from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.column import Column
 from tests.archive.rows import Table, changes, tables
+from tests.fix_postgres import Database
 
 
 def messages(data: bytes, kind: type[SnapshotRow] | type[DiffChange]):
@@ -175,3 +179,24 @@ def test_changes_of_other_writers_are_read_without_columns() -> None:
         TRUNCATION,
         Change(Action.DELETE, b"42", b'{"id":42}', None),
     ]
+
+
+@pytest.mark.parametrize(("type_name", "pack"), [("float8", "d"), ("float4", "f")])
+def test_floats_of_postgresql_go_through_as_numbers(
+    database: Database, type_name: str, pack: str
+) -> None:
+    """Exactly, and but for a few as number_value: our printing is PostgreSQL's."""
+    chosen = random.Random(20260603)
+    numbers = [10.0**power for power in range(-30, 30)]
+    numbers += [chosen.uniform(-1, 1) * 10 ** chosen.randint(-8, 20) for _ in range(500)]
+    patterns = (chosen.randbytes(struct.calcsize(pack)) for _ in range(1500))
+    numbers += [number for (number,) in (struct.unpack(pack, raw) for raw in patterns)]
+    finite = [number for number in numbers if math.isfinite(number)]
+    with database.connect() as connection:
+        connection.execute("SET extra_float_digits = 3")
+        found = connection.execute(
+            f"SELECT to_json(x::{type_name})::text FROM unnest(%s::float8[]) x", (finite,)
+        ).fetchall()
+    kinds = [row_of(type_name, str(text).encode()).WhichOneof("kind") for (text,) in found]
+    assert len(kinds) == len(finite)
+    assert kinds.count("number_value") > 0.99 * len(kinds)
