@@ -1,0 +1,266 @@
+"""``make demo``: rows change in a real PostgreSQL and land in an archive that is proven equal.
+
+PostgreSQL, laredo-fanout and laredo-snapshotter run as they would anywhere, with
+the configurations beside this file; both programs are killed with -9 on the way.
+The exit code is 0 only if every row of the archive equals PostgreSQL's.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from examples.snapshotter import demo_workload
+from examples.snapshotter.demo_programs import Program, free_port
+from examples.snapshotter.demo_proof import Verdict, prove
+from examples.snapshotter.demo_view import View, show_verdicts
+from examples.snapshotter.demo_workload import TABLES, Application
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_model import position as position_
+
+HERE = Path(__file__).parent
+MARK = ".laredo-demo"
+LOOK_S = 0.12
+PATIENCE_S = 90.0
+
+
+@dataclass
+class Stage:
+    """Everything that runs."""
+
+    dsn: str
+    archive: Path
+    server: Program
+    writer: Program
+    applications: dict[str, Application]
+
+
+class Interrupted:
+    """Ctrl-C ends the workload early; the proof is still made."""
+
+    def __init__(self) -> None:
+        self.now = False
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.now = True
+
+
+def main() -> int:
+    """The exit code: 0 if equal, 1 if not."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=24, help="how long rows change")
+    options.add_argument("--rows", type=int, default=20_000, help="rows a table starts with")
+    options.add_argument("--directory", type=Path, help="default: ./demo-run")
+    arguments = options.parse_args()
+    console = Console()
+    directory = _directory(arguments.directory)
+    console.print(f"everything of this run is below [bold]{directory}[/]")
+    interrupted = Interrupted()
+    # The server's own user must be able to reach its data, wherever we may be.
+    data = Path(tempfile.mkdtemp(prefix="laredo-demo-")) if os.geteuid() == 0 else directory
+    try:
+        with EmbeddedPostgres(data / "postgres") as postgres:
+            verdicts = _run(console, postgres, directory, arguments, interrupted)
+    finally:
+        if data != directory:
+            shutil.rmtree(data, ignore_errors=True)
+    return _conclude(console, verdicts, directory)
+
+
+def _directory(wanted: Path | None) -> Path:
+    """./demo-run, emptied if an earlier demo made it; a temporary one if it is somebody else's."""
+    directory = (wanted or Path("demo-run")).absolute()
+    if directory.exists() and any(directory.iterdir()):
+        if not (directory / MARK).exists():
+            return Path(tempfile.mkdtemp(prefix="laredo-demo-run-"))
+        shutil.rmtree(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / MARK).write_text("made by examples/snapshotter/demo.py, which empties it\n")
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="laredo-demo-run-"))
+    return directory
+
+
+def _run(
+    console: Console,
+    postgres: EmbeddedPostgres,
+    directory: Path,
+    arguments: argparse.Namespace,
+    interrupted: Interrupted,
+) -> list[Verdict]:
+    with postgres.connect() as admin:
+        admin.execute("CREATE DATABASE app")
+    stage = _stage(postgres.dsn("app"), directory, arguments.rows)
+    demo_workload.create(stage.dsn, arguments.rows)
+    try:
+        with View(console, stage.archive, arguments.seconds + 6) as view:
+            _play(stage, view, arguments.seconds, interrupted)
+            _settle(stage, view, postgres)
+            code = stage.writer.stop()
+            view.say(f"laredo-snapshotter: SIGTERM, exit code {code}")
+            code = stage.server.stop()
+            view.say(f"laredo-fanout: SIGTERM, exit code {code}")
+            view.update(stage.server, stage.writer, stage.applications)
+        return [prove(stage.dsn, table, stage.archive / table) for table in TABLES]
+    finally:
+        stage.writer.kill()
+        stage.server.kill()
+
+
+def _stage(dsn: str, directory: Path, rows: int) -> Stage:
+    grpc, server_http, writer_http = free_port(), free_port(), free_port()
+    archive = directory / "archive"
+    server = Program(
+        "laredo-fanout",
+        HERE / "fanout.conf",
+        {
+            "sources.pg.connection": dsn,
+            "sources.pg.heartbeat_interval": "1s",
+            "state.path": directory / "fanout-state",
+            "state.max_size": "4 GB",
+            "fanout.grpc.port": grpc,
+            "fanout.drain_grace": "1s",
+            "http.port": server_http,
+        },
+        directory / "laredo-fanout.log",
+        server_http,
+    )
+    writer = Program(
+        "laredo-snapshotter",
+        HERE / "full.conf",
+        {
+            "snapshotter.source.server": f"127.0.0.1:{grpc}",
+            "snapshotter.destinations": f'[{{type = local, path = "{archive}"}}]',
+            "snapshotter.diff.interval": "1s",
+            "snapshotter.snapshot.min_interval": "6s",
+            "snapshotter.snapshot.max_churn_records": 3000,
+            "snapshotter.seen_interval": "1s",
+            "snapshotter.http.port": writer_http,
+        },
+        directory / "laredo-snapshotter.log",
+        writer_http,
+    )
+    applications = {table: Application(dsn, table, rows, seed) for seed, table in enumerate(TABLES)}
+    return Stage(dsn, archive, server, writer, applications)
+
+
+def _play(stage: Stage, view: View, seconds: float, interrupted: Interrupted) -> None:
+    """The acts, each at its part of the time."""
+    server, writer, orders = stage.server, stage.writer, stage.applications["orders"]
+
+    def begin() -> None:
+        view.say("rows change from the start, while they are copied")
+        for application in stage.applications.values():
+            application.start()
+        server.start()
+        writer.start()
+
+    def kill(program: Program) -> Callable[[], None]:
+        def act() -> None:
+            _wait_until(writer.is_ready, stage, view, interrupted)
+            view.say(f"kill -9 {program.name}", "bold red")
+            program.kill()
+
+        return act
+
+    def start(program: Program) -> Callable[[], None]:
+        def act() -> None:
+            view.say(f"{program.name} is started again", "bold")
+            program.start()
+
+        return act
+
+    def truncate() -> None:
+        view.say("TRUNCATE orders", "bold")
+        orders.truncate()
+
+    acts: list[tuple[float, Callable[[], None]]] = [
+        (0.00, begin),
+        (0.35, kill(writer)),
+        (0.40, start(writer)),
+        (0.55, truncate),
+        (0.70, kill(server)),
+        (0.74, start(server)),
+        (1.00, lambda: None),
+    ]
+    began = time.monotonic()
+    for part, act in acts:
+        due = began + part * seconds
+        _wait_until(lambda due=due: time.monotonic() >= due, stage, view, interrupted)  # type: ignore[misc]
+        if interrupted.now:
+            view.say("interrupted: the rows stop changing, the proof follows", "bold")
+            break
+        act()
+    for application in stage.applications.values():
+        application.stop()
+    for program in (server, writer):
+        if program.pid is None:
+            program.start()
+
+
+def _wait_until(
+    condition: Callable[[], bool], stage: Stage, view: View, interrupted: Interrupted | None = None
+) -> None:
+    """Show what happens until ``condition``, or somebody interrupts.
+
+    :raises RuntimeError: if neither comes within a minute.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and not (interrupted is not None and interrupted.now):
+        if time.monotonic() > deadline:
+            logs = f"{stage.server.log} and {stage.writer.log}"
+            raise RuntimeError(f"nothing more happens for {PATIENCE_S:g} s; see {logs}")
+        view.update(stage.server, stage.writer, stage.applications)
+        time.sleep(LOOK_S)
+
+
+def _settle(stage: Stage, view: View, postgres: EmbeddedPostgres) -> None:
+    """Wait until the archive has all that was committed."""
+    with postgres.connect("app") as connection:
+        row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+    assert row is not None
+    end = str(row[0])
+    view.say(f"the rows stand still at {end}; the archive catches up")
+    _wait_until(lambda: _reached(stage.writer, position_.parse(end)), stage, view)
+
+
+def _reached(writer: Program, end: int) -> bool:
+    tables = (writer.status() or {}).get("tables", {})
+    seen = [
+        position_.parse(table["seen_position"])
+        for table in tables.values()
+        if table["seen_position"] is not None
+    ]
+    return len(seen) == len(TABLES) and min(seen) >= end
+
+
+def _conclude(console: Console, verdicts: list[Verdict], directory: Path) -> int:
+    show_verdicts(console, verdicts)
+    equal = all(verdict.equal for verdict in verdicts)
+    if equal:
+        console.print(
+            "[bold green]EQUAL[/]: every row of the archive is PostgreSQL's, and no other"
+        )
+    else:
+        console.print("[bold red]DIFFERENT[/]: the archive isn't what PostgreSQL holds")
+    archive = directory / "archive"
+    console.print(f"archive  {archive}\nlogs     {directory}/*.log", highlight=False)
+    console.print(
+        f"look at it: laredo-archive ls {archive / TABLES[0]}", highlight=False, soft_wrap=True
+    )
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The two programs, as the console scripts that a user starts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Program:
+    """One console script with a configuration of examples/snapshotter and its overrides."""
+
+    def __init__(
+        self, script: str, config: Path, settings: dict[str, object], log: Path, http_port: int
+    ) -> None:
+        sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        self.name = script
+        self.command: Sequence[str] = (str(BIN / script), "--config", str(config), *sets)
+        self.log = log
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=2)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None while it doesn't run."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; its own output goes to its log."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is the demo's to handle: it ends the programs in order.
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self, timeout: float = 40) -> int | None:
+        """SIGTERM; the exit code, None if it didn't run."""
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -9
+
+    def status(self) -> dict[str, Any] | None:
+        """What /status says; None while nobody answers."""
+        try:
+            answer = self._client.get("/status")
+        except httpx.TransportError:
+            return None
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def is_ready(self) -> bool:
+        """What /health/ready says."""
+        try:
+            return self._client.get("/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
