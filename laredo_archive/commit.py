@@ -6,24 +6,22 @@ is everywhere, so what couldn't be finished is taken up again before anything el
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import structlog
 
-from laredo_archive import chain, naming
+from laredo_archive import chain, naming, succession
 from laredo_archive.base import Base, BasePlan, BaseUpload
 from laredo_archive.claim import claim
 from laredo_archive.destination import Destination
 from laredo_archive.diff import Window, encode
 from laredo_archive.errors import (
     ArtifactMissing,
-    ChecksumDiffers,
     CommitUnavailable,
     DestinationError,
     Fenced,
@@ -118,7 +116,7 @@ class TableArchive:
         around, counted = surroundings or Surroundings(), counts or Counts()
         holdings = [
             Holding(destination, table, prefix, around, counted)
-            for destination in sorted(destinations, key=lambda place: place.uri)
+            for _, destination in sorted({place.uri: place for place in destinations}.items())
         ]
         names = tuple(sinks)
         owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
@@ -212,15 +210,17 @@ class TableArchive:
         """
         with self._my_turn():
             self._finish_offer()
-            known = self._committed(base.artifact.same_as)
+            known = succession.known(self._manifest, base.artifact.same_as)
             if known is not None:
                 return known
-            boundary = self._boundary_for(base.artifact, continues=continues)
+            before = succession.before_base(
+                self._table, self._manifest, base.artifact, continues=continues
+            )
             artifact = replace(
                 base.artifact,
                 continues=continues,
-                follows=chain.following(self._last()),
-                to_time=_not_before(boundary, base.artifact.to_time, continues=continues),
+                follows=chain.following(self._manifest.last if self._manifest else None),
+                to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )
             self._offer = Offer(artifact, {}, base.placed, self._with_base, self._new_names)
             return self._finish_offer() or artifact
@@ -249,15 +249,16 @@ class TableArchive:
         """
         with self._my_turn():
             self._finish_offer()
-            known = self._committed(
+            known = succession.known(
+                self._manifest,
                 lambda artifact: (
                     (artifact.from_position, artifact.to_position) == (from_position, to_position)
-                )
+                ),
             )
             if known is not None:
                 return known
-            last = self._end_for_diff(from_position, to_position)
-            time = _not_before(last, to_time)
+            last = succession.before_diff(self._table, self._manifest, from_position, to_position)
+            time = succession.time_of_diff(last, to_time)
             diff = encode(
                 self._table,
                 self._key_prefix,
@@ -322,12 +323,7 @@ class TableArchive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # What an artifact does to a manifest.
@@ -355,61 +351,6 @@ class TableArchive:
     def _with_notices(self, manifest: Manifest) -> Manifest | None:
         entered = self._notices.entered(manifest)
         return None if entered is manifest else entered
-
-    # What may follow what.
-
-    def _last(self) -> Artifact | None:
-        return self._manifest.last if self._manifest else None
-
-    def _committed(self, is_it: Callable[[Artifact], bool]) -> Artifact | None:
-        manifest = self._manifest
-        for artifact in reversed(manifest.artifacts if manifest else ()):
-            if is_it(artifact) and manifest and artifact.history == manifest.history:
-                return artifact
-        return None
-
-    def _boundary_for(self, base: Artifact, *, continues: bool) -> Artifact | None:
-        """The artifact that a base comes after, in the order of positions."""
-        manifest, last = self._manifest, self._last()
-        epoch = last.epoch if last else 0
-        at = positions.text(base.to_position)
-        if base.epoch != epoch + 1:
-            raise OutOfOrder(
-                f"{self._table}: a base of epoch {base.epoch} at {at} can't follow epoch {epoch}"
-            )
-        if not continues or manifest is None or last is None:
-            if last is not None and last.history == base.history:
-                self._refuse_going_back(last, base.to_position)
-            return last
-        boundary = chain.boundary_at(manifest, base.to_position)
-        if boundary is None or boundary.history != base.history:
-            raise OutOfOrder(
-                f"{self._table}: no artifact of history {base.history} ends at {at}, so the base"
-                " there can't continue the archive"
-            )
-        if _contradict(boundary.rows, base.rows) or _contradict(
-            boundary.state_checksum, base.state_checksum
-        ):
-            raise ChecksumDiffers(self._table, at, _state(boundary), _state(base))
-        return boundary
-
-    def _end_for_diff(self, from_position: Position, to_position: Position) -> Artifact:
-        last = self._last()
-        if last is None or last.to_position != from_position:
-            head = positions.text(last.to_position) if last else "nowhere"
-            raise OutOfOrder(
-                f"{self._table}: a diff from {positions.text(from_position)} can't follow an"
-                f" archive that ends at {head}"
-            )
-        self._refuse_going_back(last, to_position)
-        return last
-
-    def _refuse_going_back(self, last: Artifact, position: Position) -> None:
-        if position < last.to_position:
-            raise OutOfOrder(
-                f"{self._table}: {positions.text(position)} lies before the archive's head,"
-                f" {positions.text(last.to_position)}"
-            )
 
     # Finishing.
 
@@ -463,21 +404,3 @@ class TableArchive:
                 self._counts.note(failure, self._holdings)
                 log.warning("commit waits", table=self._table, reason=str(failure))
                 raise CommitUnavailable(self._table, failure.uri, failure) from failure
-
-
-def _not_before(
-    before: Artifact | None, time: datetime | None, *, continues: bool = False
-) -> datetime | None:
-    """``to_time`` for what follows ``before``; a base has the time of the diff it replaces."""
-    known = before.to_time if before else None
-    if known is None or time is None:
-        return known or time
-    return known if continues else max(known, time)
-
-
-def _contradict(one: object, other: object) -> bool:
-    return one is not None and other is not None and one != other
-
-
-def _state(artifact: Artifact) -> str:
-    return f"{artifact.rows} rows, checksum {artifact.state_checksum}"

@@ -143,7 +143,7 @@ class Artifact:
     def is_snapshot(self) -> bool:
         return self.kind is Kind.SNAPSHOT
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Of its largest format."""
         return max((entry.size_bytes for entry in self.formats.values()), default=0)

@@ -1,6 +1,7 @@
 """Reads manifest.json: every field checked, every complaint with its place in the file."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -25,6 +26,9 @@ from laredo_model.history import History
 from laredo_model.position import Position
 
 T = TypeVar("T")
+
+_MD5 = re.compile(r"[0-9a-f]{32}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -152,14 +156,14 @@ def _map_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[st
 
 def _checksum(value: object, place: str) -> str:
     text = _text(value, place)
-    if len(text) != 32 or not all(digit in "0123456789abcdef" for digit in text):
+    if not _MD5.match(text):
         raise _Wrong(f"{place}: 32 hex digits are expected, not {text!r}")
     return text
 
 
 def _sha256(value: object, place: str) -> str:
     text = _text(value, place)
-    if len(text) != 64 or not all(digit in "0123456789abcdef" for digit in text):
+    if not _SHA256.match(text):
         raise _Wrong(f"{place}: 64 hex digits are expected, not {text!r}")
     return text
 

@@ -1,5 +1,7 @@
 """What a writer may commit after what, and what its manifest then says."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -447,6 +449,50 @@ def test_a_restart_tells_from_the_highest_that_any_manifest_says() -> None:
     assert manifest is not None
     assert [a.to_position for a in again.notices.outstanding("a", manifest)] == [20]
     assert again.notices.told["new"] == Mark(1, Position(10)), "a new sink gets the newest"
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    archive = opened([LocalDestination(tmp_path / name) for name in ("one", "other")])
+    rebased(archive, 10, ONE, continues=False)
+    base = archive.snapshot(
+        position=Position(10),
+        history=HISTORY,
+        columns=COLUMNS,
+        key_fields=["id"],
+        formats=["jsonl"],
+    )
+    done = threading.Event()
+
+    def keep_looking() -> None:
+        while not done.is_set():
+            head = archive.head
+            assert head is not None
+            archive.see(Position(1000))
+            archive.settle()
+
+    def keep_writing() -> None:
+        for key, line in sorted(ONE.items()):
+            base.write([key], [line])
+
+    with ThreadPoolExecutor(3) as threads:
+        looking, writing = threads.submit(keep_looking), threads.submit(keep_writing)
+        for position in range(10, 40):
+            diffed(archive, position, position + 1, ONE, ONE)
+        done.set()
+        looking.result()
+        writing.result()
+    archive.commit_base(base.finish(None), continues=True)
+    assert archive.head is not None
+    assert (archive.head.epoch, archive.head.position) == (2, 40)
+    assert archive.head.diffs_since_snapshot == 30
+    assert archive.counts.cas_conflicts == 0
+
+
+def test_the_same_destination_twice_is_one(tmp_path: Path) -> None:
+    archive = opened([LocalDestination(tmp_path), LocalDestination(f"{tmp_path}/./")])
+    rebased(archive, 10, ONE, continues=False)
+    assert archive.manifest is not None
+    assert archive.manifest.revision == 2
 
 
 def test_round_trips_of_a_diff() -> None:

@@ -24,7 +24,7 @@ from tests.archive.simulation.store import LATEST_S, Faults, MemoryStore
 from tests.archive.simulation.truth import Database
 from tests.archive.simulation.world import Actor, World
 
-SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "300"))
+SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "200"))
 FIRST = int(os.environ.get("LAREDO_SIMULATION_FIRST", "0"))
 GROUPS = 10
 
