@@ -17,7 +17,7 @@ COLUMNS = (
     Column("big", "text", ordinal=3),
 )
 NAMES = ("id", "v", "big")
-SIZE = 64 << 20
+SIZE = 512 << 20
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
 

@@ -1,0 +1,1 @@
+"""Periodic snapshots of a table, as files: written, listed, read, and removed when they are old."""

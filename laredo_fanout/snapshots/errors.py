@@ -1,0 +1,43 @@
+"""What can go wrong with snapshot files.
+
+SnapshotError
+├── SnapshotUnknown     no snapshot with this id
+├── SnapshotDamaged     the file isn't what was written
+├── SnapshotBusy        another process is writing into the directory
+└── SnapshotUnwritable  the directory or disk doesn't take it
+"""
+
+
+class SnapshotError(Exception):
+    """Root of this package's errors."""
+
+
+class SnapshotUnknown(SnapshotError):
+    """No snapshot with this id (any more)."""
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"there is no snapshot {snapshot_id!r}; list them to see which there are")
+
+
+class SnapshotDamaged(SnapshotError):
+    """A snapshot's file isn't what was written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the snapshot {path} is damaged: {why}; take another one, or remove it")
+
+
+class SnapshotBusy(SnapshotError):
+    """Another process is writing into the directory."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(
+            f"another process is writing snapshots into {directory}; give every server its own "
+            "snapshot.store_config.path"
+        )
+
+
+class SnapshotUnwritable(SnapshotError):
+    """The directory or its disk doesn't take the snapshot; the ones before are untouched."""
+
+    def __init__(self, directory: str, why: str) -> None:
+        super().__init__(f"can't write a snapshot into {directory}: {why}")

@@ -1,0 +1,159 @@
+"""Taking a snapshot: what the short-lived snapshot process does."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import BinaryIO
+
+import structlog
+
+from laredo_fanout.snapshots import info as info_
+from laredo_fanout.snapshots.directory import INFO, ROWS, SnapshotDirectory
+from laredo_fanout.snapshots.errors import SnapshotBusy, SnapshotUnwritable
+from laredo_fanout.snapshots.info import SnapshotInfo
+from laredo_fanout.snapshots.retention import Retention
+from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.snapshot import Snapshot
+from laredo_model.checksum import StateChecksum
+
+UNFINISHED = ".unfinished-"
+_LOCK = ".lock"
+
+log = structlog.get_logger("laredo_fanout.snapshots")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of it: the newest snapshot, whether it is new, and which ones were removed."""
+
+    snapshot: SnapshotInfo
+    written: bool
+    removed: tuple[str, ...]
+
+
+def take(reader: StoreReader, table: str, directory: Path, retention: Retention) -> Taken:
+    """Write a snapshot of ``table`` ("schema.name") and remove those that are too old.
+
+    Nothing is written if the newest one has the same rows already. A snapshot
+    appears whole or not at all; what an earlier, killed process left is removed.
+
+    :raises TableUnknown: if the store has no such table.
+    :raises TableHidden: if it isn't consistent yet.
+    :raises SnapshotBusy: if another process is writing there.
+    :raises SnapshotUnwritable: if the directory or its disk doesn't take it.
+    """
+    shelf = SnapshotDirectory(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _alone(directory):
+            _clean(shelf)
+            taken = _write_if_changed(reader, table, shelf)
+            removed = _remove_expired(shelf, retention)
+    except OSError as failed:
+        raise SnapshotUnwritable(str(directory), failed.strerror or str(failed)) from failed
+    return Taken(taken[0], taken[1], removed)
+
+
+def _write_if_changed(
+    reader: StoreReader, table: str, shelf: SnapshotDirectory
+) -> tuple[SnapshotInfo, bool]:
+    with reader.snapshot(reader.table(table).id) as rows:
+        newest = shelf.newest()
+        if (
+            newest is not None
+            and newest.table == table
+            and (newest.table_id, newest.sequence) == (rows.view.id, rows.sequence)
+        ):
+            return newest, False
+        source = reader.source()
+        history = str(source.history) if source else ""
+        return _write(rows, history, shelf), True
+
+
+def _write(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotInfo:
+    view = rows.view
+    digest, checksum, size = hashlib.sha256(), StateChecksum(), 0
+    name = info_.file_name(rows.position, rows.sequence)
+    with _atomic(shelf.path / (name + ROWS)) as file:
+        for _, lines in rows.batches():
+            block = b"\n".join(lines) + b"\n"
+            file.write(block)
+            digest.update(block)
+            checksum.add(lines)
+            size += len(block)
+    made = SnapshotInfo(
+        snapshot_id=info_.snapshot_id(view.name, rows.position, rows.sequence),
+        table=view.name,
+        table_id=view.id,
+        sequence=rows.sequence,
+        position=rows.position,
+        history=history,
+        rows=checksum.rows,
+        size_bytes=size,
+        sha256=digest.hexdigest(),
+        state_checksum=checksum.hex(),
+        created_at_us=int(time() * 1_000_000),
+        columns=view.columns,
+    )
+    with _atomic(shelf.path / (name + INFO)) as file:
+        file.write(made.to_bytes())
+    return made
+
+
+def _remove_expired(shelf: SnapshotDirectory, retention: Retention) -> tuple[str, ...]:
+    expired = retention.expired(shelf.snapshots(), int(time() * 1_000_000))
+    for each in expired:
+        shelf.info_file(each).unlink()
+        shelf.rows_file(each).unlink()
+    if expired:
+        _sync_directory(shelf.path)
+    return tuple(each.snapshot_id for each in expired)
+
+
+def _clean(shelf: SnapshotDirectory) -> None:
+    """Remove what isn't a snapshot and never will be."""
+    for path in shelf.path.iterdir():
+        orphan = path.suffix == ROWS and not path.with_suffix(INFO).exists()
+        if orphan or path.name.startswith(UNFINISHED):
+            log.info("unfinished snapshot removed", path=str(path))
+            path.unlink()
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One process at a time writes into a directory."""
+    with (directory / _LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SnapshotBusy(str(directory)) from None
+        yield
+
+
+@contextmanager
+def _atomic(path: Path) -> Iterator[BinaryIO]:
+    """A file that is there, durable, once the block ends without an error; else nothing is."""
+    unfinished = path.with_name(UNFINISHED + path.name)
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        _sync_directory(path.parent)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

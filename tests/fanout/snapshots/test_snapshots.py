@@ -1,0 +1,416 @@
+"""Periodic snapshot files: whole or not there, listed, read back, removed in time."""
+
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from laredo_fanout.snapshots import info as info_
+from laredo_fanout.snapshots.directory import SnapshotDirectory
+from laredo_fanout.snapshots.errors import (
+    SnapshotBusy,
+    SnapshotDamaged,
+    SnapshotUnknown,
+    SnapshotUnwritable,
+)
+from laredo_fanout.snapshots.info import SnapshotInfo
+from laredo_fanout.snapshots.retention import Retention
+from laredo_fanout.snapshots.take import Taken, take
+from laredo_fanout.store.errors import TableHidden, TableUnknown
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.writer import Store
+from laredo_model.checksum import StateChecksum
+from laredo_model.history import History
+from tests.fanout.store.sample import (
+    COLUMNS,
+    commit,
+    delete,
+    insert,
+    live_table,
+    open_store,
+    row,
+    state_of,
+    update,
+)
+
+KEEP = Retention(keep_count=3, max_age_s=3600)
+TABLE = "public.users"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def table(store: Store) -> int:
+    with store.transaction() as transaction:
+        source = SourceIdentity(History(7300, 1, 16384), "laredo", "laredo")
+        transaction.set_source(source)
+    table = live_table(store)
+    commit(store, table, (0x19F000, [insert(f"{n:04}", n) for n in range(3000)]))
+    return table
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> SnapshotDirectory:
+    return SnapshotDirectory(tmp_path / "snapshots" / TABLE)
+
+
+def take_now(store: Store, shelf: SnapshotDirectory, keep: Retention = KEEP) -> Taken:
+    return take(store.reader(), TABLE, shelf.path, keep)
+
+
+def change(store: Store, table: int) -> None:
+    commit(store, table, (store.position + 8, [update("0000", store.position)]))
+
+
+def lines_of(shelf: SnapshotDirectory, snapshot: SnapshotInfo, rows: int = 1000) -> list[bytes]:
+    return [line for lines in shelf.read(snapshot, rows) for line in lines]
+
+
+def test_a_snapshot_is_the_table_at_its_position(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    before = int(time.time() * 1e6)
+    taken = take_now(store, shelf)
+    assert taken.written
+    made = taken.snapshot
+    state = state_of(store.reader(), table)
+    assert lines_of(shelf, made) == [state[key] for key in sorted(state)]
+    checksum = StateChecksum()
+    checksum.add(list(state.values()))
+    assert (made.rows, made.state_checksum) == (3000, checksum.hex())
+    assert (made.sequence, made.position) == (store.tables[table].sequence, 0x19F000)
+    assert made.history == "7300:1:16384"
+    assert made.columns == COLUMNS
+    assert made.snapshot_id == f"{TABLE}@0_19F000-{made.sequence}"
+    assert info_.table_of(made.snapshot_id) == TABLE
+    assert before <= made.created_at_us <= int(time.time() * 1e6)
+    assert shelf.rows_file(made).stat().st_size == made.size_bytes
+    assert shelf.snapshots() == [made] == [shelf.newest()]
+    assert shelf.find(made.snapshot_id) == made
+
+
+def test_the_rows_file_is_plain_jsonl(store: Store, table: int, shelf: SnapshotDirectory) -> None:
+    commit(store, table, (0x1A0000, [insert("z", "two\u2028lines")]))
+    made = take_now(store, shelf).snapshot
+    text = shelf.rows_file(made).read_bytes()
+    assert text.endswith(row("z", "two\u2028lines") + b"\n")
+    assert text.count(b"\n") == 3001
+
+
+def test_an_empty_table_has_a_snapshot_too(store: Store, shelf: SnapshotDirectory) -> None:
+    live_table(store)
+    made = take_now(store, shelf).snapshot
+    assert (made.rows, made.size_bytes, made.history) == (0, 0, "")
+    assert lines_of(shelf, made) == []
+
+
+@pytest.mark.parametrize("rows", [1, 7, 2999, 3000, 3001])
+def test_it_is_read_in_pieces_of_any_size(
+    store: Store, table: int, shelf: SnapshotDirectory, rows: int
+) -> None:
+    made = take_now(store, shelf).snapshot
+    pieces = list(shelf.read(made, rows))
+    assert max(map(len, pieces)) <= rows
+    assert sum(map(len, pieces)) == 3000
+
+
+def test_unchanged_rows_are_not_written_again(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    first = take_now(store, shelf)
+    with store.transaction() as transaction:
+        transaction.set_position(0x1A0000, 0)
+    again = take_now(store, shelf)
+    assert (again.written, again.snapshot) == (False, first.snapshot)
+    change(store, table)
+    assert take_now(store, shelf).written
+    assert len(shelf.snapshots()) == 2
+
+
+def test_a_table_copied_anew_is_written_again(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    take_now(store, shelf)
+    live_table(store, position=0x1B0000)
+    taken = take_now(store, shelf)
+    assert (taken.written, taken.snapshot.rows) == (True, 0)
+    assert shelf.newest() == taken.snapshot
+
+
+def test_the_newest_come_first_and_only_so_many_stay(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    made = []
+    for n in range(5):
+        change(store, table)
+        taken = take_now(store, shelf)
+        made.append(taken.snapshot)
+        assert taken.removed == ((made[n - 3].snapshot_id,) if n >= 3 else ())
+    assert shelf.snapshots() == made[:1:-1]
+    assert shelf.snapshots(2) == made[:2:-1]
+    assert len(list(shelf.path.glob("*.jsonl"))) == len(list(shelf.path.glob("*.json"))) == 3
+    with pytest.raises(SnapshotUnknown, match="list them"):
+        shelf.find(made[0].snapshot_id)
+    with pytest.raises(SnapshotUnknown):
+        next(shelf.read(made[0]))
+
+
+class TestRetention:
+    @staticmethod
+    def infos(*ages_s: int) -> list[SnapshotInfo]:
+        blank = SnapshotInfo("", TABLE, 1, 1, 1, "", 0, 0, "", "", 0, ())
+        return [
+            replace(blank, snapshot_id=str(age), created_at_us=(10_000 - age) * 1_000_000)
+            for age in ages_s
+        ]
+
+    @pytest.mark.parametrize(
+        ("ages", "gone"),
+        [
+            ((), []),
+            ((0,), []),
+            ((9999,), []),
+            ((9998, 9999), ["9999"]),
+            ((1, 2, 3), []),
+            ((1, 2, 3, 4, 5), ["5", "4"]),
+            ((1, 99, 100, 101), ["101"]),
+            ((1, 101, 102), ["102", "101"]),
+        ],
+    )
+    def test_by_count_and_age_but_never_the_newest(
+        self, ages: tuple[int, ...], gone: list[str]
+    ) -> None:
+        expired = Retention(3, 100).expired(self.infos(*ages), 10_000 * 1_000_000)
+        assert [each.snapshot_id for each in expired] == gone
+
+    def test_a_count_of_one(self) -> None:
+        expired = Retention(1, 1e9).expired(self.infos(1, 2), 10_000 * 1_000_000)
+        assert [each.snapshot_id for each in expired] == ["2"]
+
+
+def damage_size(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    with shelf.rows_file(made).open("ab") as file:
+        file.write(b"{}\n")
+
+
+def damage_rows_gone(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    shelf.rows_file(made).unlink()
+
+
+def damage_info_cut(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    path = shelf.info_file(made)
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def damage_info_empty(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    shelf.info_file(made).write_bytes(b"{}")
+
+
+def damage_info_list(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    shelf.info_file(made).write_bytes(b"[1]")
+
+
+def damage_position(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    path = shelf.info_file(made)
+    path.write_bytes(path.read_bytes().replace(b"0/19F", b"x/19F"))
+
+
+def damage_format(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    path = shelf.info_file(made)
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
+
+
+def damage_info_of_another(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+    shelf.info_file(made).write_bytes(replace(made, sequence=made.sequence + 1).to_bytes())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_size,
+        damage_rows_gone,
+        damage_info_cut,
+        damage_info_empty,
+        damage_info_list,
+        damage_position,
+        damage_format,
+        damage_info_of_another,
+    ],
+)
+def test_a_damaged_snapshot_is_left_out_with_one_log_line(
+    store: Store, table: int, shelf: SnapshotDirectory, damage: object
+) -> None:
+    made = take_now(store, shelf).snapshot
+    change(store, table)
+    good = take_now(store, shelf).snapshot
+    assert callable(damage)
+    damage(shelf, made)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert shelf.snapshots() == [good]
+    assert len(logs) == 1
+    assert logs[0]["log_level"] == "warning"
+    assert str(shelf.path) in logs[0]["error"]
+    with pytest.raises(SnapshotUnknown):
+        shelf.find(made.snapshot_id)
+    change(store, table)
+    assert take_now(store, shelf).written
+
+
+def test_damage_of_the_same_size_is_found_while_reading(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    made = take_now(store, shelf).snapshot
+    path = shelf.rows_file(made)
+    stored = path.read_bytes()
+    path.write_bytes(stored.replace(b'"17"', b'"71"', 1))
+    assert shelf.snapshots() == [made]
+    with pytest.raises(SnapshotDamaged, match="sha256"):
+        lines_of(shelf, made)
+    path.write_bytes(stored.replace(b"\n", b" ", 1))
+    with pytest.raises(SnapshotDamaged, match="2999 rows, 3000 were written"):
+        lines_of(shelf, made)
+
+
+def test_reading_goes_on_while_the_snapshot_is_removed(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    made = take_now(store, shelf).snapshot
+    reading = shelf.read(made, 100)
+    first = next(reading)
+    for _ in range(3):
+        change(store, table)
+        take_now(store, shelf)
+    assert made not in shelf.snapshots()
+    assert len(first) + sum(map(len, reading)) == 3000
+
+
+def test_a_directory_that_is_not_there_has_no_snapshots(tmp_path: Path) -> None:
+    shelf = SnapshotDirectory(tmp_path / "none")
+    assert shelf.snapshots() == []
+    assert shelf.newest() is None
+    assert not shelf.path.exists()
+
+
+def test_tables_that_cannot_be_taken(store: Store, shelf: SnapshotDirectory) -> None:
+    with pytest.raises(TableUnknown):
+        take_now(store, shelf)
+    with store.transaction() as transaction:
+        transaction.add_table("public", "users", 1, COLUMNS)
+    with pytest.raises(TableHidden, match="copying"):
+        take_now(store, shelf)
+    assert shelf.snapshots() == []
+
+
+def test_two_processes_do_not_write_into_one_directory(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    shelf.path.mkdir(parents=True)
+    with (shelf.path / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SnapshotBusy, match=r"store_config\.path"):
+            take_now(store, shelf)
+    assert take_now(store, shelf).written
+
+
+def test_a_directory_that_cannot_be_made(store: Store, table: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SnapshotUnwritable, match="Not a directory"):
+        take(store.reader(), TABLE, tmp_path / "file" / "snapshots", KEEP)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from laredo_fanout.snapshots.retention import Retention
+from laredo_fanout.snapshots.take import take
+from laredo_fanout.store.reader import StoreReader
+with StoreReader.open(sys.argv[1]) as reader:
+    print("taking", flush=True)
+    take(reader, "public.users", Path(sys.argv[2]), Retention(2, 3600))
+"""
+
+
+def test_killed_while_writing(store: Store, table: int, shelf: SnapshotDirectory) -> None:
+    """Whatever moment a kill -9 hits, the snapshots that are listed are whole."""
+    chance = random.Random()
+    killed = 0
+    for n in range(12):
+        steps = [update(f"{key:04}", n, "x" * 3000) for key in range(1500)]
+        commit(store, table, (store.position + 8, steps))
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(store.path), str(shelf.path)],
+            stdout=subprocess.PIPE,
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(chance.uniform(0, 0.06))  # the moment of the kill
+        os.kill(writer.pid, signal.SIGKILL)
+        killed += writer.wait() == -signal.SIGKILL
+        writer.stdout.close()
+        for each in shelf.snapshots():
+            assert len(lines_of(shelf, each)) == 3000
+    assert killed
+    change(store, table)
+    with capture_logs() as logs:
+        made = take_now(store, shelf, Retention(1, 3600)).snapshot
+    assert shelf.snapshots() == [made]
+    left = {path.name for path in shelf.path.iterdir()}
+    assert left == {".lock", made.name + ".jsonl", made.name + ".json"}
+    assert all(each["event"] == "unfinished snapshot removed" for each in logs)
+
+
+def on_a_full_disk(directory: Path) -> None:
+    """What runs on the small tmpfs."""
+    with open_store(directory / "store") as store:
+        table = live_table(store)
+        commit(store, table, (10, [insert("small", 1)]))
+        shelf = SnapshotDirectory(directory / "snapshots")
+        good = take_now(store, shelf).snapshot
+        steps = [insert(f"{n}", n, "x" * 10_000) for n in range(300)]
+        commit(store, table, (20, steps), (30, [delete("small")]))
+        ballast = directory / "ballast"
+        free = os.statvfs(directory)
+        ballast.write_bytes(b"\1" * (free.f_bavail * free.f_bsize - 1_000_000))
+        try:
+            take_now(store, shelf)
+        except SnapshotUnwritable as full:
+            assert "No space left" in str(full), full
+        else:
+            raise AssertionError("it fitted")
+        assert shelf.snapshots() == [good]
+        assert lines_of(shelf, good) == [row("small", 1)]
+        assert not list(shelf.path.glob(".unfinished*"))
+        ballast.unlink()
+        assert take_now(store, shelf).snapshot.rows == 300
+
+
+def test_a_full_disk_leaves_the_snapshots_that_are_there(tmp_path: Path) -> None:
+    forbidden = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False)
+    if forbidden.returncode:
+        pytest.skip("A FULL DISK WAS NOT TESTED: unshare -Urm is forbidden here")
+    mounted = (
+        f"mount -t tmpfs -o size=64m none {tmp_path} && "
+        f"exec {sys.executable} -m tests.fanout.snapshots.test_snapshots {tmp_path}"
+    )
+    run = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mounted], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+
+
+if __name__ == "__main__":
+    on_a_full_disk(Path(sys.argv[1]))
