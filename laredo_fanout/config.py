@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from pydantic import Field, field_validator, model_validator
 
@@ -288,7 +289,9 @@ class Config(Section):
         snapshot = table.target.snapshot
         if snapshot is None:
             return None
-        return (snapshot.store_config.path or self.state.path / "snapshots") / table.name
+        directory = snapshot.store_config.path or self.state.path / "snapshots"
+        # A table's name may hold a slash.
+        return directory / quote(table.name, safe="")
 
     def warnings(self) -> list[str]:
         """What is accepted and has no effect in this version, by path."""

@@ -46,7 +46,6 @@ class SnapshotSchedule:
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _process: asyncio.subprocess.Process | None = None
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -108,9 +107,9 @@ class SnapshotSchedule:
         }
         code, answer = await self._run(order)
         if code == 0:
-            plan.written += 1
+            plan.written += answer.pop("written")
             plan.last, plan.error = answer, None
-            log.info("snapshot written", table=table.name, **answer)
+            log.info("snapshot taken", table=table.name, **answer)
         else:
             plan.failed += 1
             plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
@@ -127,9 +126,14 @@ class SnapshotSchedule:
             process_group=0,
         )
         try:
-            said, _ = await process.communicate(orjson.dumps(order))
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(orjson.dumps(order) + b"\n")
+            said = await process.stdout.read()
+            # Until here its stdin stays open: it would take us for dead.
+            process.stdin.close()
+            code = await process.wait()
         except BaseException:
             process.kill()
             await process.wait()
             raise
-        return process.returncode or 0, orjson.loads(said) if said.strip() else {}
+        return code, orjson.loads(said) if said.strip() else {}

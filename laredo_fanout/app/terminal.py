@@ -71,14 +71,19 @@ def show_findings(found: Sequence[Finding]) -> None:
 
 
 class Watching:
-    """A view that is drawn anew in place."""
+    """A view that is drawn anew in place; where that can't be (a pipe), one below the other."""
 
     def __init__(self, what: str) -> None:
         self._view = _VIEWS[what]
-        self._live = Live(console=Console(width=_WIDTH), auto_refresh=False, screen=False)
+        self._console = Console(width=_WIDTH)
+        self._live = Live(console=self._console, auto_refresh=False, screen=False)
 
     def show(self, status: dict[str, Any]) -> None:
-        self._live.update(self._view(status), refresh=True)
+        if self._console.is_terminal:
+            self._live.update(self._view(status), refresh=True)
+        else:
+            self._console.print(self._view(status))
+            self._console.file.flush()
 
     def __enter__(self) -> Watching:
         self._live.start()

@@ -193,3 +193,21 @@ def test_without_a_configuration_it_says_how_to_give_one() -> None:
     )
     assert done.returncode == 2
     assert "--config FILE" in done.stderr
+
+
+def test_the_configuration_may_be_named_by_the_environment(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    check(tmp_path, database.dsn, "{ table = nosuch }")
+    done = subprocess.run(
+        [str(BIN / "laredo-fanout"), "check", "--set", "tables.0.table=a"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "LAREDO_CONFIG": str(tmp_path / "fanout.conf")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "public.a" in done.stdout

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
 from tests.fanout.app.fanout_program import Fanout, fanout, started
 from tests.fix_postgres import Database, data_directory
-from tests.processes import wait_until
+from tests.processes import BIN, wait_until
 
 TABLES = "{ table = a }, { table = b }"
 
@@ -201,7 +202,8 @@ async def test_one_table_s_failure_leaves_the_others_running(
 
 async def test_a_source_that_is_away_is_told_and_comes_back(tmp_path: Path) -> None:
     with data_directory() as data:
-        await _follow_through_an_outage(EmbeddedPostgres(data), tmp_path)
+        settings = {"max_slot_wal_keep_size": "1GB"}
+        await _follow_through_an_outage(EmbeddedPostgres(data, settings=settings), tmp_path)
 
 
 async def _follow_through_an_outage(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
@@ -218,6 +220,10 @@ async def _follow_through_an_outage(postgres: EmbeddedPostgres, tmp_path: Path) 
                 with postgres.connect() as owner:
                     owner.execute("INSERT INTO a VALUES (1)")
                 await a.until(keys(1))
+                wait_until(
+                    lambda: server.metrics.get('laredo_slot_safe_wal_bytes{source="pg"}', 0) > 0,
+                    "how much WAL may be written until the slot is in danger",
+                )
                 postgres.stop()
                 wait_until(lambda: not server.program.is_ready(), "not ready without its source")
                 assert server.metrics['laredo_source_connected{source="pg"}'] == 0
@@ -293,6 +299,20 @@ async def test_journals_are_pruned_while_it_runs(tmp_path: Path, database: Datab
             assert server.metrics["laredo_fanout_journal_pruned_total"] >= 90
 
 
+def _watching_ends_with_ctrl_c(server: Fanout) -> None:
+    command = [str(BIN / "laredo-fanout"), "clients", "--watch", "--url", server.program.http]
+    shown = server.directory / "watched"
+    with shown.open("wb") as file:
+        watching = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        wait_until(lambda: shown.read_bytes().count(b"watcher-1") >= 2, "the client shown twice")
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(10) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+
+
 async def test_status_and_clients_on_the_terminal(server: Fanout) -> None:
     with started(server):
         async with server.follower("public.a", "watcher-1") as a:
@@ -304,7 +324,49 @@ async def test_status_and_clients_on_the_terminal(server: Fanout) -> None:
             (client,) = json.loads(listed.stdout)
             assert (client["client_id"], client["table"]) == ("watcher-1", "public.a")
             assert "watcher-1" in server.run("clients").stdout
+            _watching_ends_with_ctrl_c(server)
     away = server.run("status")
     assert away.returncode == 1
     assert "doesn't answer" in away.stderr
     assert "Traceback" not in away.stderr
+
+
+def test_periodic_snapshots_are_taken_and_old_ones_go(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute('CREATE TABLE "a/b" (id int PRIMARY KEY)')
+        tables = """{ table = "a/b", targets = [ {
+            snapshot { interval = 1s, retention { keep_count = 2, max_age = 1h } } } ] }"""
+        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
+        with started(server):
+            directory = server.directory / "state" / "snapshots" / "public.a%2Fb"
+            for number in range(4):
+                owner.execute('INSERT INTO "a/b" VALUES (%s)', (number,))
+                wait_until(
+                    lambda n=number: (
+                        (server.table("public.a/b")["snapshots"]["last"] or {}).get("rows") == n + 1
+                    ),
+                    f"a snapshot with {number + 1} rows",
+                )
+            wait_until(lambda: len(list(directory.glob("*.jsonl"))) == 2, "two are kept")
+            shown = server.table("public.a/b")["snapshots"]
+            assert (shown["error"], shown["failed"]) == (None, 0)
+            assert shown["written"] >= 4
+            name = 'laredo_fanout_snapshots_total{table="public.a/b"}'
+            assert server.metrics[name] >= 4
+            newest = max(directory.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+            lines = newest.read_text().splitlines()
+            assert [json.loads(line)["id"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_and_harms_nothing(
+    server: Fanout,
+) -> None:
+    (server.directory / "file").write_text("")
+    extra = f"""
+        tables = [ {{ table = a, targets = [ {{ snapshot {{
+            interval = 1s, store_config {{ path = "{server.directory}/file" }} }} }} ] }} ]"""
+    server.program.config.write_text(server.program.config.read_text() + extra)
+    with started(server):
+        wait_until(lambda: server.table("public.a")["snapshots"]["failed"], "the failure told")
+        assert "file" in server.table("public.a")["snapshots"]["error"]
+        assert server.program.is_ready()
