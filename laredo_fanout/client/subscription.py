@@ -40,7 +40,7 @@ class Backoff:
     """
 
     initial: float = 0.2
-    maximum: float = 20.0
+    maximum: float = 5.0
     attempts: int | None = None
 
     def delay(self, failures: int) -> float:
