@@ -26,14 +26,17 @@ _PAGE_BYTES = 8192
 
 
 def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[Split]:
-    """Split points that cut the table into ranges of about ``range_bytes`` of its file.
+    """Split points that cut the table into ranges of about ``range_bytes``, TOAST included.
 
     They come from a sample of its pages, so the ranges are of similar size,
     not of equal.
     """
-    size = connection.execute("SELECT pg_relation_size(%s::oid)", (table.oid,)).fetchone()
-    pages = int(size[0]) // _PAGE_BYTES if size else 0
-    wanted = min(_MOST_RANGES, pages * _PAGE_BYTES // range_bytes + 1)
+    sizes = connection.execute(
+        "SELECT pg_relation_size(%s::oid), pg_table_size(%s::oid)", (table.oid, table.oid)
+    ).fetchone()
+    heap, whole = sizes or (0, 0)
+    pages = max(1, int(heap) // _PAGE_BYTES)
+    wanted = min(_MOST_RANGES, int(whole) // range_bytes + 1)
     if wanted < 2:
         return []
     percent = min(100.0, 100.0 * _PAGES_A_RANGE * wanted / pages)

@@ -1,0 +1,190 @@
+"""A running ingest over a store, and what the database itself says the rows are."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_fanout.source import catalog
+from laredo_fanout.source.ingest import Ingest
+from laredo_fanout.source.options import (
+    CopyOptions,
+    OnSlotLost,
+    PublicationOptions,
+    SourceOptions,
+    TableOptions,
+)
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.writer import Store
+from laredo_model import line, select
+from tests.fix_postgres import Database
+
+PATIENCE_S = 30
+
+
+class RunningIngest:
+    """One ingest and its store; stop it and start it again at will."""
+
+    def __init__(
+        self,
+        database: Database,
+        path: Path,
+        tables: tuple[str, ...],
+        *,
+        workers: int = 2,
+        range_bytes: int = 64 << 20,
+        heartbeat_interval: float = 0.5,
+        on_slot_lost: OnSlotLost = OnSlotLost.RECREATE,
+        create_publication: bool = True,
+        receive_timeout: float = 60.0,
+    ) -> None:
+        self.database = database
+        self.path = path
+        name = database.name
+        self.options = SourceOptions(
+            database.dsn,
+            slot_name=f"slot_{name}",
+            publication=PublicationOptions(f"pub_{name}", create_publication),
+            copy=CopyOptions(workers, range_bytes),
+            heartbeat_interval=heartbeat_interval,
+            on_slot_lost=on_slot_lost,
+            receive_timeout=receive_timeout,
+        )
+        self.tables = tuple(TableOptions(*table.split(".")) for table in tables)
+        self.commits = 0
+        self.error: Exception | None = None
+        self.store: Store
+        self.ingest: Ingest
+        self._thread: threading.Thread | None = None
+
+    def start(self, *tables: str) -> "RunningIngest":
+        """Start it; with ``tables``, on these from now on."""
+        if tables:
+            self.tables = tuple(TableOptions(*table.split(".")) for table in tables)
+        self.store = Store.open(self.path, max_size=4 << 30)
+        self.ingest = Ingest(self.options, self.tables, self.store, self._committed)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        if self._thread is None:
+            return
+        self.ingest.stop()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the ingest doesn't stop"
+        self._thread = None
+        self.store.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _run(self) -> None:
+        try:
+            self.ingest.run()
+        except Exception as error:  # noqa: BLE001
+            self.error = error
+
+    def _committed(self, _: object) -> None:
+        self.commits += 1
+
+    def wait_until(self, holds: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            if self.error is not None:
+                raise AssertionError(f"the ingest ended: {self.error!r}") from self.error
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}; {self.status}"
+            time.sleep(0.005)
+
+    @property
+    def status(self) -> Any:
+        return self.ingest.status()
+
+    def record(self, table: str) -> TableRecord | None:
+        """The newest incarnation."""
+        records = [each for each in self.store.tables.values() if each.qualified == table]
+        return max(records, key=lambda each: each.id, default=None)
+
+    def is_live(self, table: str) -> bool:
+        record = self.record(table)
+        return record is not None and record.status is Status.LIVE
+
+    def wait_live(self, *tables: str) -> None:
+        for table in tables or [each.qualified for each in self.tables]:
+            self.wait_until(lambda table=table: self.is_live(table), f"{table} is live")
+
+    def catch_up(self) -> None:
+        """Wait until everything that is committed now is in the store."""
+        with self.database.connect() as connection:
+            row = connection.execute(
+                "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
+            ).fetchone()
+        assert row is not None
+        self.wait_until(lambda: self.store.position >= int(str(row[0])), "the stream catches up")
+
+    def state(self, table: str) -> dict[bytes, bytes]:
+        """The store's rows."""
+        record = self.record(table)
+        assert record is not None
+        rows: dict[bytes, bytes] = {}
+        with self.store.reader().snapshot(record.id) as snapshot:
+            for keys, lines in snapshot.batches():
+                rows.update(zip(keys, lines, strict=True))
+        return rows
+
+    def truth(self, table: str) -> dict[bytes, bytes]:
+        """PostgreSQL's rows, by the copy's own SQL."""
+        name = self.options.publication.name
+        options = next(each for each in self.tables if each.qualified == table)
+        with self.database.connect() as connection:
+            for setting, value in select.SESSION.items():
+                connection.execute(f"SET {setting} = '{value}'")
+            source = catalog.read_tables(connection, [options], name)[table]
+            rows = select.lines_sql(
+                options.schema, options.name, source.selected, key=source.selected_key
+            )
+            found = connection.execute(f"SELECT key, line::text FROM ({rows}) q").fetchall()
+        return {str(key).encode(): str(line).encode() for key, line in found}
+
+    def assert_equal(self, *tables: str) -> None:
+        """Store and database hold the same rows, byte for byte."""
+        self.catch_up()
+        for table in tables or [each.qualified for each in self.tables]:
+            state, truth = self.state(table), self.truth(table)
+            differing = [
+                key for key in state.keys() | truth.keys() if state.get(key) != truth.get(key)
+            ]
+            shown = [_difference(state.get(key), truth.get(key), key) for key in differing[:3]]
+            assert not differing, f"{table}: {len(differing)} rows differ, such as {shown}"
+            record = self.record(table)
+            assert record is not None
+            assert record.rows == len(truth)
+
+
+def _difference(stored: bytes | None, true: bytes | None, key: bytes) -> object:
+    """The first column that differs."""
+    if stored is None or true is None or line.is_partial(stored):
+        return key, stored, true
+    for kept, wanted in zip(line.items(stored), line.items(true), strict=False):
+        if kept != wanted:
+            return key, kept, wanted
+    return key, stored, true
+
+
+@pytest.fixture
+def ingesting(database: Database, tmp_path: Path) -> Iterator[Callable[..., RunningIngest]]:
+    """Start an ingest of these tables: ``ingesting("public.a", workers=1)``."""
+    running: list[RunningIngest] = []
+
+    def start(*tables: str, **options: Any) -> RunningIngest:
+        ingest = RunningIngest(database, tmp_path / "store", tables, **options)
+        running.append(ingest)
+        return ingest.start()
+
+    yield start
+    for ingest in running:
+        ingest.stop()
