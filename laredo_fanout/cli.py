@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -36,7 +36,7 @@ class _Given:
             _fail(BAD_CONFIGURATION, str(error))
 
 
-def _fail(code: int, message: str) -> Any:
+def _fail(code: int, message: str) -> NoReturn:
     for line in message.splitlines():
         click.echo(f"laredo-fanout: {line}", err=True)
     sys.exit(code)
