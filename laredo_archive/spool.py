@@ -40,6 +40,8 @@ class Spool:
 
         :raises SpoolUnavailable: if there is no room for it.
         """
+        if not formats:
+            raise ValueError(f"{self._table}: a diff in no format would be lost")
         try:
             encoders = {id_: self._encoder(id_, columns) for id_ in formats}
             if truncate:
