@@ -24,9 +24,7 @@ def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]
     merged = ConfigTree()
     where = lines.Lines()
     for file in files:
-        text = _text(file)
-        found = lines.read(file, text)
-        tree = _parse(file, text, found)
+        tree, found = _parse(file, _text(file))
         where.places |= found.places
         merged = ConfigTree.merge_configs(merged, tree)
     try:
@@ -60,8 +58,10 @@ def _text(file: FilePath) -> str:
         raise SettingsError(Problem(str(file), "", f"can't be read: {error.strerror}")) from None
 
 
-def _parse(file: FilePath, text: str, found: lines.Lines) -> ConfigTree:
+def _parse(file: FilePath, text: str) -> tuple[ConfigTree, lines.Lines]:
+    found = lines.Lines()
     try:
+        found = lines.read(file, text)
         tree = ConfigFactory.parse_string(text, basedir=str(file.parent), resolve=False)
     except ParseBaseException as error:
         if found.unclosed is not None:
@@ -74,14 +74,14 @@ def _parse(file: FilePath, text: str, found: lines.Lines) -> ConfigTree:
         raise SettingsError(Problem(str(file), "", _reason(error))) from None
     if not isinstance(tree, ConfigTree):
         raise SettingsError(Problem(f"{file}:1", "", "expected keys at the top, not a list"))
-    return tree
+    return tree, found
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"include {error.filename}: {error.strerror}"
     if isinstance(error, RecursionError):
-        return "includes itself"
+        return "includes itself, or is nested too deeply"
     return str(error)
 
 

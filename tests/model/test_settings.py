@@ -225,6 +225,11 @@ def test_what_is_not_hocon(write, text: str, line: int, message: str) -> None:  
     assert message in problem.message
 
 
+@pytest.mark.parametrize("text", ['include "a.conf"\n', "a = " + "[" * 3000, "a {" * 3000])
+def test_a_file_without_end(write, text: str) -> None:  # type: ignore[no-untyped-def]
+    assert "nested too deeply" in problem_of(write(text)).message
+
+
 def test_a_file_that_is_missing_or_not_utf8(tmp_path: Path) -> None:
     assert "No such file" in problem_of(tmp_path / "none.conf").message
     (tmp_path / "latin.conf").write_bytes(b"a = \xe9")
