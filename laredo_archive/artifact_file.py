@@ -195,8 +195,6 @@ class ArtifactFiles:
                     if entry.sha256
                     else f"{wrong}",
                 ) from wrong
-            if checked.read(1):
-                raise ArtifactDamaged(uri, "more bytes after its last row")
 
     def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
         if expected is not None and count != expected:

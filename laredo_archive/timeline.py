@@ -209,7 +209,7 @@ def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Ar
     for epoch in all_epochs:
         if not start.epoch <= epoch.number <= end.epoch:
             continue
-        if epoch.number != start.epoch and not _goes_on(epoch.base, at, start):
+        if epoch.number != start.epoch and not _goes_on(epoch.base, at):
             return None
         for diff in epoch.diffs:
             if diff.to_position > at and diff.to_position <= end.position:
@@ -218,5 +218,5 @@ def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Ar
     return steps if at == end.position and start.history == end.history else None
 
 
-def _goes_on(base: Artifact, at: Position, start: Boundary) -> bool:
-    return bool(base.continues) and base.to_position == at and base.history == start.history
+def _goes_on(base: Artifact, at: Position) -> bool:
+    return bool(base.continues) and base.to_position == at

@@ -167,7 +167,9 @@ def test_splits_are_few_and_evenly_spread(limit: int, sizes: list[int]) -> None:
     while at // block >= 2 * limit:
         block *= 2
     starts = [offset for _, offset in encoded.splits] + [at]
-    assert all(b - a <= 4 * block + 200 for a, b in pairwise(starts))
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert all(gap <= 4 * block + 200 for gap in gaps)
+    assert all(gap >= block // 4 - 200 for gap in gaps[:-1])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
-from laredo_model.change import Action
+from laredo_model.change import Action, Change
 from tests.archive.building import START, Builder, State, row, state
 from tests.archive.rows import changes
 
@@ -95,6 +95,30 @@ def test_changes_refuse_to_go_back(tmp_path: Path) -> None:
     archive = Archive.at(str(several_epochs(tmp_path).write()))
     with pytest.raises(NoSuchBoundary, match="exchange --from and --to"):
         archive.changes(archive.boundaries[2], archive.boundaries[0])
+
+
+def test_a_row_that_is_changed_back_isn_t_a_change(tmp_path: Path) -> None:
+    built = Builder(tmp_path).base(100, ONE).diff(200, TWO).diff(300, ONE)
+    archive = Archive.at(str(built.write()))
+    first, _, last = archive.boundaries
+    assert list(archive.changes(first, last).changes) == []
+
+
+def test_changes_over_a_break_at_the_same_position_are_compared(tmp_path: Path) -> None:
+    """Such as after a schema change: no diff says what became of the rows."""
+    built = Builder(tmp_path).base(100, ONE).diff(200, TWO).base(200, THREE, continues=False)
+    archive = Archive.at(str(built.diff(300, FOUR).write()))
+    found = archive.boundaries
+    assert list(archive.changes(found[0], found[-1]).changes) == changes(ONE, FOUR)
+
+
+def test_a_truncate_that_no_entry_tells_counts(tmp_path: Path) -> None:
+    built = several_epochs(tmp_path)
+    for artifact in built.artifacts:
+        artifact.pop("truncate", None)
+    archive = Archive.at(str(built.write()))
+    for boundary, expected in zip(archive.boundaries, built.states, strict=True):
+        assert rows_at(archive, boundary) == expected
 
 
 STATES = st.dictionaries(st.integers(0, 30), st.text("ab", max_size=2), max_size=12).map(
@@ -195,9 +219,14 @@ def test_as_of_takes_the_newest_history_that_has_it(tmp_path: Path) -> None:
 
     assert at(299) == (1, 100)
     assert at(300) == (2, 300)
+    assert at(400) == (2, 350)
     assert at(100, exact=True) == (1, 100)
     with pytest.raises(NoSuchBoundary, match="beyond"):
         at(500)
+    built.seen = 600
+    archive = Archive.at(str(built.write()))
+    assert at(500) == (2, 350)
+    assert at(500, exact=True) == (1, 500)
 
 
 def test_archive_is_found_however_it_is_named(
@@ -298,6 +327,19 @@ def test_a_wrong_count_and_a_wrong_order_are_told(tmp_path: Path) -> None:
     built = several_epochs(tmp_path / "shuffled", shuffled=True)
     built.artifacts[-2]["formats"]["jsonl"]["sorted"] = True
     with pytest.raises(ArtifactDamaged, match="says it is sorted, and the key '10' comes after"):
+        read_all(built.write())
+
+
+def test_a_diff_in_wrong_order_or_without_its_row_is_told(tmp_path: Path) -> None:
+    built = several_epochs(tmp_path / "shuffled", shuffled=True)
+    for artifact in built.artifacts[-2:]:
+        artifact["formats"]["jsonl"]["sorted"] = artifact["kind"] == "diff"
+    with pytest.raises(ArtifactDamaged, match=r"diff-0_258-0_2BC.jsonl.*says it is sorted"):
+        read_all(built.write())
+    key, old = row(1, "Ada")
+    built = Builder(tmp_path).base(100, ONE)
+    built.diff_of(200, ONE, [Change(Action.UPDATE, key, old, None)])
+    with pytest.raises(ArtifactDamaged, match="UPDATE of b'1' without a new row"):
         read_all(built.write())
 
 

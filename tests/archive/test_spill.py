@@ -28,6 +28,16 @@ def test_records_come_out_in_order(keys: list[bytes], memory: int, at_once: int)
         assert list(sorter.sorted()) == sorted(records, key=lambda found: found[:2])
 
 
+def test_open_files_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "MERGED_AT_ONCE", 4)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    sorter = Sorter(300)
+    for number in range(500):
+        sorter.add((b"%d" % number, number), 100)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 20
+    assert len(list(sorter.sorted())) == 500
+
+
 def test_what_was_cleared_is_gone() -> None:
     sorter = Sorter(300)
     for number in range(10):
