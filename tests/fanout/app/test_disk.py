@@ -1,0 +1,93 @@
+"""The server on a disk that is full, and on one that can't be written."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fanout.app.fanout_program import Fanout, fanout
+from tests.fix_postgres import Database
+from tests.processes import BIN, Program, wait_until
+
+
+def on_a_tmpfs(server: Fanout, options: str, then: str = "true") -> Fanout:
+    """The server with its state on a tmpfs of its own, seen by it alone."""
+    tried = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip(f"NO DISK WAS FILLED: unshare -Urm is forbidden here ({tried.stderr})")
+    state = server.directory / "state"
+    state.mkdir()
+    script = server.directory / "fanout-on-tmpfs"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"exec unshare -Urm sh -c 'mount -t tmpfs -o {options} none {state} && {then} &&"
+        f' exec {BIN}/laredo-fanout "$@"\' sh "$@"\n'
+    )
+    script.chmod(0o755)
+    old = server.program
+    program = Program(str(script), old.config, int(old.http.rpartition(":")[2]), log=old.log)
+    return Fanout(program, server.grpc_port, server.directory)
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    # Inside the namespace the test's own user is root, and nobody else exists.
+    database.server.socket_directory.chmod(0o755)
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        owner.execute("INSERT INTO a VALUES (0, 'first')")
+    return fanout(tmp_path / "s", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+
+
+def _settled(server: Fanout, rows: int) -> bool:
+    """The rows are stored, or it is told why not."""
+    return server.table("public.a")["rows"] == rows or bool(server.problems)
+
+
+async def test_a_full_disk_is_told_and_room_is_all_it_takes(
+    server: Fanout, database: Database
+) -> None:
+    state = server.directory / "state"
+    filler = f"head -c 24000000 /dev/zero > {state}/filler"
+    server = on_a_tmpfs(server, "size=48m", filler)
+    with database.connect() as owner, server.program:
+        server.program.wait_ready()
+        async with server.follower("public.a") as a:
+            await a.until([b"0"])
+            written = 0
+            while not any("no room on the disk" in problem for problem in server.problems):
+                assert written < 100, server.status
+                owner.execute(
+                    "INSERT INTO a SELECT i, repeat(md5(i::text), 30)"
+                    " FROM generate_series(%s::int, %s::int) i",
+                    (1 + 500 * written, 500 * (written + 1)),
+                )
+                written += 1
+                wait_until(lambda rows=1 + 500 * written: _settled(server, rows), "settled")
+            assert server.program.is_running()
+            stored = server.table("public.a")["rows"]
+            assert stored < 1 + 500 * written
+            async with server.follower("public.a", "late") as late:
+                await late.until([str(n).encode() for n in range(stored)])
+            # The server's own view of its disk.
+            Path(f"/proc/{server.program.pid}/root{state}/filler").unlink()
+            await a.until([str(n).encode() for n in range(1 + 500 * written)], timeout=60)
+        server.program.wait_ready()
+        assert server.table("public.a")["copied_rows"] == 1, "it was copied anew"
+
+
+def test_a_disk_that_cannot_be_written_ends_it_with_a_message(server: Fanout) -> None:
+    server = on_a_tmpfs(server, "ro")
+    server.program.start()
+    assert server.program.wait() == 1
+    said = server.program.tail()
+    assert f"{server.directory}/state" in said
+    assert "Read-only file system" in said
+    assert "Traceback" not in said
