@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from laredo_fanout.client.errors import StreamError
+from laredo_fanout.client.errors import ProtocolViolation, StreamError
 from laredo_fanout.client.events import (
     Changes,
     Event,
@@ -257,8 +257,7 @@ class Feed:
         elif isinstance(event, Handshake):
             await self._shake_hands(event)
         elif isinstance(event, SnapshotRows):
-            assert self._base is not None, "rows outside a snapshot"
-            await self._base.write(event.keys, event.lines)
+            await self._begun().write(event.keys, event.lines)
         elif isinstance(event, SnapshotBegin):
             await self._begin_base(event)
         elif isinstance(event, SnapshotEnd):
@@ -305,15 +304,20 @@ class Feed:
         self._base = await self._table.begin_base(begin, self.columns, self._stream_history)
 
     async def _end_base(self, end: SnapshotEnd) -> None:
-        base = self._base
-        assert base is not None and end.position is not None, "an end without a beginning"
-        await base.finish(end)
+        await self._begun().finish(end)
         self._base = None
         self._position = self._last_whole = end.position
         self._history = self._stream_history
         self._live = True
 
+    def _begun(self) -> StreamedBase:
+        if self._base is None:
+            raise ProtocolViolation(self._config.endpoint.server, "a snapshot that never began")
+        return self._base
+
     def _take_changes(self, batch: Changes) -> None:
+        if not self._live:
+            raise ProtocolViolation(self._config.endpoint.server, "changes before the snapshot")
         positions, counts = batch.positions, batch.counts
         whole = len(counts) - batch.open
         number = change = 0
@@ -332,7 +336,8 @@ class Feed:
     ) -> None:
         """Changes ``start`` to ``stop``, up to transaction ``last``, into the buffer."""
         olds = batch.old_lines
-        assert olds is not None, "old rows were asked for"
+        if olds is None:
+            raise ServerUnfit(self._config.name, self._config.endpoint.server)
         everything = start == 0 and stop == len(batch.actions)
         position = Position(batch.positions[last])
         self.buffer.take(

@@ -1,0 +1,280 @@
+"""What a healthy server rarely does on demand, played by a scripted gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import orjson
+
+from laredo_fanout.client import Endpoint
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.checksum import StateChecksum
+from laredo_snapshotter import config
+from laredo_snapshotter.metrics import Metrics, TableCounters
+from laredo_snapshotter.status import State
+from laredo_snapshotter.table import TableWriter
+from tests.end_to_end.oracle import boundaries
+from tests.fanout.client.scripted_server import (
+    End,
+    Hold,
+    batch,
+    handshake,
+    heartbeat,
+    line,
+    playing,
+    snapshot,
+)
+
+LOST = End(grpc.StatusCode.UNAVAILABLE)
+ROWS = {b"1": line(1, "a"), b"2": line(2, "b")}
+
+
+def hello(mode: str = "FULL_SNAPSHOT") -> wire.SyncResponse:
+    """A handshake with the server's position."""
+    message = handshake(mode)
+    message.handshake.source_position = "0/1000"
+    return message
+
+
+def changes(
+    sequence: int, *transactions: tuple[int, list[tuple[int, bytes, bytes, bytes]]], **more: bool
+) -> wire.SyncResponse:
+    """A batch with old rows: (action, key, line, old line)."""
+    message = batch(
+        sequence,
+        *((position, [row[:3] for row in rows]) for position, rows in transactions),
+        **more,
+    )
+    for _, rows in transactions:
+        message.change_batch.old_lines.extend(row[3] for row in rows)
+    return message
+
+
+class Writing:
+    """One table's writer in this process."""
+
+    def __init__(self, directory: Path, endpoint: Endpoint, **settings: object) -> None:
+        self.archive = directory / "archive"
+        sets = {
+            "source.server": endpoint.server,
+            "source.table": "users",
+            "destinations": f'[{{type = local, path = "{self.archive}"}}]',
+            "diff.interval": "1h",
+            **settings,
+        }
+        block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
+        (table,) = config.tables(block)
+        self.metrics = Metrics(lambda: [self.writer.status()])
+        self.writer = TableWriter(table, TableCounters(self.metrics, table.name), 5.0)
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(20):
+            while not (value := condition()):
+                await asyncio.sleep(0.01)  # poll
+        return value
+
+    async def position(self, position: int) -> None:
+        await self.until(lambda: (self.writer.status().stream_position or 0) >= position)
+
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = orjson.loads((self.archive / "users/manifest.json").read_bytes())
+        return found
+
+    def states(self) -> list[tuple[int, list[bytes]]]:
+        found = boundaries(self.archive / "users", ["id"])
+        return [(position, sorted(lines)) for position, lines in found]
+
+
+@asynccontextmanager
+async def writing(
+    directory: Path, endpoint: Endpoint, **settings: object
+) -> AsyncIterator[Writing]:
+    world = Writing(directory, endpoint, **settings)
+    task = asyncio.create_task(world.writer.run())
+    try:
+        yield world
+    finally:
+        world.writer.stop()
+        await asyncio.wait_for(task, 20)
+
+
+async def test_half_a_transaction_is_dropped_and_taken_again(tmp_path: Path) -> None:
+    first = (1, b"3", line(3, "half"), b"")
+    second = (1, b"4", line(4, "other half"), b"")
+    scripts = (
+        [
+            hello(),
+            *snapshot(ROWS, "0/1000", 10),
+            changes(11, (0x1010, [first]), goes_on=True),
+            LOST,
+        ],
+        [
+            hello("DELTA"),
+            changes(11, (0x1010, [first]), goes_on=True),
+            changes(12, (0x1010, [second])),
+            Hold(),
+        ],
+    )
+    async with playing(*scripts) as (endpoint, scripted):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1010)
+        assert scripted.requests[1].last_known_source_position == "0/1000"
+        assert world.states()[-1] == (0x1010, sorted([*ROWS.values(), first[2], second[2]]))
+        assert len(world.states()) == 2
+
+
+async def test_a_cut_in_mid_transaction_leaves_the_open_one_out(tmp_path: Path) -> None:
+    whole = (2, b"1", line(1, "whole"), line(1, "a"))
+    half = (1, b"3", line(3, "half"), b"")
+    script = [
+        hello(),
+        *snapshot(ROWS, "0/1000", 10),
+        changes(11, (0x1010, [whole]), (0x1020, [half]), goes_on=True),
+        Hold(),
+    ]
+    async with playing(script) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.until(lambda: world.writer.status().buffer_depth == 2)
+            world.writer.cut(0x1018)
+            await world.until(lambda: world.writer.status().buffer_depth == 2)
+        assert world.states()[-1] == (0x1010, sorted([line(1, "whole"), line(2, "b")]))
+
+
+async def test_a_change_that_doesnt_fit_begins_again_at_the_archives_head(tmp_path: Path) -> None:
+    wrong = (2, b"1", line(1, "y"), line(1, "never was"))
+    scripts = (
+        [
+            hello(),
+            *snapshot(ROWS, "0/1000", 10),
+            changes(11, (0x1010, [(2, b"1", line(1, "x"), line(1, "a"))])),
+            changes(12, (0x1020, [wrong])),
+            Hold(),
+        ],
+        [
+            hello("DELTA"),
+            changes(11, (0x1010, [(2, b"1", line(1, "x"), line(1, "a"))])),
+            changes(12, (0x1020, [(2, b"1", line(1, "y"), line(1, "x"))])),
+            Hold(),
+        ],
+    )
+    async with playing(*scripts) as (endpoint, scripted):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1020)
+            restarts = "snapshotter_table_restarts_total"
+            sample = world.metrics.registry.get_sample_value(restarts, {"table": "public.users"})
+            assert sample == 1
+        assert scripted.requests[1].last_known_source_position == "0/1000"
+        assert world.states()[-1] == (0x1020, sorted([line(1, "y"), line(2, "b")]))
+
+
+async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
+    tmp_path: Path,
+) -> None:
+    live = [
+        hello(),
+        *snapshot(ROWS, "0/1000", 10),
+        changes(11, (0x1010, [(2, b"1", line(1, "x"), line(1, "a"))])),
+        heartbeat(11, "0/1030"),
+        Hold(),
+    ]
+    now = {b"1": line(1, "x"), b"2": line(2, "b")}
+    stale = [hello(), *snapshot(ROWS, "0/1000", 10), Hold()]
+    fresh = [hello(), *snapshot(now, "0/1030", 11), Hold()]
+    async with playing(live, stale, fresh) as (endpoint, scripted):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1030)
+            epoch = await asyncio.wait_for(world.writer.request_snapshot(datetime.now(UTC)), 20)
+            assert epoch == 2
+        assert len(scripted.requests) == 3
+        kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
+        assert kinds == [("snapshot", "0/1000"), ("diff", "0/1030"), ("snapshot", "0/1030")]
+
+
+async def test_a_base_that_isnt_what_the_diffs_lead_to_fails_the_table(tmp_path: Path) -> None:
+    live = [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1030"), Hold()]
+    other = {b"1": line(1, "a"), b"2": line(2, "silently changed")}
+    async with playing(live, [hello(), *snapshot(other, "0/1030", 11), Hold()]) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1030)
+            asked = world.writer.request_snapshot(datetime.now(UTC))
+            await asyncio.wait([asked], timeout=20)
+            assert asked.exception() is not None
+            status = world.writer.status()
+            assert status.state is State.FAILED
+            for state in (ROWS, other):
+                checksum = StateChecksum()
+                checksum.add(list(state.values()))
+                assert checksum.hex() in (status.problem or "")
+        assert world.manifest()["epoch"] == 1
+
+
+async def test_a_snapshot_that_isnt_whole_is_taken_again(tmp_path: Path) -> None:
+    checksum = StateChecksum()
+    checksum.add(list(ROWS.values()))
+    truncated = snapshot({b"1": ROWS[b"1"]}, "0/1000", 10)
+    truncated[-1].snapshot_end.rows = 2
+    truncated[-1].snapshot_end.state_checksum = checksum.hex()
+    whole = snapshot(ROWS, "0/1000", 10)
+    whole[-1].snapshot_end.rows = 2
+    whole[-1].snapshot_end.state_checksum = checksum.hex()
+    async with playing([hello(), *truncated, Hold()], [hello(), *whole, Hold()]) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1000)
+        assert world.states() == [(0x1000, sorted(ROWS.values()))]
+
+
+async def test_a_new_snapshot_in_the_same_stream_is_an_epoch_after_a_gap(tmp_path: Path) -> None:
+    later = {b"9": line(9, "z")}
+    script = [
+        hello(),
+        *snapshot(ROWS, "0/1000", 10),
+        changes(11, (0x1010, [(3, b"1", b"", line(1, "a"))])),
+        *snapshot(later, "0/2000", 90),
+        changes(91, (0x2010, [(3, b"9", b"", line(9, "z"))])),
+        Hold(),
+    ]
+    async with playing(script) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x2010)
+        artifacts = world.manifest()["artifacts"]
+        assert [(a["kind"], a["epoch"]) for a in artifacts] == [
+            ("snapshot", 1),
+            ("diff", 1),
+            ("snapshot", 2),
+            ("diff", 2),
+        ]
+        assert artifacts[2]["continues"] is False
+        assert world.states()[-1] == (0x2010, [])
+
+
+async def test_a_server_without_positions_is_refused(tmp_path: Path) -> None:
+    async with playing([handshake(batches=False), Hold()]) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            problem = await world.until(lambda: world.writer.problem)
+        assert "doesn't tell positions" in problem
+
+
+async def test_a_resumed_stream_of_another_table_shape_is_opened_afresh(tmp_path: Path) -> None:
+    wider = hello("DELTA")
+    wider.handshake.columns.add(
+        ordinal_position=3, column_name="age", data_type="int4", type_modifier=-1
+    )
+    again = hello()
+    again.handshake.columns.add().CopyFrom(wider.handshake.columns[-1])
+    changed = (2, b"1", line(1, "x"), line(1, "a"))
+    rows = {b"1": b'{"id":1,"name":"x","age":null}'}
+    scripts = (
+        [hello(), *snapshot(ROWS, "0/1000", 10), changes(11, (0x1010, [changed])), LOST],
+        [wider, Hold()],
+        [again, *snapshot(rows, "0/1020", 12), Hold()],
+    )
+    async with playing(*scripts) as (endpoint, scripted):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1020)
+        assert [each.last_known_source_position for each in scripted.requests] == ["", "0/1010", ""]
+        kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
+        assert kinds == [("snapshot", "0/1000"), ("diff", "0/1010"), ("snapshot", "0/1020")]
