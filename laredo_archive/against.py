@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from laredo_archive.database import Database, Measured
+from laredo_archive.database import Database, Measured, Table
 from laredo_archive.errors import DatabaseUnusable, NoSuchBoundary
 from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
@@ -76,9 +76,20 @@ def compare(
         progress(f"{archive.manifest.table}: PostgreSQL computes its rows and checksum")
         if not lock:
             measured = database.measure(table)
-            return _await(archive, measured, wait_s, progress, decide)
-        with database.locked(table) as measured:
-            return _await(archive, measured, wait_s, progress, decide_locked)
+            verdict = _await(archive, measured, wait_s, progress, decide)
+        else:
+            with database.locked(table) as measured:
+                verdict = _await(archive, measured, wait_s, progress, decide_locked)
+        return _with_extra(verdict, table)
+
+
+def _with_extra(verdict: Verdict, table: Table) -> Verdict:
+    if not table.extra:
+        return verdict
+    names = ", ".join(table.extra)
+    return Verdict(
+        verdict.outcome, f"{verdict.reason} (leaving out {names}, which the archive doesn't have)"
+    )
 
 
 def _foreign(archive: Archive, history: History) -> Verdict | None:

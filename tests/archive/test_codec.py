@@ -169,7 +169,17 @@ def test_splits_are_few_and_evenly_spread(limit: int, sizes: list[int]) -> None:
     starts = [offset for _, offset in encoded.splits] + [at]
     gaps = [after - before for before, after in pairwise(starts)]
     assert all(gap <= 4 * block + 200 for gap in gaps)
-    assert all(gap >= block // 4 - 200 for gap in gaps[:-1])
+
+
+def test_splits_of_a_growing_file_stay_evenly_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_SPLITS", 10)
+    kept = output.Output(io.BytesIO(), 100)
+    for number in range(5000):
+        kept.put([b"%04d" % number], b"x" * 10, lambda: [10])
+    offsets = [offset for _, offset in kept.close().splits]
+    gaps = [after - before for before, after in pairwise(offsets)]
+    assert 5 <= len(offsets) <= 10
+    assert max(gaps) <= 2 * min(gaps)
 
 
 @pytest.mark.parametrize(
