@@ -64,9 +64,14 @@ class SnapshotRows:
             self._timer.cancel()
         # A spill under way ends at its next step, and only then may its transaction be closed.
         self._snapshot.stop_spilling()
-        if self._spilling is not None:
-            await asyncio.wait([self._spilling])
-        self._snapshot.close()
+        try:
+            if self._spilling is not None:
+                await asyncio.wait([self._spilling])
+        finally:
+            if self._spilling is None or self._spilling.done():
+                self._snapshot.close()
+            else:
+                self._spilling.add_done_callback(lambda _: self._snapshot.close())
 
     async def next(self) -> Batch | None:
         """The next rows, about BATCH_BYTES of them; None at the end.

@@ -113,6 +113,9 @@ class Snapshot:
             self._last = last
             self._pairs = self._from_store()
             raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
+        except BaseException:
+            spool.close()
+            raise
         self._end_transaction()
         self._spool = spool
         self._pairs = _from_spool(spool)
