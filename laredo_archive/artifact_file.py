@@ -33,13 +33,15 @@ class Shape:
 
     columns: tuple[Column, ...] | None
     key_fields: tuple[str, ...]
+    key_is_known: bool = True
+    """False if nobody said which the key is."""
 
     @classmethod
     def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "Shape":
         """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``."""
         named = [column.name for column in key_columns(base.columns or ())]
-        chosen = base.key_fields or named or key_fields or codec.DEFAULT_KEY
-        return cls(base.columns, tuple(chosen))
+        chosen = base.key_fields or named or key_fields
+        return cls(base.columns, tuple(chosen or codec.DEFAULT_KEY), bool(chosen))
 
 
 class ArtifactFiles:
@@ -122,7 +124,8 @@ class ArtifactFiles:
         def read(source: Source) -> Iterator[tuple[list[bytes], list[bytes]]]:
             return codec.read_snapshot(id_, shape.columns, source, key_fields=shape.key_fields)
 
-        return self._rows(entry, artifact.row_count, read)
+        rows = self._rows(entry, artifact.row_count, read)
+        return rows if shape.key_is_known else _with_advice(rows)
 
     def _rows(
         self,
@@ -188,13 +191,7 @@ class ArtifactFiles:
                 # A damaged file is told by its sha256 rather than by where it first hurt.
                 while checked.read(_DRAIN_BYTES):
                     pass
-                raise ArtifactDamaged(
-                    uri,
-                    f"{wrong}. Its size and sha256 are those of the manifest: whoever"
-                    " wrote it wrote it so"
-                    if entry.sha256
-                    else f"{wrong}",
-                ) from wrong
+                raise ArtifactDamaged(uri, str(wrong)) from wrong
 
     def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
         if expected is not None and count != expected:
@@ -208,6 +205,17 @@ _MISSING = (
     " Restore it, or read another destination)"
 )
 _CURE = "Restore it from another destination, or read that one"
+
+
+def _with_advice(rows: Iterator[T]) -> Iterator[T]:
+    try:
+        yield from rows
+    except ArtifactDamaged as failure:
+        raise ArtifactDamaged(
+            failure.uri,
+            f"{failure.reason}. (The manifest doesn't say which column is the key, so id was"
+            " taken for it; --key says it)",
+        ) from failure
 
 
 def _wrong_size(size: int, entry: FormatEntry) -> str:

@@ -94,6 +94,7 @@ class ArtifactDamaged(ArchiveError):
     def __init__(self, uri: str, reason: str) -> None:
         super().__init__(f"{uri}: {reason}")
         self.uri = uri
+        self.reason = reason
 
 
 class ArtifactMissing(ArchiveError):

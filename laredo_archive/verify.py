@@ -46,6 +46,8 @@ def verify(archive: Archive, progress: Progress = lambda _: None) -> Report:
     :raises TemporarySpaceLacking: if sorting needs room that isn't there.
     """
     report = Report([f"{archive.uri}: {wrong}" for wrong in chain.check(archive.manifest)])
+    if not archive.manifest.artifacts:
+        report.remarks.append(f"{archive.uri}: there is nothing in it yet")
     head: BoundaryState | None = None
     for epoch in archive.epochs:
         shape = Shape.of(epoch.base, archive.key_fields)

@@ -361,3 +361,5 @@ def test_a_key_that_the_archive_doesn_t_name_can_be_given(tmp_path: Path) -> Non
     built = Builder(tmp_path, plain=True).base(100, rows).diff(200, {b"y": rows[b"y"]})
     archive = Archive.at(str(built.write()), key_fields=["code"])
     assert rows_at(archive, archive.boundary()) == {b"y": rows[b"y"]}
+    with pytest.raises(ArtifactDamaged, match=r'no key column "id".*--key says it'):
+        read_all(tmp_path / "users")

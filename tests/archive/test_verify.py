@@ -44,6 +44,12 @@ def test_an_archive_without_the_added_fields_is_sound_with_remarks(tmp_path: Pat
     )
 
 
+def test_an_empty_archive_is_sound_and_says_that_it_is_empty(tmp_path: Path) -> None:
+    report = report_of(Builder(tmp_path))
+    assert report.sound
+    assert "nothing in it yet" in report.remarks[0]
+
+
 def entry(built: Builder, index: int, format_id: str = "jsonl") -> dict:
     return built.artifacts[index]["formats"][format_id]
 
