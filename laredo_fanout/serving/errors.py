@@ -32,6 +32,13 @@ class NotServed(Refused):
     code = grpc.StatusCode.NOT_FOUND
 
 
+class SnapshotBroken(Refused):
+    """A periodic snapshot's file isn't what was written."""
+
+    code = grpc.StatusCode.DATA_LOSS
+    reason = "error"
+
+
 class NotReady(Refused):
     """The table exists and its copy isn't done yet."""
 

@@ -51,12 +51,12 @@ def plan(
     view: TableView,
     history: History,
     reader: StoreReader,
-    snapshot_sequence: Callable[[str], int | None],
+    snapshot_sequence: Callable[[str, str, int], int | None],
 ) -> Plan:
     """The first mode that fits; a client that isn't `ahead`.
 
     Position wins over sequence, sequence over snapshot id. `snapshot_sequence` finds the sequence
-    of a periodic snapshot of this table's present incarnation.
+    of a periodic snapshot by its id, table and table id.
 
     :raises NotReady: only a snapshot would do, and the table is being copied anew.
     """
@@ -77,7 +77,7 @@ def _resume(
     view: TableView,
     history: History,
     reader: StoreReader,
-    snapshot_sequence: Callable[[str], int | None],
+    snapshot_sequence: Callable[[str, str, int], int | None],
 ) -> Plan:
     if asked.position is not None:
         if not _same_history(asked, history):
@@ -109,11 +109,11 @@ def _by_sequence(sequence: int, view: TableView) -> Plan:
 
 
 def _by_snapshot(
-    snapshot_id: str, view: TableView, snapshot_sequence: Callable[[str], int | None]
+    snapshot_id: str, view: TableView, snapshot_sequence: Callable[[str, str, int], int | None]
 ) -> Plan:
     streamed = _STREAMED.match(snapshot_id)
     if streamed is None:
-        sequence = snapshot_sequence(snapshot_id)
+        sequence = snapshot_sequence(snapshot_id, view.name, view.id)
     else:
         sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
     if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:

@@ -73,7 +73,7 @@ class Session:
         lease: Lease,
         *,
         send: Callable[[bytes], Awaitable[None]],
-        snapshot_sequence: Callable[[str], int | None],
+        snapshot_sequence: Callable[[str, str, int], int | None],
     ) -> None:
         self.extended = asked.batch
         self.verdict: Refused | None = None
