@@ -119,8 +119,14 @@ def _directory(table: TableConfig, what: str, path: Path) -> Finding:
 
 
 def _show(findings: list[Finding]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        for finding in findings:
+            mark = "ok" if finding.good else "wrong"
+            print(f"{finding.table}: {mark}: {finding.what}: {finding.said}")
+        return
     shown = Table("table", "what", "", "found", box=None, pad_edge=False)
     for finding in findings:
         mark = "[green]ok[/]" if finding.good else "[red]wrong[/]"
         shown.add_row(finding.table, finding.what, mark, finding.said)
-    Console(soft_wrap=True).print(shown)
+    console.print(shown)

@@ -123,6 +123,8 @@ class Feed:
         """What the server said when it refused the stream."""
         self.closed_because: str | None = None
         """Why the feed itself closed the stream."""
+        self.sequence: int | None = None
+        """Of the last entry of the last whole transaction; None until one was taken."""
         self._config = config
         self._table = table
         self._outlet = outlet
@@ -308,6 +310,7 @@ class Feed:
         self._base = None
         self._position = self._last_whole = end.position
         self._history = self._stream_history
+        self.sequence = end.sequence
         self._live = True
 
     def _begun(self) -> StreamedBase:
@@ -351,6 +354,8 @@ class Feed:
         )
         if ends:
             self._last_whole = position
+            if stop > start:
+                self.sequence = batch.sequence(stop - 1)
             self._reached(position)
 
     def _reached(self, position: Position) -> None:

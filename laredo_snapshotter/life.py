@@ -11,8 +11,10 @@ import structlog
 from laredo_archive.commit import TableArchive
 from laredo_archive.errors import ChecksumDiffers, Fenced
 from laredo_archive.head import Head
+from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
 from laredo_fanout.client.subscription import Backoff
+from laredo_fanout.client.table_status import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.history import History
@@ -21,6 +23,7 @@ from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import StreamBehind
 from laredo_snapshotter.feed import Feed, StreamedBase
+from laredo_snapshotter.journal_reach import JournalReach
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.rebase import Rebase
 from laredo_snapshotter.shape import same_shape
@@ -30,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
+JOURNAL_S = 5.0
+"""Between two looks at the server's journal while the stream is closed."""
 
 
 class Life:
@@ -71,9 +76,12 @@ class Life:
         self.rebase_problem: str | None = None
         """Why the last re-base came to nothing."""
         self.flush_problem: str | None = None
+        self.journal: JournalReach | None = None
+        """Not None while the feed itself keeps the stream closed."""
         self._rebasing: asyncio.Task[None] | None = None
         self._rebase_failures = 0
         self._not_before = 0.0
+        self._look_again = 0.0
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
@@ -190,6 +198,25 @@ class Life:
         while True:
             await asyncio.sleep(min(BEAT_S, seen / 2))
             self.beat()
+            await self._look_at_journal()
+
+    async def _look_at_journal(self) -> None:
+        if self.feed.closed_because is None:
+            self.journal = None
+            return
+        if self.journal is None:
+            self.journal = JournalReach(self.feed.sequence)
+        elif time.monotonic() < self._look_again:
+            return
+        self._look_again = time.monotonic() + JOURNAL_S
+        try:
+            told = await table_status(self._config.endpoint, self._config.name)
+        except StreamError as refused:
+            self._log.warning("journal not known", error=str(refused))
+            return
+        reach = self.journal.look(told)
+        if reach.reaches is False:
+            self._log.warning("the journal doesn't reach back any more", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
         if not self.feed.live or self.committer.holding is not None:

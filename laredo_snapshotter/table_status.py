@@ -96,6 +96,7 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
         }
     feed, committer = life.feed, life.committer
     holding = committer.holding
+    reach = life.journal.latest if life.journal is not None else None
     base_rows = life.base.rows if life.base is not None else None
     return {
         "stream_position": feed.position,
@@ -117,5 +118,5 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "attempts": holding.attempts,
             "stream_closed": feed.closed_because,
         },
-        "journal": None,
+        "journal": reach._asdict() if reach is not None else None,
     }

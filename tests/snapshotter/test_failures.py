@@ -79,7 +79,8 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
             served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 100)))
         wait_until(lambda: (writer.status()["holding"] or {}).get("stream_closed"), "closed")
         wait_until(lambda: not served.clients(), "left the server")
-        status = writer.status()
+        status = wait_until(lambda: (s := writer.status())["journal"] and s, "journal looked at")
+        assert status["journal"]["reaches"] is True
         assert status["buffer_bytes"] + status["waiting_bytes"] < 400_000
         away.come_back()
         writer.wait_head(served.position, timeout=40)

@@ -1,0 +1,51 @@
+"""What the server says of one table: rows, journal, clients."""
+
+from dataclasses import dataclass
+
+import grpc
+
+from laredo_fanout.client.endpoint import Endpoint
+from laredo_fanout.client.errors import of_status
+from laredo_fanout.client.stream import split_table
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire import replication_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """The journal holds the entries ``oldest_sequence`` to ``current_sequence``."""
+
+    current_sequence: int
+    oldest_sequence: int
+    entries: int
+    rows: int
+    clients: int
+
+
+async def table_status(endpoint: Endpoint, table: str, timeout: float = 10.0) -> TableStatus:
+    """Ask once; ``table`` is schema.table, ``timeout`` in seconds.
+
+    :raises BadTableName: if ``table`` isn't schema.table.
+    :raises BadEndpoint: if the TLS files can't be used.
+    :raises StreamError: if the server doesn't answer, or refuses.
+    """
+    schema, name = split_table(table)
+    channel = endpoint.channel()
+    try:
+        stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
+        told: wire.GetReplicationStatusResponse = await stub.GetReplicationStatus(
+            wire.GetReplicationStatusRequest(schema=schema, table=name),
+            metadata=endpoint.metadata(),
+            timeout=timeout,
+        )
+    except grpc.aio.AioRpcError as refused:
+        raise of_status(endpoint.server, refused.code(), refused.details()) from refused
+    finally:
+        await channel.close(None)
+    return TableStatus(
+        told.current_sequence,
+        told.journal_oldest_sequence,
+        told.journal_entry_count,
+        told.row_count,
+        told.connected_clients,
+    )

@@ -1,0 +1,116 @@
+"""The command line: exit codes, messages, and check."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import BIN, free_port
+from tests.snapshotter.served import Served, rows
+from tests.snapshotter.writing import Writer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 5))
+        server.start()
+        yield server
+
+
+def run(
+    *arguments: str | Path, env: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [BIN / "laredo-snapshotter", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=env,
+    )
+
+
+def test_without_a_configuration_it_says_how_to_give_one() -> None:
+    ended = run(env={})
+    assert ended.returncode == 2
+    assert "--config FILE" in ended.stderr and "LAREDO_SNAPSHOTTER_CONFIG" in ended.stderr
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    ended = run("--config", tmp_path / "nowhere.conf")
+    assert ended.returncode == 2
+    assert "nowhere.conf" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_wrong_key_is_told_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.conf"
+    file.write_text("snapshotter {\n  sourze { table = users }\n}\n")
+    ended = run("--config", file)
+    assert ended.returncode == 2
+    assert f"{file}:2" in ended.stderr
+    assert '"source"' in ended.stderr
+
+
+def test_the_configuration_file_can_come_from_the_environment(
+    tmp_path: Path, served: Served
+) -> None:
+    writer = Writer(tmp_path, served)
+    config = str(writer.program.config)
+    ended = run("check", env={"LAREDO_SNAPSHOTTER_CONFIG": config})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_port_in_use_is_told(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as first:
+        first.program.wait_ready()
+        port = first.program.http.rsplit(":", 1)[1]
+        second = Writer(tmp_path / "archive", served, name="second")
+        ended = run("--config", second.program.config, "--set", f"snapshotter.http.port={port}")
+        assert ended.returncode == 1
+        assert f"can't listen on 127.0.0.1:{port}" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_check_finds_everything_well_and_writes_nothing(tmp_path: Path, served: Served) -> None:
+    writer = Writer(tmp_path, served)
+    ended = run("check", "--config", writer.program.config)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 columns, key id" in ended.stdout
+    assert not writer.archive.exists()
+
+
+def test_check_names_what_is_wrong(tmp_path: Path, served: Served) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a directory should be")
+    damaged = tmp_path / "archive" / "users" / "manifest.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("not a manifest")
+    destinations = (tmp_path / "archive", blocked / "below")
+    writer = Writer(tmp_path, served, "users", "nobody", destinations=destinations)
+    ended = run("check", "--config", writer.program.config)
+    assert ended.returncode == 1
+    assert "nobody" in ended.stdout
+    assert "no directory that this process may write to" in ended.stdout
+    assert "damaged" in ended.stdout
+    assert damaged.read_text() == "not a manifest"
+
+
+def test_check_tells_a_server_that_is_away(tmp_path: Path, served: Served) -> None:
+    writer = Writer(tmp_path, served)
+    address = f"127.0.0.1:{free_port()}"
+    setting = f"snapshotter.source.server={address}"
+    ended = run("--config", writer.program.config, "--set", setting, "check")
+    assert ended.returncode == 1
+    assert address in ended.stdout
+
+
+def test_logs_are_lines_of_json_off_a_terminal(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        assert writer.program.stop() == 0
+        for line in writer.program.log.read_text().splitlines():
+            assert {"event", "level", "timestamp"} <= json.loads(line).keys()
