@@ -70,7 +70,7 @@ async def running(
         children = ServingChildren(
             workers=workers,
             state=store.path,
-            options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=0.2)}),
+            options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=3600)}),
             clients=clients,
             bell=bell,
             log_settings=logs.LogSettings(logs.JSON),
