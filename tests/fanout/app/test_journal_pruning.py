@@ -15,7 +15,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from tests.fanout.serving.world import USERS, Writer, line
 
-BOUNDS = {USERS: Journal.model_validate({"max_entries": 3, "max_age": "1000d"})}
+BOUNDS = {USERS: Journal.model_validate({"max_entries": 3, "max_age": "100000d"})}
 
 
 def test_a_pin_keeps_what_comes_after_it_until_it_is_gone(
