@@ -3,12 +3,9 @@
 import subprocess
 import time
 
-import psycopg
-
 from benchmarks import bench_table
 from benchmarks.figures import Figure
-from benchmarks.processes import wait_until
-from benchmarks.scenario import PUBLICATION, SLOT, Scenario, told
+from benchmarks.scenario import PUBLICATION, Scenario, told
 
 SUBJECT = "backlog"
 _LIMIT_SLOT = "bench_recvlogical"
@@ -16,7 +13,11 @@ _SIZE = 1000
 
 
 def run(scenario: Scenario) -> list[Figure]:
-    """Keys in order, then keys at random; the server is down while the updates are made."""
+    """Keys in order, then keys at random.
+
+    The ingest process stands still (SIGSTOP) while the updates are made, so that
+    no start of a program is in the figure.
+    """
     return [
         _one(scenario, "keys in order", 0.7, in_order=True),
         _one(scenario, "random keys", 0.4, in_order=False),
@@ -25,34 +26,30 @@ def run(scenario: Scenario) -> list[Figure]:
 
 def _one(scenario: Scenario, what: str, target: float, *, in_order: bool) -> Figure:
     position, history = scenario.place()
-    scenario.stop_server()
-    scenario.say(f"preparing {scenario.updates:,} updates, {what}")
-    with scenario.connect() as database:
+    made = scenario.updates
+    arguments = ("follow", "--server", scenario.address, "--table", bench_table.QUALIFIED)
+    place = ("--position", position, "--history", history, "--changes", made)
+    with (
+        scenario.connect() as database,
+        scenario.running("counting_client", *arguments, *place, what="client, counting") as client,
+    ):
+        assert told(client)["event"] == "handshake"
         database.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_LIMIT_SLOT,)
         )
-        update = bench_table.update_in_order if in_order else bench_table.update_at_random
-        before = _updated(database)
-        update(database, scenario.updates, scenario.rows, _SIZE)
-        made = _updated(database) - before
-        database.execute("CHECKPOINT")
-        scenario.say("draining with pg_recvlogical")
-        limit = made / _recvlogical(scenario)
-        database.execute("SELECT pg_drop_replication_slot(%s)", (_LIMIT_SLOT,))
-        scenario.say("draining with laredo-fanout")
-        arguments = ("follow", "--server", scenario.address, "--table", bench_table.QUALIFIED)
-        place = ("--position", position, "--history", history, "--changes", made)
-        with scenario.running(
-            "counting_client", *arguments, *place, what="client, counting"
-        ) as client:
-            time.sleep(1)  # its imports are not what is measured
-            scenario.start_server()
-            began = _slot_taken(scenario)
-            while True:
-                event = told(client)
-                if event["event"] == "last":
-                    break
-            seconds = event["at"] - began
+        with scenario.paused_server() as server:
+            scenario.say(f"preparing {made:,} updates, {what}")
+            update = bench_table.update_in_order if in_order else bench_table.update_at_random
+            update(database, made, scenario.rows, _SIZE)
+            database.execute("CHECKPOINT")
+            scenario.say("draining with pg_recvlogical")
+            limit = made / _recvlogical(scenario)
+            database.execute("SELECT pg_drop_replication_slot(%s)", (_LIMIT_SLOT,))
+            scenario.say("draining with laredo-fanout")
+            began = time.time()
+            server.go_on()
+            assert told(client)["event"] == "first"
+            seconds = told(client)["at"] - began
     return Figure(
         SUBJECT,
         f"{made:,} updates to one client, {what}",
@@ -62,15 +59,8 @@ def _one(scenario: Scenario, what: str, target: float, *, in_order: bool) -> Fig
         "pg_recvlogical",
         target=target,
         target_is_ratio=True,
-        note="from the slot's start to the last change at the client",
+        note="from the ingest's first look to the last change at the client",
     )
-
-
-def _updated(database: "psycopg.Connection[tuple[object, ...]]") -> int:
-    """How many updates the table ever had: a key drawn twice in a transaction counts once."""
-    found = database.execute(f"SELECT sum(n - id % 1000) FROM {bench_table.NAME}").fetchone()
-    assert found is not None
-    return int(str(found[0]))
 
 
 def _recvlogical(scenario: Scenario) -> float:
@@ -90,17 +80,3 @@ def _recvlogical(scenario: Scenario) -> float:
         check=True,
     )
     return time.perf_counter() - began
-
-
-def _slot_taken(scenario: Scenario) -> float:
-    """When the server's walsender began to use the slot."""
-    with scenario.connect() as database:
-
-        def active() -> float | None:
-            found = database.execute(
-                "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", (SLOT,)
-            ).fetchone()
-            return time.time() if found else None
-
-        began: float = wait_until(active, timeout=60, what="the server's stream", pause=0.005)
-        return began

@@ -49,21 +49,22 @@ def update_in_order(
 def update_at_random(
     database: "psycopg.Connection[tuple[object, ...]]", updates: int, rows: int, size: int
 ) -> None:
-    """The same with each key drawn anew, in the order drawn."""
+    """The same with the keys shuffled; none comes again before all have come."""
     database.execute("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off")
     database.execute("SELECT setseed(0.42)")
     database.execute(
-        "CREATE TEMP TABLE drawn AS SELECT g AS place, k FROM "
-        "(SELECT g, (random() * %s)::bigint + 1 AS k FROM generate_series(1, %s) g) d",
-        (rows - 1, updates),
+        "CREATE TEMP TABLE shuffled AS SELECT row_number() OVER () AS place, k FROM "
+        "(SELECT k FROM generate_series(1, %s) k ORDER BY random()) s",
+        (rows,),
     )
-    database.execute("CREATE INDEX ON drawn (place)")
-    database.execute("ANALYZE drawn")
+    database.execute("CREATE INDEX ON shuffled (place)")
+    database.execute("ANALYZE shuffled")
     for start in range(0, updates, size):
+        first = start % rows
         database.execute(
-            f"UPDATE {NAME} SET n = n + 1, updated = now() FROM drawn "
-            f"WHERE drawn.place > %s AND drawn.place <= %s AND {NAME}.id = drawn.k",
-            (start, start + size),
+            f"UPDATE {NAME} SET n = n + 1, updated = now() FROM shuffled "
+            f"WHERE place > %s AND place <= %s AND {NAME}.id = k",
+            (first, first + size),
         )
-    database.execute("DROP TABLE drawn")
+    database.execute("DROP TABLE shuffled")
     database.execute("RESET enable_hashjoin; RESET enable_mergejoin; RESET enable_sort")

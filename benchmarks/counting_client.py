@@ -10,6 +10,7 @@ import time
 from argparse import ArgumentParser, Namespace
 
 import grpc
+import structlog
 
 from laredo_fanout.client import (
     Backoff,
@@ -125,6 +126,8 @@ async def bare_server(arguments: Namespace) -> None:
 
 
 if __name__ == "__main__":
+    # What it prints on stdout is read by the benchmark.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     parser = ArgumentParser()
     parser.add_argument("what", choices=["snapshot", "follow", "base", "bare", "bare_server"])
     parser.add_argument("--server", default="")

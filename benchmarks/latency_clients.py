@@ -6,8 +6,11 @@ latencies from PostgreSQL's commit time to the callback, in milliseconds.
 
 import asyncio
 import json
+import sys
 import time
 from argparse import ArgumentParser, Namespace
+
+import structlog
 
 from laredo_fanout.client import (
     Changes,
@@ -57,6 +60,8 @@ async def main(arguments: Namespace) -> None:
 
 
 if __name__ == "__main__":
+    # What it prints on stdout is read by the benchmark.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     parser = ArgumentParser()
     parser.add_argument("--server", required=True)
     parser.add_argument("--table", required=True)

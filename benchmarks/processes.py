@@ -38,6 +38,11 @@ class Program:
                 f"{self.command[0]} ended with {self.process.returncode}; its log ends:\n{tail}"
             )
 
+    def go_on(self) -> None:
+        """After it was made to stand still."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         """Stop it and its children."""
         if self.process.poll() is None:

@@ -35,7 +35,8 @@ _POSTGRES = {
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
     "autovacuum": "off",
-    "synchronous_commit": "on",
+    # Nobody is let go because a benchmark made it stand still.
+    "wal_sender_timeout": "0",
 }
 
 
@@ -150,6 +151,17 @@ class Scenario:
         if self._server is not None:
             self._server.stop(how)
             self._server = None
+
+    @contextmanager
+    def paused_server(self) -> Iterator[Program]:
+        """The ready server's main process stands still; see :meth:`Program.go_on`."""
+        self.ready_server()
+        assert self._server is not None
+        self._server.process.send_signal(signal.SIGSTOP)
+        try:
+            yield self._server
+        finally:
+            self._server.go_on()
 
     def status(self) -> dict[str, Any] | None:
         """What /status shows; None while nobody answers."""
