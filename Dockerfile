@@ -26,7 +26,7 @@ ENV PATH=/opt/laredo/bin:$PATH \
 USER laredo
 WORKDIR /var/lib/laredo
 VOLUME /var/lib/laredo
-# 4002 gRPC and 8081 HTTP of laredo-fanout, 8080 HTTP of laredo-snapshotter.
-EXPOSE 4002 8081 8080
+# 4002 gRPC and 8081 HTTP of laredo-fanout, 8082 HTTP of laredo-snapshotter.
+EXPOSE 4002 8081 8082
 STOPSIGNAL SIGTERM
 CMD ["laredo-snapshotter"]
