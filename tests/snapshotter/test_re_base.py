@@ -1,0 +1,90 @@
+"""Each trigger makes the real process re-base; min_interval holds it back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import wait_until
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 100))
+        server.start()
+        yield server
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "max_diff_bytes = 500",
+        "max_diff_fraction = 0.1",
+        "max_churn_records = 10",
+        "max_churn_fraction = 0.1",
+        "max_diffs = 1",
+    ],
+)
+def test_a_trigger_begins_a_new_epoch_and_not_before(
+    tmp_path: Path, served: Served, trigger: str
+) -> None:
+    with Writer(tmp_path, served, more=f"snapshot {{ {trigger} }}") as writer:
+        writer.program.wait_ready()
+        if trigger != "max_diffs = 1":
+            writer.wait_head(served.commit("users", put(1, "little")))
+            wait_until(lambda: writer.status()["diffs_since_snapshot"] == 1, "a diff")
+            assert writer.manifest()["epoch"] == 1
+        last = served.commit("users", *(put(number, "much") for number in range(2, 22)))
+        writer.wait_epoch(2)
+        writer.wait_head(last)
+        assert trigger.split(" ", 1)[0] in {line["reason"] for line in writer.logged("re-based")}
+        writer.assert_equal()
+
+
+def test_max_interval_re_bases_a_quiet_table_too(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more="snapshot { max_interval = 1s }") as writer:
+        writer.program.wait_ready()
+        writer.wait_epoch(3)
+        bases = [found for found in writer.artifacts() if found["kind"] == "snapshot"]
+        assert all(base["continues"] for base in bases[1:])
+        writer.assert_equal()
+
+
+def test_min_interval_holds_a_trigger_back(tmp_path: Path, served: Served) -> None:
+    more = "snapshot { min_interval = 4s, max_churn_records = 1 }"
+    with Writer(tmp_path, served, more=more) as writer:
+        writer.program.wait_ready()
+        for number in range(3):
+            writer.wait_head(served.commit("users", put(number, "x")))
+        assert writer.manifest()["epoch"] == 1, "three diffs, each enough for a re-base"
+        writer.wait_epoch(2)
+        ages = [line["timestamp"] for line in writer.logged("re-base")]
+        assert len(ages) == 1
+
+
+def test_keep_epochs_lets_older_ones_leave_the_manifest(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more="retention { keep_epochs = 2 }") as writer:
+        writer.program.wait_ready()
+        for _ in range(3):
+            assert writer.post("/snapshot?wait=true").status_code == 200
+        assert sorted({epoch for _, epoch in writer.kinds()}) == [3, 4]
+        assert len(writer.manifest()["retired"]) >= 2
+
+
+def test_a_re_base_that_is_refused_a_second_stream_is_tried_again(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        served.registry.max_clients = 1
+        assert writer.post("/snapshot").status_code == 202
+        wait_until(lambda: writer.status()["last_rebase_problem"], "problem told")
+        writer.wait_head(served.commit("users", put(1, "diffs go on")))
+        assert writer.program.is_ready()
+        served.registry.max_clients = 10
+        writer.wait_epoch(2)
+        wait_until(lambda: writer.status()["last_rebase_problem"] is None, "problem over")
+        writer.assert_equal()
