@@ -117,8 +117,8 @@ def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
 
 def put_table(transaction: Any, meta: Any, record: TableRecord, before: TableRecord | None) -> None:
     """Write what of ``record`` differs from what was stored ``before``."""
-    definition = table.definition_to_bytes(record)
-    if before is None or definition != table.definition_to_bytes(before):
+    if before is None or not record.same_definition(before):
+        definition = table.definition_to_bytes(record)
         transaction.put(DEFINITION + prefix(record.id), definition, db=meta)
     transaction.put(FIGURES + prefix(record.id), table.figures_to_bytes(record), db=meta)
 

@@ -65,6 +65,10 @@ class TableRecord:
     generation: int = 0
     space: int = 0
 
+    def same_definition(self, other: "TableRecord") -> bool:
+        """Whether at most the figures differ."""
+        return with_figures(self, figures_to_bytes(other)) == other
+
     @property
     def qualified(self) -> str:
         """``schema.name``."""

@@ -208,6 +208,16 @@ print(after.ru_minflt + after.ru_majflt - faults.ru_minflt - faults.ru_majflt)
     assert int(in_process(program, str(tmp_path))) < 1000
 
 
+def test_commits_are_synced_by_lmdb_itself(tmp_path: Path) -> None:
+    """With writemap only LMDB's own two-step commit is safe against a power loss."""
+    with open_store(tmp_path) as store:
+        flags = store._environment.flags()
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert flags["writemap"]
+    assert not flags["map_async"]
+
+
 def test_closed_and_opened_again_in_one_process(tmp_path: Path) -> None:
     for n in range(5):
         with open_store(tmp_path) as store:
