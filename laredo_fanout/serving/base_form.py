@@ -32,6 +32,7 @@ _ACTIONS = {
 class BaseForm:
     """Rows and changes for a client that knows no extension."""
 
+    snapshot_rows = 200
     extended = False
     wants_old = True
 

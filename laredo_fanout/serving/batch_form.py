@@ -21,6 +21,7 @@ _LINES = RepeatedBytes(_SNAPSHOT["lines"].number)
 class BatchForm:
     """Rows and changes for a client that asked for batch/json.v1."""
 
+    snapshot_rows = 1900
     extended = True
 
     def __init__(self, *, want_old: bool, row_filter: RowFilter | None) -> None:

@@ -26,6 +26,7 @@ Test: TypeAlias = Callable[[Any], bool]
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?\Z", re.ASCII)
 _VERBATIM = frozenset({"json", "jsonb"})
 _DECIMAL_TYPES = frozenset({"numeric"})
+MAX_PREDICATES = 64
 
 
 class RowFilter:
@@ -45,6 +46,8 @@ class RowFilter:
         self.signature = b"".join(
             sorted(p.SerializeToString(deterministic=True) + b"\x00" for p in predicates)
         )
+        if len(predicates) > MAX_PREDICATES:
+            raise BadRequest(f"filters: more than {MAX_PREDICATES} predicates")
         by_name = {column.name: column for column in columns}
         self._tests: list[tuple[str, Test]] = []
         self._needles: list[bytes] = []
@@ -104,23 +107,17 @@ def _needle(predicate: wire.FieldPredicate, column: Column) -> list[bytes]:
 def _test(predicate: wire.FieldPredicate, column: Column, place: int) -> Test:
     match predicate.WhichOneof("match"):
         case "equals":
-            return _equals(predicate.equals, column, f"filters[{place}].equals")
+            return _Wanted(column).add(predicate.equals, f"filters[{place}].equals").matches
         case "prefix":
             return _prefix(predicate.prefix)
         case "in":
-            values: struct_pb2.ListValue = getattr(predicate, "in")
-            return _any_of(
-                [
-                    _equals(value, column, f"filters[{place}].in[{number}]")
-                    for number, value in enumerate(values.values)
-                ]
-            )
+            wanted = _Wanted(column)
+            listed: struct_pb2.ListValue = getattr(predicate, "in")
+            for number, value in enumerate(listed.values):
+                wanted.add(value, f"filters[{place}].in[{number}]")
+            return wanted.matches
         case _:
             raise BadRequest(f"filters[{place}] ({column.name}): give one of equals, prefix or in")
-
-
-def _any_of(tests: list[Test]) -> Test:
-    return lambda value: any(test(value) for test in tests)
 
 
 def _prefix(prefix: str) -> Test:
@@ -134,57 +131,65 @@ def _prefix(prefix: str) -> Test:
     return test
 
 
-def _equals(wanted: struct_pb2.Value, column: Column, where: str) -> Test:
-    match wanted.WhichOneof("kind"):
-        case "null_value":
-            return lambda value: False
-        case "bool_value":
-            flag = wanted.bool_value
-            return lambda value: value is flag
-        case "number_value":
-            return _equals_number(wanted.number_value, column)
-        case "string_value":
-            return _equals_string(wanted.string_value, column)
-        case kind:
-            raise BadRequest(
-                f"{where}: a column can be compared with a string, a number, a boolean or null, "
-                f"not with {kind or 'nothing'}"
-            )
+class _Wanted:
+    """The values that a column may have: any number of them cost one look-up each row."""
 
+    def __init__(self, column: Column) -> None:
+        self._is_decimal = column.type in _DECIMAL_TYPES
+        self._strings: set[str] = set()
+        self._flags: set[bool] = set()
+        # Equal numbers have equal hashes in Python, so ints find their Decimals.
+        self._exact: set[int | Decimal] = set()
+        self._floats: set[float] = set()
 
-def _equals_number(number: float, column: Column) -> Test:
-    exact = int(number) if number.is_integer() else None
-    digits = str(exact if exact is not None else number)
+    def add(self, value: struct_pb2.Value, where: str) -> _Wanted:
+        """One more; null adds nothing.
 
-    def test(value: Any) -> bool:
-        if isinstance(value, bool):
-            return False
-        if isinstance(value, int):
-            return value == exact
-        if isinstance(value, float):
-            return value == number
-        return isinstance(value, str) and (value == digits or _same_decimal(value, digits, column))
+        :raises BadRequest: it is a list, an object or nothing at all.
+        """
+        match value.WhichOneof("kind"):
+            case "null_value":
+                pass
+            case "bool_value":
+                self._flags.add(value.bool_value)
+            case "number_value":
+                self._add_number(value.number_value)
+            case "string_value":
+                self._add_string(value.string_value)
+            case kind:
+                raise BadRequest(
+                    f"{where}: a column can be compared with a string, a number, a boolean or "
+                    f"null, not with {kind or 'nothing'}"
+                )
+        return self
 
-    return test
+    def matches(self, value: Any) -> bool:
+        """Whether a column's value, as parsed from the row, is one of them."""
+        match value:
+            case str():
+                return value in self._strings or (self._is_decimal and self._has_decimal(value))
+            case bool():
+                return value in self._flags
+            case int():
+                return value in self._exact
+            case float():
+                return value in self._floats
+            case _:
+                return False
 
+    def _add_number(self, number: float) -> None:
+        digits = str(int(number)) if number.is_integer() else str(number)
+        self._strings.add(digits)
+        self._floats.add(number)
+        if _DECIMAL.match(digits):
+            self._exact.add(Decimal(digits))
 
-def _equals_string(text: str, column: Column) -> Test:
-    is_decimal = _DECIMAL.match(text) is not None
+    def _add_string(self, text: str) -> None:
+        self._strings.add(text)
+        if _DECIMAL.match(text):
+            self._exact.add(Decimal(text))
+            self._floats.add(float(text))
 
-    def test(value: Any) -> bool:
-        if isinstance(value, str):
-            return value == text or (is_decimal and _same_decimal(value, text, column))
-        if not is_decimal or isinstance(value, bool):
-            return False
-        if isinstance(value, int):
-            return Decimal(text) == value
-        return isinstance(value, float) and float(text) == value
-
-    return test
-
-
-def _same_decimal(value: str, digits: str, column: Column) -> bool:
-    """Whether a numeric's text (`1.00`) is this number (`1`)."""
-    if column.type not in _DECIMAL_TYPES or not _DECIMAL.match(value):
-        return False
-    return Decimal(value) == Decimal(digits)
+    def _has_decimal(self, text: str) -> bool:
+        """Whether a numeric's text (`1.00`) is one of the numbers (`1`)."""
+        return _DECIMAL.match(text) is not None and Decimal(text) in self._exact

@@ -20,9 +20,11 @@ class Form(Protocol):
 
     `signature` names everything that the bytes of a record depend on, so that sessions with equal
     signatures share them; `extended` says whether fields from 100 up may be sent; `wants_old`
-    whether the journal's old rows are needed.
+    whether the journal's old rows are needed; `snapshot_rows` how many rows of a snapshot to
+    encode at a time, few enough that other sessions don't wait long.
     """
 
+    snapshot_rows: int
     signature: bytes
     extended: bool
     wants_old: bool

@@ -36,7 +36,7 @@ class RecentRecords:
     def __init__(self, reader: StoreReader, capacity: int = 16 << 20) -> None:
         self._reader = reader
         self._capacity = capacity
-        self._size = 0
+        self.size = 0
         self._records: OrderedDict[tuple[int, int, bytes], Encoded] = OrderedDict()
         self.encoded_total = 0
 
@@ -71,12 +71,12 @@ class RecentRecords:
     def _keep(self, key: tuple[int, int, bytes], encoded: Encoded) -> None:
         before = self._records.pop(key, None)
         if before is not None:
-            self._size -= before.size
+            self.size -= before.size
         self._records[key] = encoded
-        self._size += encoded.size
-        while self._size > self._capacity:
+        self.size += encoded.size
+        while self.size > self._capacity:
             _, gone = self._records.popitem(last=False)
-            self._size -= gone.size
+            self.size -= gone.size
 
 
 def _complete(record: Record) -> int | None:

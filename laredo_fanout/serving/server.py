@@ -16,7 +16,7 @@ from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TlsFi
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.recent import RecentRecords
 from laredo_fanout.serving.service import ReplicationService
-from laredo_fanout.serving.session import Serving
+from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.serving.tail import Tails
 from laredo_fanout.serving.tokens import Tokens
@@ -31,7 +31,8 @@ _CHANNEL_OPTIONS = (
     # A peer that vanished without a word is noticed, its session ended.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
@@ -55,9 +56,9 @@ async def serve(
     listener = options.listener
     tokens = Tokens(listener.tokens_file) if listener.tokens_file is not None else None
     going = Drain()
-    serving = Serving(reader, RecentRecords(reader), wakeups, going, listener, StructRows())
+    shared = Shared(reader, RecentRecords(reader), wakeups, going, listener, StructRows())
     tails = Tails(options.tables, reader, wakeups)
-    service = ReplicationService(serving, options.tables, tails, registry, tokens)
+    service = ReplicationService(shared, options.tables, tails, registry, tokens)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
     server.add_generic_rpc_handlers((service.handlers(),))
     port = _listen(server, listener)

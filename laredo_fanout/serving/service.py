@@ -27,7 +27,8 @@ from laredo_fanout.serving.periodic import (
 )
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
 from laredo_fanout.serving.request import SyncAsked, parse_sync
-from laredo_fanout.serving.session import Serving, Session
+from laredo_fanout.serving.session import Session
+from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.status import parse_status, status_response
 from laredo_fanout.serving.tail import Tail, Tails
 from laredo_fanout.serving.tokens import Tokens
@@ -46,13 +47,13 @@ class ReplicationService:
 
     def __init__(
         self,
-        serving: Serving,
+        shared: Shared,
         tables: Mapping[str, TableOptions],
         tails: Tails,
         registry: Registry,
         tokens: Tokens | None,
     ) -> None:
-        self._serving = serving
+        self._shared = shared
         self._tables = tables
         self._tails = tails
         self._registry = registry
@@ -91,7 +92,7 @@ class ReplicationService:
             asked, tail = self._admit(request, context)
             lease = await self._register(asked, context)
             session = Session(
-                self._serving,
+                self._shared,
                 asked,
                 self._tables[asked.table],
                 tail,
@@ -139,7 +140,7 @@ class ReplicationService:
         try:
             snapshot_id = parse_fetch(request)
             self.authorize(context, table_of(snapshot_id))
-            async for message in self._snapshots.fetch(snapshot_id, self._serving.structs):
+            async for message in self._snapshots.fetch(snapshot_id, self._shared.structs):
                 await context.write(message)
         except Refused as refused:
             await _refuse(context, refused)
@@ -152,7 +153,7 @@ class ReplicationService:
         except Refused as refused:
             return await _refuse(context, refused)
         try:
-            view = self._serving.reader.table(table)
+            view = self._shared.reader.table(table)
         except TableUnknown:
             view = None
         clients = await self._registry.clients(table)
@@ -165,7 +166,7 @@ class ReplicationService:
 
         :raises Refused: it may not.
         """
-        if self._serving.drain.deadline_ms:
+        if self._shared.drain.deadline_ms:
             raise Draining("the server is draining: connect elsewhere")
         asked = parse_sync(request)
         return asked, self._served(asked.table, context)

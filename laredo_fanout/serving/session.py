@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import structlog
 
 from laredo_fanout.serving import resume
-from laredo_fanout.serving.ahead import Ahead
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
 from laredo_fanout.serving.bell import Bell
-from laredo_fanout.serving.drain import Drain
 from laredo_fanout.serving.errors import (
     Behind,
     BufferDropped,
@@ -31,34 +28,20 @@ from laredo_fanout.serving.errors import (
 )
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
-from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, TableOptions
-from laredo_fanout.serving.ports import Lease, Wakeups
-from laredo_fanout.serving.recent import RecentRecords
+from laredo_fanout.serving.options import BufferPolicy, TableOptions
+from laredo_fanout.serving.pin import Pin
+from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.snapshot_rows import SnapshotRows
-from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.snapshot_sender import SnapshotSender
 from laredo_fanout.serving.tail import Tail
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
-from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
-from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
-from laredo_model.checksum import StateChecksum
 from laredo_model.history import History
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What all sessions of a process share."""
-
-    reader: StoreReader
-    recent: RecentRecords
-    wakeups: Wakeups
-    drain: Drain
-    listener: ListenerOptions
-    structs: StructRows
 
 
 class Session:
@@ -66,7 +49,7 @@ class Session:
 
     def __init__(
         self,
-        serving: Serving,
+        shared: Shared,
         asked: SyncAsked,
         options: TableOptions,
         tail: Tail,
@@ -77,7 +60,7 @@ class Session:
     ) -> None:
         self.extended = asked.batch
         self.verdict: Refused | None = None
-        self._serving = serving
+        self._shared = shared
         self._asked = asked
         self._options = options
         self._tail = tail
@@ -91,9 +74,9 @@ class Session:
         self._beat: asyncio.TimerHandle | None = None
         self._guard: asyncio.TimerHandle | None = None
         self._sent = self._sent_before = 0
-        self._pinned_at = 0.0
         self._beat_due = self._position_due = self._told_away = False
-        self._live = self._pinned = False
+        self._live = False
+        self._pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
         self._cursor = self._position = self._told_position = 0
 
     # ---------------------------------------------------------------- from outside
@@ -144,7 +127,7 @@ class Session:
         view, self._history = await self._level_view()
         self._enter(view)
         plan = resume.plan(
-            self._asked, view, self._history, self._serving.reader, self._snapshot_sequence
+            self._asked, view, self._history, self._shared.reader, self._snapshot_sequence
         )
         self._tail.follow(self)
         self._arm_heartbeat()
@@ -158,6 +141,7 @@ class Session:
                 await self._step()
         finally:
             self._tail.leave(self)
+            self._pin.release()
             for timer in (self._beat, self._guard):
                 if timer is not None:
                     timer.cancel()
@@ -168,9 +152,9 @@ class Session:
         :raises NotReady: it isn't shown yet.
         :raises Behind: it stayed behind for `behind_wait_s`.
         """
-        deadline = self._loop.time() + self._serving.listener.behind_wait_s
+        deadline = self._loop.time() + self._shared.listener.behind_wait_s
         while True:
-            woken = self._serving.wakeups.current()
+            woken = self._shared.wakeups.current()
             # The tail may be a wake-up behind: with the table read first here, the session
             # never begins with an older state than it ends with.
             view, history = self._read_table()
@@ -184,18 +168,18 @@ class Session:
                     f"{position_.text(self._asked.position or 0)} of the same history; "
                     "try again, or another server"
                 )
-            if self._serving.drain.deadline_ms:
+            if self._shared.drain.deadline_ms:
                 raise Draining("the server is draining: connect elsewhere")
             await asyncio.wait([woken], timeout=left)
 
     def _read_table(self) -> tuple[TableView, History]:
         try:
-            view = self._serving.reader.table(self._asked.table)
+            view = self._shared.reader.table(self._asked.table)
         except TableUnknown as error:
             raise NotReady(
                 f"table {self._asked.table} is not ready, its copy hasn't begun"
             ) from error
-        source = self._serving.reader.source()
+        source = self._shared.reader.source()
         if not view.shown or source is None:
             raise resume.not_ready(view)
         return view, source.history
@@ -212,7 +196,7 @@ class Session:
         self._filter = chosen
         if asked.batch:
             return BatchForm(want_old=asked.want_old, row_filter=chosen)
-        return BaseForm(chosen, self._serving.structs)
+        return BaseForm(chosen, self._shared.structs)
 
     async def _resume(self, plan: resume.Plan, after: int) -> None:
         view = self._view
@@ -235,10 +219,10 @@ class Session:
         """Send what there is, or wait until there is something."""
         # Cleared before looking: what happens while we look rings again.
         self._bell.clear()
-        if self._serving.drain.deadline_ms and not self._told_away:
+        if self._shared.drain.deadline_ms and not self._told_away:
             self._told_away = True
             await self._send(
-                self._messages.go_away(self._serving.drain.reason, self._serving.drain.deadline_ms)
+                self._messages.go_away(self._shared.drain.reason, self._shared.drain.deadline_ms)
             )
         view = self._tail.view
         if view is None:
@@ -268,7 +252,7 @@ class Session:
     async def _send_changes(self, view: TableView) -> bool:
         """The next records; False if there are none after all."""
         try:
-            records = self._serving.recent.after(view.id, self._cursor, self._form)
+            records = self._shared.recent.after(view.id, self._cursor, self._form)
         except (JournalPruned, TableUnknown) as gone:
             log.info(
                 "journal no longer reaches back to a client, it gets a new snapshot",
@@ -297,13 +281,13 @@ class Session:
         if not self._live:
             self._live = True
             self._lease.update(sequence=self._cursor, depth=0, state="live")
-            self._unpin()
+            self._pin.release()
 
     async def _change_incarnation(self, view: TableView) -> None:
         """The table was copied anew: what is left of the old journal, then the new rows."""
         old = self._view
         try:
-            while records := self._serving.recent.after(old.id, self._cursor, self._form):
+            while records := self._shared.recent.after(old.id, self._cursor, self._form):
                 for record in records:
                     for message in record.messages:
                         await self._send(message)
@@ -314,104 +298,43 @@ class Session:
         self._enter(view)
         await self._send_snapshot(handshake=False)
 
-    # ---------------------------------------------------------------- snapshot
-
     async def _send_snapshot(self, *, handshake: bool) -> None:
         view = self._view
         self._live = False
-        spool = self._serving.listener.spool_path
-        async with SnapshotRows(self._serving.reader, view.id, spool) as rows:
-            await self._pin(rows.sequence)
-            snapshot_id = resume.streamed_snapshot_id(view.id, rows.sequence)
+        sender = SnapshotSender(self._messages, self._form, self._filter, self._send)
+        async with SnapshotRows(
+            self._shared.reader,
+            view.id,
+            self._shared.listener.spool_path,
+            batch_rows=self._form.snapshot_rows,
+        ) as rows:
+            await self._pin.hold(view.id, rows.sequence)
             if handshake:
-                await self._send(
-                    self._messages.handshake(
-                        mode=wire.SYNC_MODE_FULL_SNAPSHOT,
-                        sequence=rows.sequence,
-                        oldest_sequence=view.oldest_sequence,
-                        resume_from=rows.sequence + 1,
-                        columns=view.columns,
-                        snapshot_id=snapshot_id,
-                        position=rows.position,
-                        history=str(self._history),
-                    )
-                )
-            await self._send(
-                self._messages.snapshot_begin(
-                    snapshot_id=snapshot_id,
-                    sequence=rows.sequence,
-                    rows=rows.rows,
-                    position=rows.position,
-                )
-            )
+                await sender.handshake(rows, view, self._history)
             self._lease.update(sequence=rows.sequence, depth=0, state="snapshot")
-            sent, checksum = await self._send_rows(rows)
-        await self._send(
-            self._messages.snapshot_end(
-                sequence=rows.sequence,
-                rows_sent=sent,
-                rows=checksum.rows,
-                position=rows.position,
-                checksum=checksum.hex(),
-            )
-        )
+            await sender.rows(rows, view.id)
         self._cursor = rows.sequence
         self._position = self._told_position = rows.position
         self._lease.update(sequence=rows.sequence, depth=0, state="catching_up")
-
-    async def _send_rows(self, rows: SnapshotRows) -> tuple[int, StateChecksum]:
-        """How many were sent, and the sum of all of them, sent or filtered out."""
-        checksum = StateChecksum()
-        sent = 0
-        async with Ahead(self._send) as ahead:
-            while (batch := await rows.next()) is not None:
-                keys, lines = batch
-                if self.extended:
-                    checksum.add(lines)
-                if self._filter is not None:
-                    keys, lines = self._filter.select(keys, lines)
-                sent += len(keys)
-                for message in self._form.rows(keys, lines):
-                    await ahead.send(message)
-        return sent, checksum
-
-    async def _pin(self, after_sequence: int) -> None:
-        self._pinned = True
-        self._pinned_at = self._loop.time()
-        await self._lease.pin(self._view.id, after_sequence)
-
-    def _unpin(self) -> None:
-        if self._pinned:
-            self._pinned = False
-            self._lease.unpin()
-
-    # ---------------------------------------------------------------- guards
 
     async def _send(self, message: bytes) -> None:
         await self._write(message)
         self._sent += 1
 
+    # ---------------------------------------------------------------- timers
+
     def _arm_guard(self) -> None:
-        timeout = self._serving.listener.stall_timeout_s
+        timeout = self._shared.listener.stall_timeout_s
         self._guard = self._loop.call_later(timeout, self._on_guard)
 
     def _on_guard(self) -> None:
-        """A client that isn't live holds rows and pins the journal: not for ever."""
-        listener = self._serving.listener
+        """A client that isn't live holds rows and pins the journal: it must take some."""
         if not self._live and self._sent == self._sent_before:
-            self.end(
-                Stalled(
-                    f"client {self._asked.client_id!r} took no message for "
-                    f"{listener.stall_timeout_s:g} s"
-                )
-            )
+            timeout = self._shared.listener.stall_timeout_s
+            client = self._asked.client_id
+            self.end(Stalled(f"client {client!r} took no message for {timeout:g} s"))
         self._sent_before = self._sent
-        if self._pinned and self._loop.time() - self._pinned_at > listener.pin_limit_s:
-            log.warning("journal no longer kept for a slow client", client=self._asked.client_id)
-            self._unpin()
         self._arm_guard()
-
-    # ---------------------------------------------------------------- heartbeats
 
     def _arm_heartbeat(self) -> None:
         self._beat = self._loop.call_later(self._options.heartbeat_interval_s, self._on_beat)

@@ -33,7 +33,14 @@ DISK_RESERVE = 1 << 30
 class SnapshotRows:
     """`async with` it, then `next()` until None."""
 
-    def __init__(self, reader: StoreReader, table_id: int, spool_path: Path | None) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        table_id: int,
+        spool_path: Path | None,
+        *,
+        batch_rows: int = BATCH_ROWS,
+    ) -> None:
         self._directory = spool_path or reader.path
         self._directory.mkdir(parents=True, exist_ok=True)
         self._snapshot = reader.snapshot(table_id, self._directory)
@@ -45,6 +52,7 @@ class SnapshotRows:
         self._begun = self._loop.time()
         self._sent_bytes = self._sent_rows = 0
         self._piece = 16
+        self._batch_rows = batch_rows
         self._left_over: list[Batch] = []
         self._failure: NoRoomToSpool | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +105,7 @@ class SnapshotRows:
         keys: list[bytes] = []
         lines: list[bytes] = []
         size = 0
-        while size < BATCH_BYTES and len(keys) < BATCH_ROWS:
+        while size < BATCH_BYTES and len(keys) < self._batch_rows:
             batch = next(self._snapshot.batches(self._piece), None)
             if batch is None:
                 break
@@ -107,7 +115,9 @@ class SnapshotRows:
             lines += piece_lines
             size += piece_size
             average = piece_size // len(piece_lines) + 1
-            self._piece = max(1, min(PIECE_ROWS, 2 * self._piece, BATCH_BYTES // average))
+            self._piece = max(
+                1, min(PIECE_ROWS, self._batch_rows, 2 * self._piece, BATCH_BYTES // average)
+            )
         return keys, lines, size
 
     def _split(self, keys: list[bytes], lines: list[bytes]) -> Batch:

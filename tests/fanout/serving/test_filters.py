@@ -104,6 +104,13 @@ ROW = {
         (is_in("name"), {}, False),
         (is_in("id", "1", 42), {"id": 42}, True),
         (is_in("name", None, "x"), {"name": None}, False),
+        (is_in("price", "x", 1), {}, True),
+        (is_in("score", 0.2, "0.1"), {}, True),
+        (is_in("paid", "x", True), {}, True),
+        (equals("id", "1e999999999"), {"id": 1}, False),
+        (equals("id", float("inf")), {"id": 1}, False),
+        (equals("price", float("nan")), {"price": "NaN"}, False),
+        (equals("price", "NaN"), {"price": "NaN"}, True),
     ],
 )
 def test_predicates(predicate: wire.FieldPredicate, row: dict[str, Any], passes: bool) -> None:
@@ -138,6 +145,11 @@ def test_what_cannot_be_tested_is_refused(predicate: wire.FieldPredicate, names:
         BadRequest, match=names.replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")
     ):
         RowFilter([predicate], COLUMNS)
+
+
+def test_too_many_predicates_are_refused() -> None:
+    with pytest.raises(BadRequest, match="more than 64"):
+        RowFilter([prefix("name", "")] * 65, COLUMNS)
 
 
 async def test_a_bad_filter_is_an_invalid_argument(tmp_path: Path) -> None:

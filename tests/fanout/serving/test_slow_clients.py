@@ -161,6 +161,23 @@ async def test_the_journal_is_pinned_from_snapshot_to_live(tmp_path: Path) -> No
         assert world.registry.pins == [("new", sequence), ("new", None)]
 
 
+async def test_a_pin_does_not_last_for_ever(tmp_path: Path) -> None:
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, pin_limit_s=0.2)
+    async with running(tmp_path, listener=listener) as world:
+        world.writer.publish([line(n, "x" * 2000) for n in range(20_000)])
+        stream = world.sync(batch=True, client_id="slow")
+        await stream.next("handshake")
+        await until(lambda: ("slow", None) in world.registry.pins)
+        # It isn't live yet: the journal goes on without it, and it gets another snapshot.
+        for number in range(3):
+            world.writer.commit((UPDATE, line(1, str(number))))
+        world.writer.prune(keep=1)
+        _, first, _ = await stream.snapshot()
+        assert line(1, "2") not in first
+        _, second, _ = await stream.snapshot()
+        assert line(1, "2") in second
+
+
 async def test_a_slow_snapshot_is_put_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

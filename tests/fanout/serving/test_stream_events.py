@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
 from laredo_fanout.serving.options import ListenerOptions, TableOptions
 from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.table import Status
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.position import parse, text
@@ -185,12 +187,44 @@ async def test_another_history_ends_the_stream(tmp_path: Path) -> None:
         assert code is grpc.StatusCode.UNAVAILABLE and "history" in details
 
 
+def close_table(world: World, table_id: int) -> None:
+    """Its schema changed at the writer's position; a new copy isn't there yet."""
+    with world.writer.store.transaction() as txn:
+        closed = replace(
+            txn.tables[table_id], status=Status.CLOSED, closed_at=world.writer.position
+        )
+        txn.put_table(closed)
+    world.wakeups.ring()
+
+
+async def test_between_a_schema_change_and_the_new_copy(tmp_path: Path) -> None:
+    async with running(tmp_path, table=OFTEN) as world:
+        table_id = world.writer.publish(rows(0, 3))
+        before = world.writer.position
+        stream = await begun(world)
+        closed_at = world.writer.commit((UPDATE, line(1, "last")))
+        close_table(world, table_id)
+        for _ in range(3):
+            world.writer.advance()
+        # Open streams stand still at the position of the change.
+        await stream.next("change_batch")
+        beats = [await stream.next("heartbeat") for _ in range(3)]
+        assert parse(beats[-1].source_position) == closed_at
+        # Nothing of the table is shown to newcomers; who comes back gets what there was.
+        code, details = await world.sync(client_id="new").ends()
+        assert code is grpc.StatusCode.FAILED_PRECONDITION and "closed" in details
+        back = world.sync(batch=True, last_known_source_position=text(before))
+        assert (await back.next("handshake")).mode == 2
+        assert list((await back.next("change_batch")).lines) == [line(1, "last")]
+        world.writer.publish([b'{"id":1,"name":"x"}'], columns=COLUMNS[:2])
+        for each in (stream, back):
+            await each.next("schema_change")
+            _, lines, _ = await each.snapshot()
+            assert lines == [b'{"id":1,"name":"x"}']
+
+
 async def test_a_table_that_fails_ends_its_streams_only(tmp_path: Path) -> None:
     async with running(tmp_path, table=NEVER, names=(USERS, "public.orders")) as world:
-        from dataclasses import replace
-
-        from laredo_fanout.store.table import Status
-
         users = world.writer.publish(rows(0, 3))
         world.writer.publish(rows(0, 3), table="public.orders")
         failing, healthy = await begun(world), await begun(world, table="orders")

@@ -1,0 +1,24 @@
+"""What all sessions of a serving process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laredo_fanout.serving.drain import Drain
+from laredo_fanout.serving.options import ListenerOptions
+from laredo_fanout.serving.ports import Wakeups
+from laredo_fanout.serving.recent import RecentRecords
+from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.store.reader import StoreReader
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One per process."""
+
+    reader: StoreReader
+    recent: RecentRecords
+    wakeups: Wakeups
+    drain: Drain
+    listener: ListenerOptions
+    structs: StructRows

@@ -1,0 +1,78 @@
+"""Sending one snapshot: begin, rows, end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from laredo_fanout.serving.ahead import Ahead
+from laredo_fanout.serving.filters import RowFilter
+from laredo_fanout.serving.forms import Form, Messages
+from laredo_fanout.serving.resume import streamed_snapshot_id
+from laredo_fanout.serving.snapshot_rows import SnapshotRows
+from laredo_fanout.store.view import TableView
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.checksum import StateChecksum
+from laredo_model.history import History
+
+
+class SnapshotSender:
+    """Sends a table's rows in a session's form, through its filter."""
+
+    def __init__(
+        self,
+        messages: Messages,
+        form: Form,
+        row_filter: RowFilter | None,
+        send: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        self._messages = messages
+        self._form = form
+        self._filter = row_filter
+        self._send = send
+
+    async def handshake(self, rows: SnapshotRows, view: TableView, history: History) -> None:
+        """Say that a snapshot follows, and where the stream goes on after it."""
+        await self._send(
+            self._messages.handshake(
+                mode=wire.SYNC_MODE_FULL_SNAPSHOT,
+                sequence=rows.sequence,
+                oldest_sequence=view.oldest_sequence,
+                resume_from=rows.sequence + 1,
+                columns=view.columns,
+                snapshot_id=streamed_snapshot_id(view.id, rows.sequence),
+                position=rows.position,
+                history=str(history),
+            )
+        )
+
+    async def rows(self, rows: SnapshotRows, table_id: int) -> None:
+        """Begin, all rows that pass the filter, end. The sum is of all rows, sent or not."""
+        await self._send(
+            self._messages.snapshot_begin(
+                snapshot_id=streamed_snapshot_id(table_id, rows.sequence),
+                sequence=rows.sequence,
+                rows=rows.rows,
+                position=rows.position,
+            )
+        )
+        checksum = StateChecksum()
+        sent = 0
+        async with Ahead(self._send) as ahead:
+            while (batch := await rows.next()) is not None:
+                keys, lines = batch
+                if self._form.extended:
+                    checksum.add(lines)
+                if self._filter is not None:
+                    keys, lines = self._filter.select(keys, lines)
+                sent += len(keys)
+                for message in self._form.rows(keys, lines):
+                    await ahead.send(message)
+        await self._send(
+            self._messages.snapshot_end(
+                sequence=rows.sequence,
+                rows_sent=sent,
+                rows=checksum.rows,
+                position=rows.position,
+                checksum=checksum.hex(),
+            )
+        )
