@@ -1,0 +1,152 @@
+"""DDL while running: noticed, even where PostgreSQL emits nothing, and the table copied anew
+beside the others, which go on."""
+
+from collections.abc import Callable
+
+import pytest
+
+from laredo_fanout.store.table import Status
+from tests.fix_ingest import RunningIngest
+from tests.fix_postgres import Database
+
+Start = Callable[..., RunningIngest]
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+DDL = {
+    "add column, then write": (
+        "ALTER TABLE t ADD COLUMN b int",
+        "UPDATE t SET b = id WHERE id < 5",
+    ),
+    "add column with a default, in silence": ("ALTER TABLE t ADD COLUMN b text DEFAULT 'b'",),
+    "drop column": ("ALTER TABLE t DROP COLUMN extra", "INSERT INTO t VALUES (900, 'x')"),
+    "rename column": ("ALTER TABLE t RENAME a TO renamed", "DELETE FROM t WHERE id = 3"),
+    "change type, in silence": ("ALTER TABLE t ALTER extra TYPE bigint",),
+    "rewrite values, in silence": ("ALTER TABLE t ALTER extra TYPE int USING extra * 2",),
+    "change of the key": (
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (a, id)",
+        "UPDATE t SET a = 'moved' WHERE id = 9",
+    ),
+    "drop and make again": (
+        "DROP TABLE t",
+        "CREATE TABLE t (id text PRIMARY KEY, v jsonb)",
+        "INSERT INTO t VALUES ('a', '[1]')",
+    ),
+    "out of the publication and in again": (
+        "ALTER PUBLICATION {publication} DROP TABLE t",
+        "UPDATE t SET a = 'unseen'",
+        "ALTER PUBLICATION {publication} ADD TABLE t",
+    ),
+    "in the middle of a transaction": (
+        "BEGIN; UPDATE t SET a = 'before' WHERE id < 20; ALTER TABLE t ADD COLUMN b int;"
+        " UPDATE t SET b = 1 WHERE id < 10; COMMIT",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DDL)
+def test_schema_change(database: Database, ingesting: Start, kind: str) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text, extra int)",
+        "INSERT INTO t SELECT g, 'a' || g, g FROM generate_series(1, 200) g",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+    )
+    ingest = ingesting("public.t", "public.other", heartbeat_interval=0.2)
+    ingest.wait_live()
+    before, untouched = ingest.record("public.t"), ingest.record("public.other")
+    assert before is not None and untouched is not None
+    for statement in DDL[kind]:
+        _run(database, statement.format(publication=ingest.options.publication.name))
+    _run(database, "INSERT INTO other VALUES (1)")
+    ingest.wait_until(
+        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()
+    after, still = ingest.record("public.t"), ingest.record("public.other")
+    assert after is not None and still is not None
+    assert after.sequence > before.sequence and after.floor > before.floor
+    assert still.id == untouched.id
+    assert ingest.status.recopies == 1
+    assert [each for each in ingest.store.tables.values() if each.status is Status.CLOSED] == []
+
+
+def test_what_doesnt_change_values_leaves_the_table_alone(
+    database: Database, ingesting: Start
+) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text, extra int)",
+        "INSERT INTO t SELECT g, 'a' || g, g FROM generate_series(1, 200) g",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=0.1)
+    ingest.wait_live()
+    before = ingest.record("public.t")
+    for statement in (
+        "VACUUM FULL t",
+        "ANALYZE t",
+        "CREATE INDEX ON t (a)",
+        "ALTER TABLE t ALTER a SET STATISTICS 500",
+        "UPDATE t SET extra = 0 WHERE id < 100",
+        "TRUNCATE t",
+        "INSERT INTO t VALUES (1, 'after', 1)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "UPDATE t SET a = 'full'",
+        "DELETE FROM t",
+        "INSERT INTO t VALUES (2, 'more', 1)",
+        "CLUSTER t USING t_pkey",
+    ):
+        _run(database, statement)
+        # At least one whole look at the catalog lies between two statements.
+        for _ in range(2):
+            commits = ingest.store.position
+            ingest.wait_until(lambda before=commits: ingest.store.position > before, "a heartbeat")
+    ingest.assert_equal()
+    after = ingest.record("public.t")
+    assert before is not None and after is not None and after.id == before.id
+    assert ingest.status.recopies == 0
+
+
+def test_table_that_loses_its_identity_leaves_the_publication(
+    database: Database, ingesting: Start
+) -> None:
+    """While it stays, the application's UPDATE fails."""
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t VALUES (1, 'a')",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+    )
+    ingest = ingesting("public.t", "public.other", heartbeat_interval=0.1)
+    ingest.wait_live()
+    _run(database, "ALTER TABLE t DROP CONSTRAINT t_pkey")
+    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")  # type: ignore[union-attr]
+    error = ingest.status.tables["public.t"].error
+    assert error is not None and "ADD PRIMARY KEY" in error
+    _run(database, "UPDATE t SET a = 'b'", "INSERT INTO other VALUES (1)")
+    ingest.catch_up()
+    assert ingest.state("public.other") == ingest.truth("public.other")
+    _run(database, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_dropped_table_fails_alone(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+    )
+    ingest = ingesting("public.t", "public.other", heartbeat_interval=0.1)
+    ingest.wait_live()
+    _run(database, "DROP TABLE t", "INSERT INTO other VALUES (1)")
+    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")  # type: ignore[union-attr]
+    assert "doesn't exist" in str(ingest.status.tables["public.t"].error)
+    ingest.catch_up()
+    assert ingest.state("public.other").keys() == {b"1"}
