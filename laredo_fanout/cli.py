@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -89,6 +90,8 @@ def main(
     context.obj = _Given(path, sets)
     if context.invoked_subcommand is not None:
         return
+    # Nothing that is made while modules load is garbage; the server turns it on again.
+    gc.disable()
     config = context.obj.load()
     from laredo_fanout.app import logs, server
 
