@@ -17,7 +17,7 @@ PAGE = 4096
 STEP = 16 << 20
 _BASE_PAGES = 64
 _READER_SLOT = 64
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def allocate(path: Path, offset: int, size: int) -> None:
@@ -45,7 +45,7 @@ def _fallocate(descriptor: int, path: Path, offset: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, offset, size)
     except OSError as failed:
-        if failed.errno in _NO_ROOM:
+        if failed.errno in NO_ROOM:
             why = failed.strerror or str(failed)
             raise DiskFull(str(path.parent), size, why) from failed
         raise

@@ -13,14 +13,17 @@ from laredo_fanout.store import disk, layout, meta
 from laredo_fanout.store.errors import (
     DiskFull,
     StoreDamaged,
+    StoreError,
     StoreLocked,
     StoreMissing,
     StoreNewer,
+    StoreUnusable,
 )
 
 MAX_READERS = 1000
 MIN_SIZE = 1 << 20
 _PAGE = disk.PAGE
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,7 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
             readahead=False,
         )
     except lmdb.Error as failed:
-        if os.strerror(errno.ENOSPC) in str(failed):
-            raise DiskFull(str(directory), MIN_SIZE, str(failed)) from failed
-        raise StoreDamaged(str(directory), str(failed)) from failed
+        raise _what_failed(directory, failed) from failed
     try:
         space = disk.DiskSpace(environment, directory, max_size)
         space.begin()
@@ -111,7 +112,23 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
     except (lmdb.NotFoundError, lmdb.ReadonlyError) as missing:
         raise StoreMissing(str(directory)) from missing
     except lmdb.Error as failed:
-        raise StoreDamaged(str(directory), str(failed)) from failed
+        raise _what_failed(directory, failed) from failed
+
+
+def what_failed(directory: Path, failed: OSError) -> StoreError:
+    """What the operating system's error means for the store."""
+    why = failed.strerror or str(failed)
+    if failed.errno in disk.NO_ROOM:
+        return DiskFull(str(directory), MIN_SIZE, why)
+    return StoreUnusable(str(directory), why)
+
+
+def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
+    """The same for LMDB's errors, which have the system's only in their text."""
+    for number in (*disk.NO_ROOM, *_FORBIDDEN):
+        if os.strerror(number) in str(failed):
+            return what_failed(directory, OSError(number, str(failed)))
+    return StoreDamaged(str(directory), str(failed))
 
 
 def check_format(directory: Path, stored: bytes | None) -> meta.StoreHead:

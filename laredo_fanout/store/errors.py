@@ -4,6 +4,7 @@ StoreError
 ├── StoreLocked       another server has this path
 ├── StoreMissing      nothing there to read
 ├── StoreDamaged      not a store, or a broken one
+├── StoreUnusable     the directory can't be made, read or written
 ├── StoreNewer        written by a newer version
 ├── StoreFull         the disk, or state.max_size, is exhausted
 ├── StoreBroken       a commit failed: restart
@@ -51,6 +52,16 @@ class StoreDamaged(StoreError):
         super().__init__(
             f"the store {path} can't be used: {why}; move it away, and the server copies "
             "every table anew"
+        )
+
+
+class StoreUnusable(StoreError):
+    """The directory can't be made, read or written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the store {path} can't be used: {why}; "
+            "state.path must be a directory that this user may write"
         )
 
 

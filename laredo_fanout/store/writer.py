@@ -34,11 +34,17 @@ class Store:
     """
 
     def __init__(self, directory: Path, max_size: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self.path = directory
-        self._lock = environment.ServerLock(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = environment.ServerLock(directory)
+        except OSError as failed:
+            raise environment.what_failed(directory, failed) from failed
         try:
             opened = environment.open_writable(directory, max_size)
+        except OSError as failed:
+            self._lock.release()
+            raise environment.what_failed(directory, failed) from failed
         except BaseException:
             self._lock.release()
             raise
@@ -58,6 +64,7 @@ class Store:
         :raises StoreLocked: if another process has it.
         :raises StoreDamaged: if what is there isn't a usable store.
         :raises StoreNewer: if a newer version wrote it.
+        :raises StoreUnusable: if the directory can't be made, read or written.
         :raises DiskFull: if there is no room for it.
         """
         return cls(Path(path), max_size)

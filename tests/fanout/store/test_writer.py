@@ -18,6 +18,7 @@ from laredo_fanout.store.errors import (
     StoreLocked,
     StoreMissing,
     StoreNewer,
+    StoreUnusable,
     TableUnknown,
 )
 from laredo_fanout.store.meta import SourceIdentity
@@ -160,6 +161,13 @@ def test_files_that_are_no_store_are_refused_and_left_alone(tmp_path: Path) -> N
     assert (tmp_path / "data.mdb").read_bytes().startswith(b"something else")
     (tmp_path / "data.mdb").unlink()
     open_store(tmp_path).close()  # the lock was let go
+
+
+def test_a_path_that_cannot_be_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(StoreUnusable, match=r"state\.path must be a directory"):
+            open_store(path)
 
 
 def test_there_is_nothing_to_read_before_a_server_ran(tmp_path: Path) -> None:
