@@ -246,12 +246,14 @@ class ChangeBuffer:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory, the open transaction's included."""
-        return self._whole.memory_bytes + (self._open.memory_bytes if self._open else 0)
+        return self._whole.memory_bytes + (self._open.memory_bytes if self._open is not None else 0)
 
     @property
     def spilled_bytes(self) -> int:
         """Bytes in spill files."""
-        return self._whole.spilled_bytes + (self._open.spilled_bytes if self._open else 0)
+        return self._whole.spilled_bytes + (
+            self._open.spilled_bytes if self._open is not None else 0
+        )
 
     @property
     def depth(self) -> int:

@@ -10,7 +10,7 @@ import structlog
 
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
-from laredo_snapshotter import logs
+from laredo_snapshotter import logs, malloc
 from laredo_snapshotter.check import check_tables
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
 from laredo_snapshotter.service import Service
@@ -60,6 +60,7 @@ def cli(
     logs.configure(log_level, as_json=None if log_format == "auto" else log_format == "json")
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
+        malloc.give_back()
         block, tables = _loaded(path, sets)
         _finish(asyncio.run(_run(tables, block.http, flush_timeout)))
 
