@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from laredo_fanout.source import catalog
-from laredo_fanout.source.ingest import Ingest
+from laredo_fanout.source.ingest import CommitInfo, Ingest
 from laredo_fanout.source.options import (
     CopyOptions,
     OnSlotLost,
@@ -55,6 +55,7 @@ class RunningIngest:
         )
         self.tables = tuple(TableOptions(*table.split(".")) for table in tables)
         self.commits = 0
+        self.on_commit: Callable[[CommitInfo], None] | None = None
         self.error: Exception | None = None
         self.store: Store
         self.ingest: Ingest
@@ -89,8 +90,10 @@ class RunningIngest:
         except Exception as error:  # noqa: BLE001
             self.error = error
 
-    def _committed(self, _: object) -> None:
+    def _committed(self, commit: CommitInfo) -> None:
         self.commits += 1
+        if self.on_commit is not None:
+            self.on_commit(commit)
 
     def wait_until(self, holds: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -209,6 +209,11 @@ class Attendant:
         """Have something done; its report comes later."""
         self._requests.put(request)
 
+    def sever(self) -> None:
+        """Break its connection, over which nothing seems to come; it opens another one."""
+        if self._connection is not None:
+            session.sever(self._connection)
+
     def stop(self) -> None:
         """End, whatever it is doing, and close the connection."""
         self._stopping.set()
@@ -216,6 +221,7 @@ class Attendant:
         connection = self._connection
         if connection is not None:
             session.cancel(connection)
+            session.sever(connection)
         if self._thread.ident is not None:
             self._thread.join()
         if self._connection is not None:

@@ -53,6 +53,7 @@ class _Job:
     lines: list[bytes] = field(default_factory=list)
     bytes: int = 0
     stale: bool = False
+    heard_at: float = field(default_factory=time.monotonic)
 
 
 class Copying:
@@ -153,6 +154,11 @@ class Copying:
         if waiting and room > 0 and now >= self._not_before:
             self._requested += 1
             self._request(ConnectionRequest())
+        for reader, job in list(self._jobs.items()):
+            # It may wait for a lock; then it waits again, with a new connection.
+            if now - job.heard_at > self._options.receive_timeout:
+                silent = f"nothing came for {now - job.heard_at:.0f} s"
+                self._reading_failed(reader, job, ReadFailed(silent, "08006", connection_lost=True))
         if not self._copies:
             while self._idle:
                 self._idle.pop().close()
@@ -168,6 +174,7 @@ class Copying:
                 self._reading_failed(reader, job, failed)
                 continue
             rows += len(keys)
+            job.heard_at = time.monotonic()
             self._gather(job, keys, lines)
             if reader.progress is Progress.DONE:
                 del self._jobs[reader]

@@ -33,6 +33,8 @@ _log = structlog.get_logger()
 _GULP_BYTES = 8 << 20
 """How much one gulp takes at most: libpq's buffer keeps the size it once had."""
 
+_FLUSH_S = 5.0
+
 _STATUS = Struct(">cQQQqB").pack
 _EPOCH_S = 946_684_800
 _SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
@@ -49,9 +51,11 @@ class Identified(NamedTuple):
 class ReplicationStream:
     """One replication connection. Every method may raise SourceUnavailable."""
 
-    def __init__(self, connection: session.Connection) -> None:
+    def __init__(self, connection: session.Connection, timeout: float) -> None:
         self._connection = connection
+        self._timeout = timeout
         self.pgconn = connection.pgconn
+        self.pgconn.nonblocking = 1
         self._socket = self.pgconn.socket
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -63,7 +67,8 @@ class ReplicationStream:
     @classmethod
     def open(cls, options: SourceOptions) -> ReplicationStream:
         """Connect; nothing is streamed before :meth:`start`."""
-        return cls(session.connect(options, role="stream", replication=True))
+        connection = session.connect(options, role="stream", replication=True)
+        return cls(connection, options.receive_timeout)
 
     def fileno(self) -> int:
         """The socket, to wait for."""
@@ -95,10 +100,9 @@ class ReplicationStream:
             f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
             f" (proto_version '1', publication_names '\"{names}\"', messages 'true')"
         )
-        result = self.pgconn.exec_(command.encode())
+        result = self._execute(command.encode())
         if result.status == ExecStatus.COPY_BOTH:
             self._confirmed = position
-            self.pgconn.nonblocking = 1
             return
         text = " ".join(self.pgconn.get_error_message().split())
         state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
@@ -158,15 +162,37 @@ class ReplicationStream:
         return bool(self._poll.poll(0))
 
     def _flush(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + _FLUSH_S
         while self.pgconn.flush():
             if time.monotonic() > deadline:
-                raise SourceUnavailable("the server takes no confirmations; the connection hangs")
+                raise SourceUnavailable("the server takes nothing; the connection hangs")
             select.select([self._socket], [self._socket], [], 1)
             self.pgconn.consume_input()
 
+    def _execute(self, command: bytes) -> psycopg.pq.abc.PGresult:
+        """Run a command of the replication protocol, without waiting for ever."""
+        deadline = time.monotonic() + self._timeout
+        try:
+            self.pgconn.send_query(command)
+            self._flush()
+            while self.pgconn.is_busy():
+                if time.monotonic() > deadline:
+                    raise SourceUnavailable(
+                        f"no answer to {command.decode()} within {self._timeout:.0f} s"
+                    )
+                self._poll.poll(1000)
+                self.pgconn.consume_input()
+            result = self.pgconn.get_result()
+            if result is None:
+                raise SourceUnavailable(f"no answer to {command.decode()}")
+            while result.status != ExecStatus.COPY_BOTH and self.pgconn.get_result() is not None:
+                continue
+        except psycopg.OperationalError as cut:
+            raise session.refusal(cut, command.decode()) from cut
+        return result
+
     def _row(self, command: bytes) -> list[bytes]:
-        result = self.pgconn.exec_(command)
+        result = self._execute(command)
         if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
             text = " ".join(self.pgconn.get_error_message().split())
             raise SourceUnavailable(f"{command.decode()} failed: {text}")

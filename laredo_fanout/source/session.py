@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,15 @@ def connect(options: SourceOptions, *, role: str, replication: bool = False) -> 
     return connection
 
 
+_DENIALS = (
+    "permission denied to start WAL sender",
+    "must be superuser or replication role",
+    "permission denied for database",
+    "is not permitted to log in",
+)
+"""A refused connection has no SQLSTATE on the client's side."""
+
+
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Raise what psycopg raises as this package's errors."""
@@ -65,6 +76,12 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise refusal(error, doing) from error
+
+
+def sever(connection: Connection) -> None:
+    """Break a connection that another thread waits on: the wait ends with an error."""
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as one:
+        one.shutdown(socket.SHUT_RDWR)
 
 
 def cancel(connection: Connection) -> None:
@@ -80,7 +97,7 @@ def refusal(error: psycopg.Error, doing: str) -> SourceUnavailable | RightsMissi
         psycopg.errors.InsufficientPrivilege,
         psycopg.errors.InvalidAuthorizationSpecification,
     )
-    if isinstance(error, denied) or "must be superuser or replication role" in text:
+    if isinstance(error, denied) or any(phrase in text for phrase in _DENIALS):
         return RightsMissing(
             f"PostgreSQL refuses to {doing}: {text}; grant the right, or use another role"
             " (`laredo-fanout check` prints the statements)"

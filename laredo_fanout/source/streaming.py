@@ -87,6 +87,7 @@ class Streaming:
         self._side: session.Connection | None = None
         self._heard_at = time.monotonic()
         self._told_at = time.monotonic()
+        self._looked_at = time.monotonic()
         self.busy = False
         self.connected = False
         self.was_connected = False
@@ -144,7 +145,7 @@ class Streaming:
         self.slot = look.slot
         self._side = None
         self._attendant.start(side)
-        self._heard_at = time.monotonic()
+        self._heard_at = self._looked_at = time.monotonic()
         self.connected = self.was_connected = True
         self.phase = "streaming"
         _log.info("streaming", slot=self._options.slot_name, position=position_.text(position))
@@ -263,6 +264,9 @@ class Streaming:
         decoder, stream = self._decoder, self._stream
         assert decoder is not None and stream is not None
         now = time.monotonic()
+        if now - self._looked_at > self._options.heartbeat_interval + self._options.receive_timeout:
+            self._attendant.sever()
+            self._looked_at = now
         silence = now - self._heard_at
         if silence > self._options.receive_timeout:
             raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
@@ -306,6 +310,7 @@ class Streaming:
                     self._looks[report.number] = report
                     self.slot = report.slot
                     self.trouble = None
+                    self._looked_at = time.monotonic()
                 case Prepared():
                     self.copying.prepared(report)
                 case PrepareFailed(table_id, problem):

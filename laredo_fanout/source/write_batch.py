@@ -67,7 +67,12 @@ class WriteBatch:
 
     @property
     def interval(self) -> float:
-        """How long to gather under load before the next commit, in seconds."""
+        """How long to gather under load before the next commit, in seconds.
+
+        Nobody waits for rows that are only copied.
+        """
+        if not self._tables and not self._when_durable:
+            return self._longest_interval
         return min(self._longest_interval, max(_SHORTEST_INTERVAL, _SHARE * self._cost))
 
     @property

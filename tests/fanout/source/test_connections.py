@@ -1,0 +1,156 @@
+"""Connections that break: the ingest goes on by itself, and nothing is lost or doubled."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from tests.fix_ingest import RunningIngest
+from tests.fix_postgres import Database
+
+Start = Callable[..., RunningIngest]
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def _kill(database: Database, role: str) -> int:
+    with database.connect() as connection:
+        return len(
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE %s",
+                (f"%{role}",),
+            ).fetchall()
+        )
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a int, big text STORAGE EXTERNAL)",
+        "INSERT INTO t SELECT g, g, repeat(md5(g::text), 80) FROM generate_series(1, 3000) g",
+    )
+    return database
+
+
+@pytest.mark.parametrize("role", ["stream", "attendant", "copy"])
+def test_connection_killed_while_copying(filled: Database, ingesting: Start, role: str) -> None:
+    ingest = ingesting("public.t", range_bytes=128 << 10, heartbeat_interval=0.1)
+    killed = 0
+    for number in range(4):
+        ingest.wait_until(lambda: _kill(filled, role) or ingest.is_live("public.t"), "killed")
+        killed += not ingest.is_live("public.t")
+        _run(filled, f"UPDATE t SET a = -a WHERE id % 50 = {number}")
+    assert killed
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_stream_killed_again_and_again(filled: Database, ingesting: Start) -> None:
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    record = ingest.record("public.t")
+    assert record is not None
+    for number in range(5):
+        _run(filled, f"UPDATE t SET a = -a WHERE id % 50 = {number}")
+        assert _kill(filled, "stream") == 1 or not ingest.status.connected
+        _run(filled, f"DELETE FROM t WHERE id % 50 = {number + 20}")
+    ingest.assert_equal()
+    after = ingest.record("public.t")
+    assert after is not None and after.id == record.id
+    assert after.sequence == record.sequence + 10 * 60
+    assert ingest.status.reconnects >= 1
+
+
+def test_server_restarts(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data") as server:
+        database = Database(server, "postgres")
+        _run(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        ingest = RunningIngest(database, tmp_path / "store", ("public.t",)).start()
+        try:
+            ingest.wait_live()
+            server.stop()
+            ingest.wait_until(lambda: not ingest.status.connected, "it is noticed")
+            ingest.wait_until(lambda: ingest.status.error, "it is said")
+            server.start()
+            _run(database, "INSERT INTO t VALUES (2)")
+            ingest.assert_equal()
+        finally:
+            ingest.stop()
+
+
+class Proxy:
+    """Between ingest and server; it can stop forwarding without closing anything."""
+
+    def __init__(self, upstream: str, path: Path) -> None:
+        self.directory = path
+        self._upstream = upstream
+        self.stuck = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path / ".s.PGSQL.5432"))
+        self._listener.listen(20)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.stuck.is_set():
+                    self.stuck.clear()  # what is new gets through
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._upstream)
+                self._sockets += (client, server)
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(
+                        target=self._forward, args=(source, target), daemon=True
+                    ).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self.stuck.is_set():
+                    return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for each in (self._listener, *self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+@pytest.fixture
+def proxy(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    path = tmp_path_factory.mktemp("proxy")
+    proxy = Proxy(str(postgres.socket_directory / ".s.PGSQL.5432"), path)
+    yield proxy
+    proxy.close()
+
+
+def test_proxy_that_stops_forwarding_is_noticed(
+    filled: Database, tmp_path: Path, proxy: Proxy
+) -> None:
+    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
+    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
+    ingest.options = replace(ingest.options, connection=dsn)
+    ingest.start()
+    try:
+        ingest.wait_live()
+        proxy.stuck.set()
+        _run(filled, "UPDATE t SET a = 0 WHERE id < 100")
+        ingest.assert_equal()
+        assert ingest.status.reconnects >= 1
+    finally:
+        ingest.stop()
