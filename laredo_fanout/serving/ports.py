@@ -42,8 +42,9 @@ class ClientInfo:
 class ClientState:
     """One connected client as every process sees it.
 
-    `sequence` is the last one sent; `depth` how many transactions the client's cursor lies behind
-    the journal's end (its "buffer"); `state` one of STATES.
+    `sequence` is the last one sent; `depth` how many changes the client's cursor lies behind the
+    journal's end (its "buffer"; max_size counts the transactions among them); `state` one of
+    STATES.
     """
 
     info: ClientInfo
