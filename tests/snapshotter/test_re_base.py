@@ -47,7 +47,10 @@ def test_a_trigger_begins_a_new_epoch_and_not_before(
 def test_max_interval_re_bases_a_quiet_table_too(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served, more="snapshot { max_interval = 1s }") as writer:
         writer.program.wait_ready()
-        writer.wait_epoch(3)
+        writer.wait_epoch(2)
+        position = served.advance()
+        writer.wait_epoch(4)
+        assert f"0/{position:X}" in {found["to_position"] for found in writer.artifacts()}
         bases = [found for found in writer.artifacts() if found["kind"] == "snapshot"]
         assert all(base["continues"] for base in bases[1:])
         writer.assert_equal()

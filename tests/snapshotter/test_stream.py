@@ -80,6 +80,10 @@ class Writing:
     async def position(self, position: int) -> None:
         await self.until(lambda: (self.writer.status().stream_position or 0) >= position)
 
+    def restarts(self) -> float | None:
+        name = "snapshotter_table_restarts_total"
+        return self.metrics.registry.get_sample_value(name, {"table": "public.users"})
+
     def manifest(self) -> dict[str, Any]:
         found: dict[str, Any] = orjson.loads((self.archive / "users/manifest.json").read_bytes())
         return found
@@ -122,6 +126,7 @@ async def test_half_a_transaction_is_dropped_and_taken_again(tmp_path: Path) -> 
     async with playing(*scripts) as (endpoint, scripted):
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1010)
+        assert world.restarts() == 0
         assert scripted.requests[1].last_known_source_position == "0/1000"
         assert world.states()[-1] == (0x1010, sorted([*ROWS.values(), first[2], second[2]]))
         assert len(world.states()) == 2
@@ -164,9 +169,7 @@ async def test_a_change_that_doesnt_fit_begins_again_at_the_archives_head(tmp_pa
     async with playing(*scripts) as (endpoint, scripted):
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1020)
-            restarts = "snapshotter_table_restarts_total"
-            sample = world.metrics.registry.get_sample_value(restarts, {"table": "public.users"})
-            assert sample == 1
+            assert world.restarts() == 1
         assert scripted.requests[1].last_known_source_position == "0/1000"
         assert world.states()[-1] == (0x1020, sorted([line(1, "y"), line(2, "b")]))
 
@@ -278,3 +281,27 @@ async def test_a_resumed_stream_of_another_table_shape_is_opened_afresh(tmp_path
         assert [each.last_known_source_position for each in scripted.requests] == ["", "0/1010", ""]
         kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
         assert kinds == [("snapshot", "0/1000"), ("diff", "0/1010"), ("snapshot", "0/1020")]
+
+
+async def test_a_snapshot_before_the_archives_head_is_never_a_base(tmp_path: Path) -> None:
+    wider = hello("DELTA")
+    wider.handshake.columns[1].data_type = "varchar"
+    again = hello()
+    again.handshake.columns[1].data_type = "varchar"
+    scripts = (
+        [
+            hello(),
+            *snapshot(ROWS, "0/1000", 10),
+            changes(11, (0x1010, [(2, b"1", line(1, "x"), line(1, "a"))])),
+            LOST,
+        ],
+        [wider, Hold()],
+        [again, *snapshot(ROWS, "0/1008", 12), Hold()],
+        [wider, Hold()],
+        [again, *snapshot(ROWS, "0/1020", 12), Hold()],
+    )
+    async with playing(*scripts) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1020)
+        positions = [a["to_position"] for a in world.manifest()["artifacts"]]
+        assert positions == ["0/1000", "0/1010", "0/1020"]
