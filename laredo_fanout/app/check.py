@@ -12,7 +12,7 @@ import psycopg
 
 from laredo_fanout.app import options
 from laredo_fanout.config import Config
-from laredo_fanout.errors import SourceError
+from laredo_fanout.errors import SelectDenied, SourceError
 from laredo_fanout.source import catalog, checks, publication, session, slot
 from laredo_model.select import identifier
 
@@ -171,10 +171,12 @@ def _publication_and_tables(connection: Connection, config: Config) -> Iterator[
     wanted = options.source_tables(config)
     known = catalog.read_tables(connection, wanted, said.name)
     found = publication.read(connection, said.name)
-    sound = []
+    sound, publishable = [], []
     for table in wanted:
         there = known.get(table.qualified)
         problem = checks.table_problem(table, there, connection.info.user)
+        if there is not None and (problem is None or isinstance(problem, SelectDenied)):
+            publishable.append(there)
         if problem is not None:
             yield Finding(
                 f"table {table.qualified}", Verdict.MISSING, problem.problem, problem.cure
@@ -183,7 +185,7 @@ def _publication_and_tables(connection: Connection, config: Config) -> Iterator[
             sound.append(there)
             yield Finding(f"table {table.qualified}", Verdict.RIGHT, f"key {', '.join(there.key)}")
     if found is None:
-        yield from _no_publication(connection, config, sound)
+        yield from _no_publication(connection, config, publishable)
         return
     whole = [] if found.whole else [_not_whole(said.name)]
     missing = [table for table in sound if table.published is None]
@@ -206,15 +208,15 @@ def _not_whole(name: str) -> Finding:
 
 
 def _no_publication(
-    connection: Connection, config: Config, sound: list[catalog.SourceTable]
+    connection: Connection, config: Config, publishable: list[catalog.SourceTable]
 ) -> Iterator[Finding]:
     said = options.source_options(config).publication
-    statement = publication.create_statement(said, sound)
+    statement = publication.create_statement(said, publishable)
     if not said.create:
         detail = f"{said.name} doesn't exist and publication.create is off"
         yield Finding("publication", Verdict.MISSING, detail, statement)
         return
-    foreign = [t.qualified for t in sound if not _truth(connection, _OWNERSHIP, t.oid)]
+    foreign = [t.qualified for t in publishable if not _truth(connection, _OWNERSHIP, t.oid)]
     if not _truth(connection, _MAY_CREATE):
         detail = f"{said.name} doesn't exist, and role {connection.info.user} may not make it"
         grant = (

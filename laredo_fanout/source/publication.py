@@ -141,8 +141,9 @@ def remove(connection: Connection, options: PublicationOptions, table: SourceTab
 
 def create_statement(options: PublicationOptions, tables: Iterable[SourceTable]) -> str:
     """What an owner runs to make the publication with these tables."""
-    names = ", ".join(table.sql_name for table in tables)
-    return f"CREATE PUBLICATION {identifier(options.name)} FOR TABLE ONLY {names} {_PUBLISH};"
+    names = ", ".join(f"ONLY {table.sql_name}" for table in tables)
+    chosen = f" FOR TABLE {names}" if names else ""
+    return f"CREATE PUBLICATION {identifier(options.name)}{chosen} {_PUBLISH};"
 
 
 def _create(connection: Connection, name: str) -> None:
