@@ -21,6 +21,9 @@ from laredo_snapshotter.table import TableWriter
 
 log = structlog.get_logger(__name__)
 
+HANG_S = 10.0
+"""What a table's writer may take to end, beside its last diff."""
+
 
 class Service:
     """Everything that runs; :meth:`run` it once, on the event loop that it was made on."""
@@ -30,6 +33,7 @@ class Service:
     ) -> None:
         """``flush_timeout``: seconds that each table's last diff may take."""
         self._settings = settings
+        self._flush_timeout = flush_timeout
         self._metrics = Metrics(self.statuses)
         self._writers = {
             table.name: TableWriter(table, TableCounters(self._metrics, table.name), flush_timeout)
@@ -76,10 +80,11 @@ class Service:
             task.cancel()
         for writer in self._writers.values():
             writer.stop()
-        await asyncio.gather(*running)
+        # A destination that hangs hangs its threads too: they aren't waited for.
+        _, hanging = await asyncio.wait(running, timeout=self._flush_timeout + HANG_S)
         server.should_exit = True
         await serving
-        return self._exit_code()
+        return self._exit_code() or int(bool(hanging))
 
     def _serve(self) -> tuple[http.Server, "asyncio.Task[None]"]:
         application = http.app(self, self._metrics, self._settings, version("laredo-snapshotter"))

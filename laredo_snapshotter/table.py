@@ -154,6 +154,8 @@ class TableWriter:
 
     def _open(self) -> TableArchive:
         config = self.config
+        if config.spill_directory is not None:
+            config.spill_directory.mkdir(parents=True, exist_ok=True)
         return TableArchive.open(
             [LocalDestination(path) for path in config.destinations],
             config.name,

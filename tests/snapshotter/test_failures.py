@@ -68,6 +68,20 @@ def test_a_destination_that_is_away_holds_the_commit_and_nothing_is_lost(
         writer.assert_equal()
 
 
+def test_a_destination_that_is_away_at_the_start_is_waited_for(
+    tmp_path: Path, served: Served
+) -> None:
+    in_the_way = tmp_path / "archive"
+    in_the_way.write_text("not a directory")
+    with Writer(tmp_path, served) as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        status = writer.wait_status({"state": "holding", "ready": False})
+        assert str(in_the_way) in status["problem"]
+        in_the_way.unlink()
+        writer.program.wait_ready()
+        assert writer.kinds() == [("snapshot", 1)]
+
+
 def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
     tmp_path: Path, served: Served
 ) -> None:
