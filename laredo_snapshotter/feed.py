@@ -247,10 +247,15 @@ class Feed:
             async for event in events:
                 await self._gate.wait()
                 async with self._taking:
-                    await self._take(event)
+                    await self.take(event)
                 await self._pace()
 
-    async def _take(self, event: Event) -> None:
+    async def take(self, event: Event) -> None:
+        """One event of the stream.
+
+        :raises SnapshotterError: as :meth:`run`.
+        :raises ProtocolViolation: if it comes where it makes no sense.
+        """
         if isinstance(event, Changes):
             self._take_changes(event)
         elif isinstance(event, Heartbeat):

@@ -1,0 +1,196 @@
+"""Cuts of random streams: whatever the batches, what is sealed at a cut is the state there."""
+
+import asyncio
+import random
+from bisect import bisect_right
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laredo_fanout.client.events import Changes, Handshake, Heartbeat, Mode
+from laredo_fanout.client.subscription import Observer
+from laredo_model import history as history_
+from laredo_model.column import Column
+from laredo_model.position import Position
+from laredo_snapshotter import config
+from laredo_snapshotter.buffer import Sealed
+from laredo_snapshotter.feed import Feed
+from tests.snapshotter.test_buffer import State, Stream, assert_leads
+
+HISTORY = history_.parse("7300000000000000001:1:16384")
+COLUMNS = (Column("id", "text", nullable=False, ordinal=1, key_ordinal=1),)
+
+
+class Collected:
+    """An outlet that keeps what is put."""
+
+    waiting_bytes = 0
+    waiting_on_disk = False
+
+    def __init__(self) -> None:
+        self.holding: str | None = None
+        self.sealed: list[Sealed] = []
+
+    def put(self, sealed: Sealed) -> None:
+        self.sealed.append(sealed)
+
+    async def progress(self) -> None: ...
+
+    async def drained(self) -> None: ...
+
+
+class Known:
+    """A table whose archive every stream fits."""
+
+    def fits(self, handshake: Handshake) -> bool:
+        return True
+
+    async def begin_base(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def handshake(position: int) -> Handshake:
+    return Handshake(Mode.DELTA, Position(position), HISTORY, COLUMNS, 0, 0, 0, "", True)
+
+
+SETTINGS = (
+    'snapshotter.source={ server = "localhost:1", table = t }',
+    "snapshotter.destinations=[{type = local, path = /nowhere}]",
+)
+(TABLE,) = config.tables(config.load(None, SETTINGS))
+
+
+async def live_feed(outlet: Collected, position: int) -> Feed:
+    feed = Feed(TABLE, Known(), outlet, Observer(), position=Position(position), history=HISTORY)
+    await feed.take(handshake(position))
+    return feed
+
+
+async def follow(seed: int) -> None:
+    stream = Stream(seed)
+    chance = stream.random
+    outlet = Collected()
+    feed = await live_feed(outlet, stream.position)
+    states: list[tuple[int, State]] = [(stream.position, {})]
+    cuts: set[int] = set()
+    forced: dict[int, asyncio.Future[Sealed | None]] = {}
+    sequence = 1
+    for _ in range(chance.randrange(1, 12)):
+        transactions = []
+        for _ in range(chance.randrange(1, 6)):
+            transactions.append(stream.transaction())
+            states.append((stream.position, dict(stream.state)))
+        for batch in batches(chance, transactions, sequence):
+            sequence += len(batch)
+            if chance.random() < 0.4:
+                # Another table's stream may be anywhere at or before the source's position.
+                at = chance.randrange(feed.position or 0, stream.position + 8)
+                cuts.add(at)
+                if chance.random() < 0.3:
+                    forced[at] = feed.cut_exactly(at)
+                else:
+                    feed.cut(at)
+            await feed.take(batch)
+        if chance.random() < 0.3:
+            stream.position += 3
+            await feed.take(Heartbeat(Position(stream.position), 0, None))
+    await feed.take(Heartbeat(Position(stream.position + 100), 0, None))
+    feed.seal_all()
+    check(outlet, states, cuts, forced)
+
+
+def batches(chance: random.Random, transactions: list[Any], sequence: int) -> list[Changes]:
+    """The transactions as a server may send them: several in a batch, one over several."""
+    parts: list[tuple[int, list[Any], bool]] = []
+    for position, rows in transactions:
+        if chance.random() < 0.3:
+            middle = chance.randrange(len(rows) + 1)
+            parts += [(position, rows[:middle], False), (position, rows[middle:], True)]
+        else:
+            parts.append((position, rows, True))
+    grouped: list[list[tuple[int, list[Any], bool]]] = [[]]
+    for part in parts:
+        grouped[-1].append(part)
+        if not part[2] or chance.random() < 0.4:
+            grouped.append([])
+    made = []
+    for group in grouped:
+        if group:
+            changes = [row for _, rows, _ in group for row in rows]
+            made.append(
+                Changes(
+                    sequence,
+                    bytes(row[0] for row in changes),
+                    [row[1] for row in changes],
+                    [row[2] for row in changes],
+                    [row[3] for row in changes],
+                    [len(rows) for _, rows, _ in group],
+                    [position for position, _, _ in group],
+                    [position for position, _, _ in group],
+                    not group[-1][2],
+                )
+            )
+            sequence += len(changes)
+    return made
+
+
+def check(
+    outlet: Collected,
+    states: list[tuple[int, State]],
+    cuts: set[int],
+    forced: dict[int, "asyncio.Future[Sealed | None]"],
+) -> None:
+    positions = [position for position, _ in states]
+
+    def state_at(position: int) -> State:
+        return states[bisect_right(positions, position) - 1][1]
+
+    before, boundaries = states[0][1], [states[0][0]]
+    for sealed in outlet.sealed:
+        assert sealed.to_position >= boundaries[-1]
+        assert_leads(before, sealed, state_at(sealed.to_position))
+        before = state_at(sealed.to_position)
+        boundaries.append(sealed.to_position)
+    assert before == states[-1][1], "something was never sealed"
+    for cut in cuts:
+        last = boundaries[bisect_right(boundaries, cut) - 1]
+        assert state_at(last) == state_at(cut), f"can't be read at the cut {cut}"
+    for position, done in forced.items():
+        assert done.done()
+        sealed_there = done.result()
+        assert sealed_there is not None
+        assert sealed_there.to_position == position
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_sealed_at_a_cut_is_the_state_there(seed: int) -> None:
+    asyncio.run(follow(seed))
+
+
+async def test_while_a_destination_is_away_intervals_make_one_diff() -> None:
+    stream, outlet = Stream(5), Collected()
+    feed = await live_feed(outlet, stream.position)
+    outlet.holding = "away"
+    for _ in range(4):
+        for batch in batches(stream.random, [stream.transaction()], 1):
+            await feed.take(batch)
+        feed.cut(stream.position)
+    assert outlet.sealed == []
+    outlet.holding = None
+    feed.cut(stream.position)
+    (sealed,) = outlet.sealed
+    assert_leads({}, sealed, stream.state)
+
+
+async def test_an_exact_cut_is_made_although_nothing_changed() -> None:
+    outlet = Collected()
+    feed = await live_feed(outlet, 100)
+    done = feed.cut_exactly(120)
+    feed.cut(110)
+    await feed.take(Heartbeat(Position(119), 0, None))
+    assert not done.done()
+    await feed.take(Heartbeat(Position(130), 0, None))
+    assert [sealed.to_position for sealed in outlet.sealed] == [120]
+    assert done.result() is outlet.sealed[0]
