@@ -47,6 +47,17 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def is_free(port: int) -> bool:
+    """Whether a server can listen there: connections that are winding down don't hold it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 async def test_rows_and_changes_reach_clients_and_every_endpoint_tells(
     server: Fanout, database: Database
 ) -> None:
@@ -115,10 +126,7 @@ async def test_kill_9_of_the_main_process_takes_the_others_and_a_restart_needs_n
             assert others
             server.program.kill()
             wait_until(lambda: all(map(has_ended, others)), "serving processes gone", timeout=1)
-            with socket.socket() as probe:
-                # As any server: connections that are winding down don't hold the port.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", server.grpc_port))
+            wait_until(lambda: is_free(server.grpc_port), "its port free", timeout=1)
             owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(101, 200) i")
             owner.execute("DELETE FROM a WHERE id <= 50")
             server.program.start()
