@@ -8,10 +8,14 @@ changes can touch.
 
 import errno
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from laredo_fanout.store.errors import DiskFull
+
+Reserve = Callable[[int, int], None]
+"""``DiskSpace.reserve``, as those who write to the environment are given it."""
 
 PAGE = 4096
 STEP = 16 << 20
@@ -61,9 +65,8 @@ class DiskSpace:
         self._descriptor = os.open(self._path, os.O_RDWR)
         self._allocated = 0
         self._step = STEP
-        self._used = 0
-        self._changes = 0
-        self._bytes = 0
+        self._used = self._changes = self._bytes = 0
+        self._leaves = self._branches = self._depth = 0
 
     def close(self) -> None:
         """Let the file go."""
@@ -75,11 +78,15 @@ class DiskSpace:
         pages: int = self._environment.info()["last_pgno"]
         return (pages + 1) * PAGE
 
-    def begin(self) -> None:
-        """A write transaction begins.
+    def begin(self, transaction: Any = None, databases: Iterable[Any] = ()) -> None:
+        """A write transaction begins, on these databases.
 
         :raises DiskFull: if there isn't even room for an empty one.
         """
+        stats = [transaction.stat(each) for each in databases]
+        self._leaves = sum(each["leaf_pages"] for each in stats)
+        self._branches = sum(each["branch_pages"] for each in stats)
+        self._depth = max((each["depth"] for each in stats), default=0)
         self._used = self._environment.info()["last_pgno"] + 1
         self._changes = self._bytes = 0
         self.reserve(0, 0)
@@ -87,16 +94,17 @@ class DiskSpace:
     def reserve(self, changes: int, size: int) -> None:
         """So many more puts and deletes, of so many bytes in all, in this transaction.
 
-        A change copies its leaf page and may split it, and touches some branch
-        pages; but no page is copied twice, and a page takes half its size in
-        new bytes before it splits again.
+        A change copies the pages on its way down and may split its leaf; but
+        no page is copied twice, and a page takes half its size in new bytes
+        before it splits again. At the commit LMDB writes the list of free pages.
 
         :raises DiskFull: if the disk can't hold what they may need.
         """
         self._changes += changes
         self._bytes += size
-        touched = min(4 * self._changes, 3 * self._used + self._bytes // 1024)
-        pages = _BASE_PAGES + touched + self._bytes // 2048 + self._used // 256
+        leaves = min(2 * self._changes, 2 * self._leaves + self._bytes // 1024)
+        branches = min(self._depth * self._changes, 2 * self._branches + self._bytes // 2048)
+        pages = _BASE_PAGES + leaves + branches + self._bytes // 2048 + self._used // 256
         self._ensure(min(self._used + pages, self._max_pages))
 
     def _ensure(self, pages: int) -> None:

@@ -37,6 +37,11 @@ class Databases:
     positions: Any
     meta: Any
 
+    @property
+    def all(self) -> tuple[Any, ...]:
+        """Every one of them."""
+        return self.state, self.marks, self.journal, self.olds, self.positions, self.meta
+
 
 class ServerLock:
     """One server per path: an exclusive lock that dies with its process."""

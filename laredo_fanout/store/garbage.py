@@ -3,9 +3,11 @@
 from typing import Any
 
 from laredo_fanout.store import layout, meta
+from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases
 
 _RECORD_WEIGHT = 100
+_FREED_LIST_BYTES = 64
 
 
 def any_left(transaction: Any, databases: Databases) -> bool:
@@ -14,8 +16,12 @@ def any_left(transaction: Any, databases: Databases) -> bool:
     return bool(cursor.set_range(meta.GARBAGE)) and cursor.key().startswith(meta.GARBAGE)
 
 
-def remove_some(transaction: Any, databases: Databases, limit: int) -> int:
-    """Remove rows and journal records worth at most about ``limit`` rows; returns how many."""
+def remove_some(transaction: Any, databases: Databases, reserve: Reserve, limit: int) -> int:
+    """Remove rows and journal records worth at most about ``limit`` rows; returns how many.
+
+    :raises DiskFull: if there is no room even for that.
+    """
+    reserve(limit, limit * _FREED_LIST_BYTES)
     removed = 0
     cursor = transaction.cursor(db=databases.meta)
     found = cursor.set_range(meta.GARBAGE)

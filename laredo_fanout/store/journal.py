@@ -7,12 +7,15 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from laredo_fanout.store import layout, record
+from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.record import MAX_BYTES, MAX_CHANGES, Header
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
 _PRUNE_RECORDS = 64
+_FREED_LIST_BYTES = 8192
+"""For the list of the pages that a deleted record leaves free, eight bytes each."""
 
 
 @dataclass(slots=True)
@@ -66,9 +69,10 @@ class _Part(NamedTuple):
 class Journal:
     """The journals of all tables, within one write transaction."""
 
-    def __init__(self, transaction: Any, databases: Databases) -> None:
+    def __init__(self, transaction: Any, databases: Databases, reserve: Reserve) -> None:
         self._transaction = transaction
         self._databases = databases
+        self._reserve = reserve
 
     def append(self, table: TableRecord, entries: Entries) -> TableRecord:
         """Write these entries after the newest; returns the table with its new figures."""
@@ -128,6 +132,7 @@ class Journal:
             continues=start > before or (start == 0 and entries.continues),
         )
         key = layout.record_key(table_id, sequence)
+        self._reserve(3, len(body) + len(old_body))
         put = self._transaction.put
         put(key, header.to_bytes() + body, db=self._databases.journal)
         put(key, old_body, db=self._databases.olds)
@@ -147,6 +152,7 @@ class Journal:
         batch.open = False
         header = replace(record.header_of(stored), open=False)
         value = header.to_bytes() + batch.SerializeToString()
+        self._reserve(1, len(value))
         self._transaction.put(key, value, db=self._databases.journal)
 
     def prune(
@@ -227,6 +233,7 @@ class Journal:
             if header.last_sequence > last:
                 break
             key = cursor.key()
+            self._reserve(3, _FREED_LIST_BYTES)
             self._transaction.delete(key, db=self._databases.olds)
             place = layout.position_key(table_id, header.last_position, layout.sequence_of(key))
             self._transaction.delete(place, db=self._databases.positions)

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from laredo_fanout.store import table
+from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.layout import prefix
 from laredo_fanout.store.table import TableRecord
 from laredo_model import history as history_
@@ -115,11 +116,15 @@ def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
     return position, time_us
 
 
-def put_table(transaction: Any, meta: Any, record: TableRecord, before: TableRecord | None) -> None:
+def put_table(
+    transaction: Any, meta: Any, reserve: Reserve, record: TableRecord, before: TableRecord | None
+) -> None:
     """Write what of ``record`` differs from what was stored ``before``."""
     if before is None or not record.same_definition(before):
         definition = table.definition_to_bytes(record)
+        reserve(1, len(definition))
         transaction.put(DEFINITION + prefix(record.id), definition, db=meta)
+    reserve(1, 0)
     transaction.put(FIGURES + prefix(record.id), table.figures_to_bytes(record), db=meta)
 
 

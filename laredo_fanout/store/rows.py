@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from laredo_fanout.store import layout
+from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import RowIncomplete
 from laredo_model import line as line_
@@ -21,6 +22,7 @@ from laredo_model.change import Action
 
 _RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
 _SORT_FROM = 32
+_SWEEP_STEP = 1000
 
 
 class Run(NamedTuple):
@@ -42,8 +44,11 @@ def runs(actions: bytes | bytearray) -> Iterator[Run]:
 class Rows:
     """The rows of one space, within one write transaction."""
 
-    def __init__(self, transaction: Any, databases: Databases, table: str, space: int) -> None:
+    def __init__(
+        self, transaction: Any, databases: Databases, reserve: Reserve, table: str, space: int
+    ) -> None:
         self._table = table
+        self._reserve = reserve
         self._prefix = layout.prefix(space)
         self._state = transaction.cursor(db=databases.state)
         self._marks = transaction.cursor(db=databases.marks)
@@ -59,7 +64,7 @@ class Rows:
 
         :raises RowIncomplete: if a line of a live table stays partial.
         """
-        stored = layout.stored_keys(self._prefix, keys)
+        stored = self._stored(keys, sum(map(len, lines)))
         if min(lines).startswith(line_.PARTIAL):
             lines, olds = self._fill_and_replace(actions, keys, stored, lines, live=live)
         else:
@@ -69,14 +74,15 @@ class Rows:
 
     def delete(self, keys: list[bytes]) -> list[bytes | None]:
         """Delete rows of a live table; returns what there was."""
-        stored = layout.stored_keys(self._prefix, keys)
+        stored = self._stored(keys, 0)
         olds: list[bytes | None] = list(map(self._state.pop, stored))
         self._last_deleted = olds[-1]
         return olds
 
     def bury(self, keys: list[bytes]) -> list[bytes | None]:
         """Leave tombstones, in a table that is copied; returns what there was."""
-        stored = layout.stored_keys(self._prefix, keys)
+        stored = self._stored(keys, 0)
+        self._stored(keys, 0)  # room for their marks
         olds: list[bytes | None] = list(
             map(self._state.replace, stored, repeat(layout.TOMBSTONE, len(stored)))
         )
@@ -87,7 +93,7 @@ class Rows:
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
         """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
-        stored = layout.stored_keys(self._prefix, keys)
+        stored = self._stored(keys, sum(map(len, lines)))
         pairs = sorted(zip(stored, lines, strict=True))
         _, added = self._state.putmulti(pairs, overwrite=False)
         if self.has_marks(layout.PARTIAL_MARK):
@@ -113,15 +119,23 @@ class Rows:
 
     def sweep(self) -> int:
         """Drop tombstones and marks: the barrier has passed. Returns tombstones dropped."""
-        dropped = 0
+        dropped = marks = 0
         found = self._marks.set_range(self._prefix)
         while found and self._marks.key().startswith(self._prefix):
+            if marks % _SWEEP_STEP == 0:
+                self._reserve(2 * _SWEEP_STEP, 0)
+            marks += 1
             stored = layout.marked_key(self._marks.key())
             if self._value(stored) == layout.TOMBSTONE:
                 self._state.delete()
                 dropped += 1
             found = self._marks.delete() and bool(self._marks.key())
         return dropped
+
+    def _stored(self, keys: list[bytes], size: int) -> list[bytes]:
+        """Where these rows lie, with room for one change of each, of ``size`` bytes in all."""
+        self._reserve(len(keys), size + sum(map(len, keys)))
+        return layout.stored_keys(self._prefix, keys)
 
     def _value(self, stored: bytes) -> bytes | None:
         """The stored value, with the state cursor on it."""
@@ -165,7 +179,9 @@ class Rows:
                     if live:
                         raise RowIncomplete(self._table, keys[index])
                     mark = layout.mark_key(layout.PARTIAL_MARK, stored[index])
+                    self._reserve(1, 2 * len(keys[index]))
                     self._marks.put(mark, keys[index])
+                self._reserve(1, len(line))
             self._state.put(stored[index], line)
             whole.append(line)
             olds.append(old)
@@ -174,4 +190,6 @@ class Rows:
     def _complete(self, stored: bytes, line: bytes) -> None:
         value = self._value(stored)
         if value and line_.is_partial(value):
-            self._state.put(stored, line_.fill(value, line))
+            whole = line_.fill(value, line)
+            self._reserve(1, len(whole))
+            self._state.put(stored, whole)

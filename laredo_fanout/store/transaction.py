@@ -23,8 +23,6 @@ from laredo_fanout.store.table import Status, TableRecord
 from laredo_model.change import Action
 from laredo_model.column import Column
 
-_CHANGE_OVERHEAD = 64
-
 
 class Transaction:
     """Open between ``Store.transaction()``'s begin and commit; used by one thread.
@@ -51,7 +49,7 @@ class Transaction:
         self._head_before = head
         self._position_before = position
         self._first_sequence = first_sequence
-        self._journal = Journal(transaction, databases)
+        self._journal = Journal(transaction, databases, disk.reserve)
         self._rows: dict[int, Rows] = {}
         self._open: set[int] = set()
         self.left_garbage = False
@@ -153,9 +151,6 @@ class Transaction:
                 self._open.discard(table_id)
                 self._journal.end_transaction(record)
             return
-        size = 2 * sum(map(len, changes.lines)) + 3 * sum(map(len, changes.keys))
-        count = len(changes)
-        self._disk.reserve(2 * count, size + _CHANGE_OVERHEAD * count)
         if record.live:
             self._apply_live(record, changes)
         else:
@@ -242,7 +237,6 @@ class Transaction:
             raise TableClosed(record.qualified, record.status, "copied rows")
         if generation is not None and generation != record.generation:
             raise ChunkStale(record.qualified, generation, record.generation)
-        self._disk.reserve(len(keys), sum(map(len, keys)) + sum(map(len, lines)))
         added = self._rows_of(record).fill(keys, lines)
         self.tables[table_id] = replace(record, rows=record.rows + added)
         return added
@@ -323,7 +317,7 @@ class Transaction:
         for record in self.tables.values():
             before = self._before.get(record.id)
             if record != before:
-                meta.put_table(self._transaction, database, record, before)
+                meta.put_table(self._transaction, database, self._disk.reserve, record, before)
         for gone in self._before.keys() - self.tables.keys():
             meta.delete_table(self._transaction, database, gone)
         if self.head != self._head_before:
@@ -355,7 +349,13 @@ class Transaction:
     def _rows_of(self, record: TableRecord) -> Rows:
         rows = self._rows.get(record.space)
         if rows is None:
-            rows = Rows(self._transaction, self._databases, record.qualified, record.space)
+            rows = Rows(
+                self._transaction,
+                self._databases,
+                self._disk.reserve,
+                record.qualified,
+                record.space,
+            )
             self._rows[record.space] = rows
         return rows
 

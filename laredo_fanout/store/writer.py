@@ -10,7 +10,7 @@ import lmdb
 import structlog
 
 from laredo_fanout.store import environment, garbage, meta
-from laredo_fanout.store.errors import MapFull, StoreBroken
+from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import TableRecord
@@ -51,6 +51,7 @@ class Store:
         self._environment, self._databases, self._disk = opened
         self._max_size = max_size
         self._checked_readers = monotonic()
+        self._writing = False
         try:
             self._load()
         except BaseException:
@@ -118,8 +119,7 @@ class Store:
             was committed before stays readable.
         :raises TransactionOpen: the last changes end inside a PostgreSQL transaction.
         """
-        raw = self._begin()
-        try:
+        with self._step() as raw:
             transaction = Transaction(
                 raw,
                 self._databases,
@@ -131,13 +131,6 @@ class Store:
             )
             yield transaction
             transaction.finish()
-        except lmdb.MapFullError as full:
-            raw.abort()
-            raise MapFull(str(self.path), self._max_size) from full
-        except BaseException:
-            raw.abort()
-            raise
-        self._commit(raw)
         self._head = transaction.head
         self._position = transaction.position, transaction.time_us
         self._tables = transaction.tables
@@ -175,15 +168,9 @@ class Store:
         """
         if not self._garbage:
             return 0
-        raw = self._begin()
-        try:
-            self._disk.reserve(limit, 0)
-            removed = garbage.remove_some(raw, self._databases, limit)
+        with self._step() as raw:
+            removed = garbage.remove_some(raw, self._databases, self._disk.reserve, limit)
             left = garbage.any_left(raw, self._databases)
-        except BaseException:
-            raw.abort()
-            raise
-        self._commit(raw)
         self._garbage = left
         return removed
 
@@ -205,17 +192,24 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self) -> Any:
-        self._disk.begin()
-        return self._environment.begin(write=True)
-
-    def _commit(self, raw: Any) -> None:
+    @contextmanager
+    def _step(self) -> Iterator[Any]:
+        """An LMDB write transaction: committed at the block's end, given up on an error."""
+        if self._writing:
+            raise StoreError(f"the store {self.path} is in the middle of another transaction")
+        raw = self._environment.begin(write=True)
+        self._writing = True
         try:
+            self._disk.begin(raw, self._databases.all)
+            yield raw
             raw.commit()
         except lmdb.MapFullError as full:
             raise MapFull(str(self.path), self._max_size) from full
         except lmdb.Error as failed:
             raise StoreBroken(str(self.path), str(failed)) from failed
+        finally:
+            raw.abort()  # nothing, after a commit
+            self._writing = False
 
     def _check_readers(self) -> None:
         """A killed reader leaves its slot behind, which would pin old pages for ever."""
