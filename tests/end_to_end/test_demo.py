@@ -1,0 +1,74 @@
+"""``make demo``, shortened; and that its verdict can be no."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from examples.snapshotter import demo_workload
+from examples.snapshotter.demo_proof import prove
+from laredo_archive.commit import TableArchive
+from laredo_archive.local import LocalDestination
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+from tests.fix_postgres import Database
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = (
+    Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),
+    Column("name", "text", ordinal=2),
+)
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_proves_its_archive_equal(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    options = ["--seconds", "8", "--rows", "2000", "--directory", str(directory)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "examples.snapshotter.demo", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "EQUAL" in ended.stdout
+    assert "kill -9 laredo-snapshotter" in ended.stdout
+    assert "kill -9 laredo-fanout" in ended.stdout
+    assert "TRUNCATE orders" in ended.stdout
+    for table in demo_workload.TABLES:
+        assert (directory / "archive" / table / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        "UPDATE users SET name = 'other' WHERE id = 2",
+        "DELETE FROM users WHERE id = 2",
+        "INSERT INTO users VALUES (4, 'more')",
+    ],
+)
+def test_the_verdict_tells_any_difference(tmp_path: Path, database: Database, disturb: str) -> None:
+    archive = TableArchive.open([LocalDestination(tmp_path)], "public.users", key_prefix="users/")
+    with archive.snapshot(
+        position=Position(0x1000),
+        history=History(1, 1, 1),
+        columns=COLUMNS,
+        key_fields=["id"],
+        formats=["jsonl"],
+    ) as upload:
+        lines = [b'{"id":%d,"name":"n%d"}' % (number, number) for number in (1, 2, 3)]
+        upload.write([b"1", b"2", b"3"], lines)
+        base = upload.finish(datetime.now(UTC))
+    archive.commit_base(base, continues=False)
+    archive.close()
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
+        connection.execute("INSERT INTO users SELECT n, 'n' || n FROM generate_series(1, 3) n")
+        assert prove(database.dsn, "users", tmp_path / "users").equal
+        connection.execute(disturb.encode())
+        assert not prove(database.dsn, "users", tmp_path / "users").equal
