@@ -63,6 +63,23 @@ async def test_batch_sessions_learn_positions_without_changes(tmp_path: Path) ->
         assert told == sorted(told)
 
 
+async def test_changes_do_not_bring_a_heartbeat_each(tmp_path: Path) -> None:
+    async with running(tmp_path, table=NEVER) as world:
+        world.writer.publish(rows(0, 3))
+        stream = await begun(world)
+        started, heartbeats, changes = time.monotonic(), 0, 0
+        for number in range(40):
+            world.writer.commit_all([[(UPDATE, line(1, str(number)))]], more=True)
+            await asyncio.sleep(0.01)
+        while changes < 40:
+            message = await stream.next_of_any()
+            if hasattr(message, "positions"):
+                changes += len(message.actions)
+            else:
+                heartbeats += 1
+        assert heartbeats <= time.monotonic() - started + 1
+
+
 async def test_a_heartbeat_never_overtakes_changes(tmp_path: Path) -> None:
     """Everything up to a heartbeat's position was sent before it."""
     async with running(tmp_path, table=TableOptions(heartbeat_interval_s=0.001)) as world:

@@ -140,9 +140,16 @@ class Writer:
         return self.commit_all([changes], table=table)
 
     def commit_all(
-        self, transactions: Sequence[Sequence[tuple[Action, bytes]]], table: str = USERS
+        self,
+        transactions: Sequence[Sequence[tuple[Action, bytes]]],
+        table: str = USERS,
+        *,
+        more: bool = False,
     ) -> int:
-        """Several PostgreSQL transactions in one durable step; the last one's position."""
+        """Several PostgreSQL transactions in one durable step; the last one's position.
+
+        `more`: transactions that don't concern the table follow in the same step.
+        """
         batch = TableChanges()
         for transaction in transactions:
             batch.positions.append(self.step())
@@ -155,7 +162,7 @@ class Writer:
                 batch.lines.append(b"" if removes else given)
         with self.store.transaction() as txn:
             txn.apply(self.ids[table], batch)
-            txn.set_position(self.position, self.time_us)
+            txn.set_position(self.step() if more else self.position, self.time_us)
         self.wakeups.ring()
         return self.position
 
