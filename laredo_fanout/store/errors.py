@@ -16,6 +16,7 @@ StoreError
 ├── TransactionOpen   a commit in the middle of a PostgreSQL transaction
 ├── PositionWentBack  the store is further than that
 ├── JournalPruned     these journal entries are gone
+├── SnapshotClosed    its rows were asked for after it was closed
 └── SpoolFailed       a snapshot couldn't be put aside for a slow client
 """
 
@@ -178,6 +179,13 @@ class JournalPruned(StoreError):
             f"table {name}: entries after {after} were asked for, "
             f"the journal begins at {oldest}; start from a snapshot"
         )
+
+
+class SnapshotClosed(StoreError):
+    """Rows of a snapshot were asked for after it was closed: they would seem to be all."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"table {name}: this snapshot is closed, it has no more rows to give")
 
 
 class SpoolFailed(StoreError):

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from struct import Struct
@@ -10,7 +11,7 @@ from typing import IO, Any
 
 from laredo_fanout.store import layout
 from laredo_fanout.store.environment import Databases
-from laredo_fanout.store.errors import SpoolFailed
+from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed
 from laredo_fanout.store.view import TableView
 from laredo_model import key as key_
 from laredo_model.column import Column
@@ -47,7 +48,7 @@ class Snapshot:
         self._cursor = transaction.cursor(db=databases.state)
         self._last = b""
         self._pairs = self._from_store()
-        self._stopped = False
+        self._stopped = self._closed = False
 
     @property
     def position(self) -> int:
@@ -80,7 +81,10 @@ class Snapshot:
         return self._spool is not None
 
     def batches(self, size: int = 1900) -> Iterator[Batch]:
-        """The rows not taken yet, as (keys, lines) of up to ``size`` rows each."""
+        """The rows not taken yet, as (keys, lines) of up to ``size`` rows each.
+
+        :raises SnapshotClosed: if the snapshot is closed, or its spill was stopped.
+        """
         while pairs := self._take(size):
             lines = [line for _, line in pairs]
             yield self._row_keys(pairs), lines
@@ -109,7 +113,8 @@ class Snapshot:
                     spool.write(line)
             spool.seek(0)
         except OSError as failed:
-            spool.close()
+            with suppress(OSError):  # the same again: it tries to write what it holds
+                spool.close()
             self._last = last
             self._pairs = self._from_store()
             raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
@@ -119,6 +124,7 @@ class Snapshot:
         self._end_transaction()
         self._spool = spool
         self._pairs = _from_spool(spool)
+        self._closed = self._closed or self._stopped
 
     def stop_spilling(self) -> None:
         """Nobody wants the rest any more: a ``spill`` under way ends at its next step."""
@@ -126,7 +132,7 @@ class Snapshot:
 
     def close(self) -> None:
         """Let everything go."""
-        self._pairs = iter(())
+        self._closed = True
         self._end_transaction()
         if self._spool is not None:
             self._spool.close()
@@ -148,6 +154,8 @@ class Snapshot:
 
     def _take(self, size: int) -> list[Pair]:
         """Up to ``size`` more rows of this space, by their stored keys."""
+        if self._closed:
+            raise SnapshotClosed(self.view.name)
         pairs = list(islice(self._pairs, size))
         if pairs and not pairs[-1][0].startswith(self._prefix):
             pairs = [pair for pair in pairs if pair[0].startswith(self._prefix)]

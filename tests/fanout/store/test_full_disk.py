@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store.errors import DiskFull, StoreUnusable
+from laredo_fanout.store.errors import DiskFull, SpoolFailed, StoreUnusable
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.writer import Store
 from tests.fanout.store.sample import (
@@ -59,6 +59,7 @@ def namespaces() -> None:
         "no_room_to_begin",
         "reads_on_a_full_disk",
         "read_only_disk",
+        "spilling_on_a_full_disk",
     ],
 )
 def test_on_a_small_disk(tmp_path: Path, scene: str) -> None:
@@ -226,6 +227,25 @@ def old_rows_need_room_too(directory: Path) -> None:
         shutil.rmtree(directory / "store")
 
 
+def spilling_on_a_full_disk(directory: Path) -> None:
+    with Store.open(directory / "store", max_size=MAP) as store:
+        table = live_table(store)
+        commit(store, table, (10, [insert(str(n), 0, "x" * 3000) for n in range(2000)]))
+        for room in (0, 1_000, 10_000, 1_000_000):
+            filler = ballast(directory, room)
+            with store.reader().snapshot(table, directory) as snapshot:
+                taken = len(next(snapshot.batches(100))[0])
+                try:
+                    snapshot.spill()
+                except SpoolFailed as failed:
+                    assert "No space left" in str(failed), failed
+                else:
+                    raise AssertionError(f"spilled into {room} bytes")
+                taken += sum(len(keys) for keys, _ in snapshot.batches())
+            assert taken == 2000, taken
+            filler.unlink()
+
+
 def read_only_disk(directory: Path) -> None:
     with Store.open(directory / "store", max_size=MAP) as store:
         live_table(store)
@@ -247,6 +267,7 @@ SCENES: dict[str, Callable[[Path], None]] = {
     "no_room_to_begin": no_room_to_begin,
     "reads_on_a_full_disk": reads_on_a_full_disk,
     "read_only_disk": read_only_disk,
+    "spilling_on_a_full_disk": spilling_on_a_full_disk,
     "old_rows_need_room_too": old_rows_need_room_too,
 }
 

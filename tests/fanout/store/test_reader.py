@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.store.errors import SpoolFailed, TableUnknown
+from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed, TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.writer import Store
@@ -174,7 +174,19 @@ def test_a_closed_snapshot_gives_no_more(store: Store, table: int) -> None:
     next(batches)
     snapshot.close()
     snapshot.close()
-    assert list(batches) == []
+    with pytest.raises(SnapshotClosed, match=r"public\.users"):
+        next(batches)
+    with pytest.raises(SnapshotClosed):
+        next(snapshot.batches())
+
+
+def test_a_stopped_spill_never_looks_like_the_whole(store: Store, table: int) -> None:
+    with store.reader().snapshot(table) as snapshot:
+        next(snapshot.batches(10))
+        snapshot.stop_spilling()
+        snapshot.spill()
+        with pytest.raises(SnapshotClosed):
+            next(snapshot.batches())
 
 
 def test_another_process_reads_what_is_committed(store: Store, table: int) -> None:
