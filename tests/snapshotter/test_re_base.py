@@ -40,7 +40,8 @@ def test_a_trigger_begins_a_new_epoch_and_not_before(
         last = served.commit("users", *(put(number, "much") for number in range(2, 22)))
         writer.wait_epoch(2)
         writer.wait_head(last)
-        assert trigger.split(" ", 1)[0] in {line["reason"] for line in writer.logged("re-based")}
+        name = trigger.split(" ", 1)[0]
+        wait_until(lambda: name in {line["reason"] for line in writer.logged("re-based")}, name)
         writer.assert_equal()
 
 
