@@ -106,5 +106,5 @@ class Clients:
 
 
 def deepest(clients: Iterable[ClientState]) -> int:
-    """How many transactions the slowest of them lies behind."""
+    """How many changes the slowest of them lies behind."""
     return max((client.depth for client in clients), default=0)

@@ -115,7 +115,7 @@ def _tables(figures: Figures) -> Iterator[Metric]:
 def _fanout(figures: Figures) -> Iterator[Metric]:
     connected = _gauge("laredo_fanout_connected_clients", "Clients, over all processes", "table")
     depth = _gauge(
-        "laredo_fanout_client_buffer_depth", "Transactions the slowest client is behind", "table"
+        "laredo_fanout_client_buffer_depth", "Changes the slowest client is behind", "table"
     )
     for table, clients in figures.clients.items():
         connected.add_metric([table], len(clients))
