@@ -36,7 +36,7 @@ USAGE = 2
     default="info",
     show_default=True,
 )
-@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto")
+@click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default="auto")
 @click.option(
     "--flush-timeout",
     type=click.FloatRange(min=0),

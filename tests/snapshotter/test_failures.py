@@ -182,9 +182,31 @@ def test_a_wrong_token_is_refused_by_the_server(tmp_path: Path) -> None:
             writer.program.wait_ready()
 
 
+class SmallDisk:
+    """A writer whose archive is a file system of 1 MB of its own, which nobody else sees."""
+
+    def __init__(self, directory: Path, served: Served) -> None:
+        self.path = directory / "archive"
+        self.path.mkdir()
+        self.writer = Writer(directory, served)
+        mount = f'mount -t tmpfs -o size=1m none {self.path} && exec "$@"'
+        self.writer.program.wrapper = ("unshare", "-Urm", "sh", "-c", mount, "sh")
+
+    def start(self) -> Writer:
+        program = self.writer.program
+        program.start()
+        wait_until(lambda: program.get("/health/live"), "HTTP")
+        self.writer.archive = Path(f"/proc/{program.pid}/root{self.path}")
+        return self.writer
+
+    def remount(self, option: str) -> None:
+        enter = ["nsenter", "-t", str(self.writer.program.pid), "-U", "-m"]
+        mount = ["mount", "-o", f"remount,{option}", str(self.path)]
+        subprocess.run([*enter, "--preserve-credentials", *mount], check=True)
+
+
 @pytest.fixture
-def small_disk(tmp_path: Path, served: Served) -> Iterator[Writer]:
-    """A writer whose archive is a file system of 1 MB of its own."""
+def small_disk(tmp_path: Path, served: Served) -> Iterator[SmallDisk]:
     may = subprocess.run(
         ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
         capture_output=True,
@@ -193,20 +215,26 @@ def small_disk(tmp_path: Path, served: Served) -> Iterator[Writer]:
     )
     if may.returncode:
         pytest.skip(f"NEITHER FULL NOR READ-ONLY DISK WAS TESTED: no unshare -Urm ({may.stderr})")
-    mounted = tmp_path / "archive"
-    mounted.mkdir()
-    writer = Writer(tmp_path, served)
-    mount = f'mount -t tmpfs -o size=1m none {mounted} && exec "$@"'
-    writer.program.wrapper = ("unshare", "-Urm", "sh", "-c", mount, "sh")
-    with writer:
-        writer.program.wait_ready()
-        # What the process sees there, and nobody else does.
-        writer.archive = Path(f"/proc/{writer.program.pid}/root{mounted}")
-        yield writer
+    disk = SmallDisk(tmp_path, served)
+    yield disk
+    if disk.writer.program.is_running():
+        disk.writer.program.kill()
 
 
-def test_a_full_disk_holds_the_commit(small_disk: Writer, served: Served) -> None:
-    writer = small_disk
+def test_a_base_that_doesnt_fit_waits_for_room(small_disk: SmallDisk, served: Served) -> None:
+    served.commit("users", *(put(number, "z" * 100) for number in range(20_000)))
+    writer = small_disk.start()
+    status = writer.wait_status({"state": "holding", "ready": False})
+    assert "No space left" in status["problem"] or "full" in status["problem"]
+    assert writer.artifacts() == []
+    small_disk.remount("size=50m")
+    writer.program.wait_ready(60)
+    writer.assert_equal()
+
+
+def test_a_full_disk_holds_the_commit(small_disk: SmallDisk, served: Served) -> None:
+    writer = small_disk.start()
+    writer.program.wait_ready()
     filler = writer.archive / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -219,15 +247,14 @@ def test_a_full_disk_holds_the_commit(small_disk: Writer, served: Served) -> Non
     writer.assert_equal()
 
 
-def test_a_read_only_disk_holds_the_commit(small_disk: Writer, served: Served) -> None:
-    writer = small_disk
-    mounted = str(writer.archive).split("/root", 1)[1]
-    enter = ["nsenter", "-t", str(writer.program.pid), "-U", "-m", "--preserve-credentials"]
-    subprocess.run([*enter, "mount", "-o", "remount,ro", mounted], check=True)
+def test_a_read_only_disk_holds_the_commit(small_disk: SmallDisk, served: Served) -> None:
+    writer = small_disk.start()
+    writer.program.wait_ready()
+    small_disk.remount("ro")
     served.commit("users", put(1, "held"))
     status = writer.wait_status({"state": "holding", "ready": False})
     assert "ead-only" in status["problem"]
-    subprocess.run([*enter, "mount", "-o", "remount,rw", mounted], check=True)
+    small_disk.remount("rw")
     writer.wait_head(served.position, timeout=40)
     writer.assert_equal()
     assert integer(writer.manifest()["head_position"]) == served.position
