@@ -20,7 +20,7 @@ SLOW_DOWN = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOW
 WIDE = "w" * 200_000
 
 
-async def until(condition: Callable[[], bool], timeout: float = 20) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 60) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)
@@ -97,11 +97,11 @@ async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
         world.writer.publish(rows(0, 3))
         slow = await live_client(world, "slow")
         for _ in range(3):
-            world.writer.commit(*[(INSERT, line(n, WIDE)) for n in range(10, 60)])
+            world.writer.commit(*[(INSERT, line(n, WIDE)) for n in range(10, 110)])
             await asyncio.sleep(0.01)
         assert depth_of(world, "slow") > 100
         seen = 0
-        while seen < 150:
+        while seen < 300:
             seen += len((await slow.next("change_batch")).actions)
         assert not world.registry.closed
 
