@@ -22,7 +22,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model import line, select
 from tests.fix_postgres import Database
 
-PATIENCE_S = 30
+PATIENCE_S = 15
 
 
 class RunningIngest:
@@ -139,17 +139,23 @@ class RunningIngest:
                 rows.update(zip(keys, lines, strict=True))
         return rows
 
-    def truth(self, table: str) -> dict[bytes, bytes]:
-        """PostgreSQL's rows, by the copy's own SQL."""
-        name = self.options.publication.name
+    def rows_sql(self, table: str) -> str:
+        """The copy's own SQL: the table's keys and lines."""
         options = next(each for each in self.tables if each.qualified == table)
+        with self.database.connect() as connection:
+            connection.execute("SET search_path = pg_catalog")
+            name = self.options.publication.name
+            source = catalog.read_tables(connection, [options], name)[table]
+        return select.lines_sql(
+            options.schema, options.name, source.selected, key=source.selected_key
+        )
+
+    def truth(self, table: str) -> dict[bytes, bytes]:
+        """PostgreSQL's rows."""
+        rows = self.rows_sql(table)
         with self.database.connect() as connection:
             for setting, value in select.SESSION.items():
                 connection.execute(f"SET {setting} = '{value}'")
-            source = catalog.read_tables(connection, [options], name)[table]
-            rows = select.lines_sql(
-                options.schema, options.name, source.selected, key=source.selected_key
-            )
             found = connection.execute(f"SELECT key, line::text FROM ({rows}) q").fetchall()
         return {str(key).encode(): str(line).encode() for key, line in found}
 

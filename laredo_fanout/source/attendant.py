@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from laredo_fanout.source.ranges import Split
     from laredo_fanout.source.session import Connection
 
-_LOCK_TIMEOUT = "SET lock_timeout = '2s'"
+LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
@@ -52,6 +52,8 @@ class Look(NamedTuple):
     tables: Mapping[str, SourceTable]
     problems: Mapping[str, TableRefused]
     slot: Slot | None
+    publication: str
+    """Its identity."""
 
 
 class Prepared(NamedTuple):
@@ -155,7 +157,8 @@ def look(
     if added:
         found = catalog.read_tables(connection, tables, published.name)
         problems |= _still_absent(found, tables, problems)
-    return Look(number, found, problems, slot.read(connection, options.slot_name))
+    state = slot.read(connection, options.slot_name)
+    return Look(number, found, problems, state, published.identity)
 
 
 def _harms(problem: TableRefused, table: SourceTable) -> bool:
@@ -201,7 +204,7 @@ class Attendant:
 
     def start(self, connection: Connection) -> None:
         """Begin, with a connection that is open already; the first look comes at once."""
-        connection.execute(_LOCK_TIMEOUT)
+        connection.execute(LOCK_TIMEOUT)
         self._connection = connection
         self._thread.start()
 
@@ -253,7 +256,7 @@ class Attendant:
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = session.connect(self._options, role="attendant")
-            self._connection.execute(_LOCK_TIMEOUT)
+            self._connection.execute(LOCK_TIMEOUT)
         return self._connection
 
     def _next_step(self, connection: Connection) -> None:

@@ -80,6 +80,7 @@ def create(connection: Connection, name: str) -> int:
     :raises RightsMissing: if the role may not.
     """
     try:
+        connection.execute("SET lock_timeout = 0")
         row = connection.execute(
             "SELECT lsn - '0/0'::pg_lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')",
             (name,),

@@ -18,6 +18,7 @@ import structlog
 from laredo_fanout.errors import CopyFailed, SourceUnavailable, SpoolFull, TableRefused
 from laredo_fanout.source import session, start, watermark
 from laredo_fanout.source.attendant import (
+    LOCK_TIMEOUT,
     Attendant,
     ConnectionReady,
     Look,
@@ -49,7 +50,8 @@ _MESSAGES_A_TURN = 20_000
 _APPLY_FROM_CHANGES = 10_000
 _APPLY_FROM_BYTES = 16 << 20
 _BUSY_BYTES = 64 << 10
-_NAP = 0.002
+_NAP, _SHORT_NAP = 0.002, 0.001
+_COPY_SHARE = 0.03
 _POSITION_INTERVAL = 0.2
 _STATUS_INTERVAL = 10.0
 _LONGEST_WAIT = 1.0
@@ -88,6 +90,7 @@ class Streaming:
         self._heard_at = time.monotonic()
         self._told_at = time.monotonic()
         self._looked_at = time.monotonic()
+        self._gathered = 0
         self.busy = False
         self.connected = False
         self.was_connected = False
@@ -133,6 +136,7 @@ class Streaming:
         self._stream = stream = ReplicationStream.open(self._options)
         self.phase = "preparing slot and publication"
         with session.translated("prepare slot and publication"):
+            side.execute(LOCK_TIMEOUT)
             look = start.prepare(self._options, self._tables, self._store, side, stream)
         position = self._store.position
         tracking = self.tracking
@@ -178,13 +182,26 @@ class Streaming:
         ready = self._wait()
         self._take_reports()
         drained = self._take_stream()
-        readers = [reader for reader in self.copying.readers() if reader.fileno() in ready]
-        self.copying.pump(readers)
-        self.copying.assign()
+        self._copy(ready)
         self._commit_if_due()
         self._stay_in_touch()
         if drained is not Drained.MORE and not self.batch.is_open and not self.copying.active:
             self._store.reclaim(_RECLAIM)
+
+    def _copy(self, ready: set[int]) -> None:
+        """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
+        that is read slowly keeps its lock and its snapshot for long."""
+        until = time.monotonic() + (_COPY_SHARE if self.busy else 0)
+        while True:
+            readers = [reader for reader in self.copying.readers() if reader.fileno() in ready]
+            self.copying.pump(readers)
+            self.copying.assign()
+            if time.monotonic() >= until or not self.copying.active:
+                return
+            poll = select.poll()
+            for reader in self.copying.readers():
+                poll.register(reader.fileno(), select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(1)}
 
     def _wait(self) -> set[int]:
         """Wait for a socket; the ones that have something."""
@@ -199,9 +216,11 @@ class Streaming:
     def _patience(self) -> float:
         if self.busy:
             return 0
+        decoder = self._decoder
+        if decoder is not None and decoder.pending:
+            return max(0.0, self.batch.stream_interval - self.batch.age)
         if self.batch.is_open or self.batch.awaited:
             return max(0.0, self.batch.interval - self.batch.age)
-        decoder = self._decoder
         if decoder is not None and decoder.position > self._store.position:
             return max(0.0, _POSITION_INTERVAL - self.batch.age)
         return _LONGEST_WAIT if not list(self.copying.copies) else 0.1
@@ -211,6 +230,7 @@ class Streaming:
         stream, decoder = self._stream, self._decoder
         assert stream is not None and decoder is not None
         taken = stream.gulp()
+        self._gathered += taken
         if taken:
             self._heard_at = time.monotonic()
         try:
@@ -231,10 +251,23 @@ class Streaming:
         self.busy = result in (Drained.MORE, Drained.EVENT)
         if taken > _BUSY_BYTES:
             self.busy = True
-            if not stream.local:
-                # A moment's rest fills the buffer, and spares the server's sender wake-ups.
-                time.sleep(_NAP)
+        if self._gathered > _BUSY_BYTES and result is Drained.EMPTY:
+            self._let_it_fill()
         return result
+
+    def _let_it_fill(self) -> None:
+        """In a backlog: do something else for a moment, so that the buffer fills.
+
+        Reading each message as it comes wakes the server's sender for each, and
+        costs both sides half as much again.
+        """
+        decoder, stream = self._decoder, self._stream
+        assert decoder is not None and stream is not None
+        if decoder.pending_bytes > _BUSY_BYTES and stream.local:
+            self._apply_pending()
+        else:
+            # A unix socket's buffer is full, and its sender asleep, much sooner.
+            time.sleep(_SHORT_NAP if stream.local else _NAP)
 
     def _apply_pending(self) -> None:
         decoder = self._decoder
@@ -246,7 +279,10 @@ class Streaming:
         decoder, batch = self._decoder, self.batch
         assert decoder is not None
         if decoder.pending or batch.is_open or batch.awaited:
-            if (not self.busy and not self.copying.active) or batch.age >= batch.interval:
+            # While a backlog comes piece by piece, each piece alone isn't worth a sync.
+            quiet = not self.busy and not self.copying.active and self._gathered < _BUSY_BYTES
+            interval = batch.stream_interval if decoder.pending else batch.interval
+            if quiet or batch.age >= interval:
                 self._commit()
         elif decoder.position > self._store.position and batch.age >= _POSITION_INTERVAL:
             self._commit()
@@ -256,6 +292,7 @@ class Streaming:
         assert decoder is not None and stream is not None
         self._apply_pending()
         self.batch.commit(decoder.position, decoder.time_us)
+        self._gathered = 0
         stream.confirm(self._store.position)
         self._told_at = time.monotonic()
 

@@ -183,6 +183,12 @@ class Tracking:
         self, look: Look, transaction: Transaction, position: int, copying: Copying
     ) -> None:
         """The stream has passed this look's message: begin, close or refuse tables as it says."""
+        source_identity = transaction.head.source
+        if source_identity is not None and source_identity.publication != look.publication:
+            # Made again; every table has another membership, so each is copied anew.
+            time_us = transaction.time_us
+            transaction.set_source(replace(source_identity, publication=look.publication))
+            transaction.set_position(position, time_us)
         for name, tracked in self._tables.items():
             problem = look.problems.get(name)
             source = look.tables.get(name)
@@ -244,9 +250,7 @@ class Tracking:
         copying: Copying,
     ) -> None:
         """A new incarnation, which takes every change from here on."""
-        for record in list(transaction.tables.values()):
-            if record.qualified == source.qualified and record.status is Status.FAILED:
-                transaction.drop_table(record.id)
+        former = list(transaction.tables.values())
         record = transaction.add_table(
             source.schema,
             source.name,
@@ -255,6 +259,9 @@ class Tracking:
             identity=source.replica_identity,
             copy=shape.to_json(now, source.version),
         )
+        for each in former:
+            if each.qualified == source.qualified and each.status is Status.FAILED:
+                transaction.drop_table(each.id)
         if record.incarnation > 1:
             self._counters.recopies += 1
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version

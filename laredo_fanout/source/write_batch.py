@@ -73,6 +73,11 @@ class WriteBatch:
         """
         if not self._tables and not self._when_durable:
             return self._longest_interval
+        return self.stream_interval
+
+    @property
+    def stream_interval(self) -> float:
+        """The same where changes of the stream are waiting, written already or not."""
         return min(self._longest_interval, max(_SHORTEST_INTERVAL, _SHARE * self._cost))
 
     @property

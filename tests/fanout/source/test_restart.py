@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from psycopg import sql
@@ -10,6 +11,7 @@ from psycopg import sql
 from laredo_fanout.errors import SlotLost
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.store.table import Status
+from laredo_fanout.store.writer import Store
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
 
@@ -181,6 +183,25 @@ def test_a_gap_stops_the_ingest_if_told_so(filled: Database, ingesting: Start, g
     assert ingest.store.position == position
     record = ingest.record("public.t")
     assert record is not None and record.status is Status.LIVE
+
+
+def test_another_cluster_under_the_same_name(filled: Database, ingesting: Start) -> None:
+    """A restored backup: positions mean something else, so nothing of before is shown."""
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    ingest.stop()
+    with Store.open(ingest.path, max_size=1 << 30) as store:
+        known, position = store.source, store.position
+        assert known is not None
+        other = known.history._replace(system_identifier=known.history.system_identifier + 1)
+        with store.transaction() as transaction:
+            transaction.set_source(replace(known, history=other))
+            transaction.set_position(position + (1 << 40), 1)
+    ingest.start()
+    ingest.wait_until(lambda: ingest.store.source.history == known.history, "the true history")  # type: ignore[union-attr]
+    ingest.wait_live()
+    ingest.assert_equal()
+    assert ingest.store.position < position + (1 << 40)
 
 
 def test_a_slot_of_another_store_is_not_taken_if_told_so(

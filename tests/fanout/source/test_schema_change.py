@@ -77,6 +77,55 @@ def test_schema_change(database: Database, ingesting: Start, kind: str) -> None:
     assert [each for each in ingest.store.tables.values() if each.status is Status.CLOSED] == []
 
 
+def test_second_change_while_the_first_is_copied(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, repeat(md5(g::text), 50) FROM generate_series(1, 3000) g",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=0.2, range_bytes=64 << 10)
+    ingest.wait_live()
+    before = ingest.record("public.t")
+    assert before is not None
+    _run(database, "ALTER TABLE t ADD b int", "INSERT INTO t VALUES (-1, 'x', 1)")
+    ingest.wait_until(lambda: ingest.record("public.t").id != before.id, "the copy begins")  # type: ignore[union-attr]
+    closed = ingest.store.tables[before.id]
+    assert closed.status is Status.CLOSED and closed.closed_at >= closed.floor
+    _run(database, "ALTER TABLE t ALTER b TYPE text", "INSERT INTO t VALUES (-2, 'x', 'b')")
+    ingest.wait_until(
+        lambda: ingest.is_live("public.t") and ingest.record("public.t").columns[2].type == "text",  # type: ignore[union-attr]
+        "the last form is live",
+    )
+    ingest.assert_equal()
+    assert len(ingest.store.tables) == 1
+
+
+def test_publication_dropped_under_the_stream(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=0.2)
+    ingest.wait_live()
+    before = ingest.record("public.t")
+    assert before is not None
+    _run(
+        database,
+        f"DROP PUBLICATION {ingest.options.publication.name}",
+        "UPDATE t SET a = 'unseen' WHERE id < 50",
+    )
+    ingest.wait_until(
+        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()
+    again = ingest.record("public.t")
+    ingest.restart()
+    ingest.assert_equal()
+    assert again is not None and ingest.record("public.t").id == again.id  # type: ignore[union-attr]
+
+
 def test_what_doesnt_change_values_leaves_the_table_alone(
     database: Database, ingesting: Start
 ) -> None:
