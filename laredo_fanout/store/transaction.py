@@ -254,9 +254,9 @@ class Transaction:
     def publish(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's barrier has passed at ``position``: it is consistent and live from here.
 
-        Its journal's floor is the barrier. An older incarnation of the same
-        name is dropped; the sequence goes on after it, leaving one out for the
-        schema change itself.
+        ``time_us`` is the barrier's commit time. The journal's floor is the
+        barrier. An older incarnation of the same name is dropped; the sequence
+        goes on after it, leaving one out for the schema change itself.
 
         :raises RowIncomplete: if rows still miss columns.
         :raises TableClosed: if the table isn't COPYING.
@@ -269,6 +269,7 @@ class Transaction:
         for each in others:
             self.drop_table(each.id)
         self.tables[table_id] = record
+        self.time_us = max(self.time_us, time_us)
         return record
 
     def publish_differences(self, table_id: int, position: int, time_us: int) -> TableRecord:

@@ -60,10 +60,11 @@ def test_a_table_is_not_shown_before_its_barrier(store: Store) -> None:
     with pytest.raises(TableHidden, match=r"public\.users is copying"):
         store.reader().snapshot(table)
     with store.transaction() as transaction:
-        transaction.publish(table, 10, 0)
+        transaction.publish(table, 10, 77)
         transaction.set_position(10, 0)
     view = store.reader().table("public.users")
     assert (view.shown, view.live, view.floor, view.position) == (True, True, 10, 10)
+    assert store.time_us == view.time_us == 77
     with store.transaction() as transaction, pytest.raises(TableClosed, match="a barrier"):
         transaction.publish(table, 20, 0)
 
