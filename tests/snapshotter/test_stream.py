@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +305,31 @@ async def test_a_snapshot_before_the_archives_head_is_never_a_base(tmp_path: Pat
             await world.position(0x1020)
         positions = [a["to_position"] for a in world.manifest()["artifacts"]]
         assert positions == ["0/1000", "0/1010", "0/1020"]
+
+
+async def test_a_resumed_stream_of_another_history_is_opened_afresh(tmp_path: Path) -> None:
+    other, again = hello("DELTA"), hello()
+    for message in (other, again):
+        message.handshake.history = "7300000000000000001:2:16384"
+    scripts = (
+        [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1010"), LOST],
+        [other, Hold()],
+        [again, *snapshot(ROWS, "0/1020", 12), Hold()],
+    )
+    async with playing(*scripts) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1020)
+        histories = [a["history"][-7:] for a in world.manifest()["artifacts"]]
+        assert histories == ["1:16384", "2:16384"]
+
+
+async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -> None:
+    live = [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1030"), Hold()]
+    again = [hello(), *snapshot(ROWS, "0/1030", 11), Hold()]
+    async with playing(live, again) as (endpoint, _):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1030)
+            running = world.writer.request_snapshot(datetime.now(UTC))
+            meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
+            assert await asyncio.wait_for(running, 20) == 2
+            assert await asyncio.wait_for(meanwhile, 20) > 2

@@ -88,3 +88,21 @@ def test_a_table_that_isnt_served_says_so_and_is_tried_again(
         served.add("missing", rows(0, 3))
         served.start()
         writer.wait_head(1, "missing", timeout=60)
+
+
+def test_a_table_with_changes_in_the_buffer_isnt_called_quiet(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served, "users", "orders", interval="1h") as writer:
+        writer.program.wait_ready()
+        change = served.commit("users", put(1, "waits for the next diff"))
+        served.advance()
+
+        def seen(table: str) -> int:
+            return integer(writer.manifest(table)["seen_position"])
+
+        # Both are looked at by the same clock: when the quiet one was seen, so was the other.
+        wait_until(lambda: seen("orders") >= change, "orders seen")
+        quiet = served.advance()
+        wait_until(lambda: seen("orders") >= quiet, "orders seen again")
+        assert seen("users") < change
