@@ -378,6 +378,9 @@ class Feed:
             self._seal(cut.position, forced=cut.forced)
 
     def _seal(self, position: int, *, forced: bool = False) -> None:
+        # A cut just before an open transaction is beyond the last whole one; the next cut, chosen
+        # among the tables' positions, must not fall behind it.
+        self._position = Position(max(self._position or 0, position))
         sealed = self.buffer.seal(position, forced=forced)
         if not sealed.empty or forced:
             self._outlet.put(sealed)

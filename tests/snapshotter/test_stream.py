@@ -326,10 +326,9 @@ async def test_a_resumed_stream_of_another_history_is_opened_afresh(tmp_path: Pa
 async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -> None:
     live = [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1030"), Hold()]
     again = [hello(), *snapshot(ROWS, "0/1030", 11), Hold()]
-    async with playing(live, again) as (endpoint, _):
-        async with writing(tmp_path, endpoint) as world:
-            await world.position(0x1030)
-            running = world.writer.request_snapshot(datetime.now(UTC))
-            meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
-            assert await asyncio.wait_for(running, 20) == 2
-            assert await asyncio.wait_for(meanwhile, 20) > 2
+    async with playing(live, again) as (endpoint, _), writing(tmp_path, endpoint) as world:
+        await world.position(0x1030)
+        running = world.writer.request_snapshot(datetime.now(UTC))
+        meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
+        assert await asyncio.wait_for(running, 20) == 2
+        assert await asyncio.wait_for(meanwhile, 20) > 2
