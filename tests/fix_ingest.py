@@ -2,13 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from laredo_fanout.source import catalog
+from laredo_fanout.source.copy_reader import CopyReader
+from laredo_fanout.source.copying import Copying
 from laredo_fanout.source.ingest import CommitInfo, Ingest
 from laredo_fanout.source.options import (
     CopyOptions,
@@ -182,6 +185,65 @@ def _difference(stored: bytes | None, true: bytes | None, key: bytes) -> object:
         if kept != wanted:
             return key, kept, wanted
     return key, stored, true
+
+
+class Gate:
+    """Holds copied rows between PostgreSQL and the store, while the stream goes on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open = threading.Event()
+        self._reading = threading.Event()
+        self._after: int | None = None
+        self.rows = 0
+        pump = Copying.pump
+
+        def held(copying: Copying, ready: Iterable[CopyReader]) -> int:
+            readers = list(ready)
+            if readers and self._is_closed():
+                self._reading.set()
+                return 0
+            rows = pump(copying, readers)
+            self.rows += rows
+            return rows
+
+        monkeypatch.setattr(Copying, "pump", held)
+
+    def close_after(self, rows: int) -> None:
+        """Let so many rows through before it closes."""
+        self._after = rows
+
+    def _is_closed(self) -> bool:
+        if self._open.is_set():
+            return False
+        return self._after is None or self.rows >= self._after
+
+    @contextmanager
+    def holding(self, ingest: RunningIngest) -> Iterator[None]:
+        """A chunk has been read and isn't written; it is, after the block."""
+        assert self._reading.wait(30), "no chunk was read"
+        _wait_for_readers(ingest)
+        yield
+        self._open.set()
+
+
+def _wait_for_readers(ingest: RunningIngest) -> None:
+    """Every reader has its snapshot: its rows lie in buffers, or it waits for room there."""
+    with ingest.database.connect() as connection:
+        ingest.wait_until(
+            lambda: (
+                not connection.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE '%% copy'"
+                    " AND datname = current_database() AND state = 'active'"
+                    " AND wait_event IS DISTINCT FROM 'ClientWrite'"
+                ).fetchall()
+            ),
+            "readers have read",
+        )
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
 
 
 @pytest.fixture

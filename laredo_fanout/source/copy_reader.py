@@ -8,6 +8,9 @@ with the interpreter's lock cost more than they bring.
 
 from __future__ import annotations
 
+import fcntl
+import termios
+from array import array
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,8 @@ from laredo_model import select
 if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
     from laredo_fanout.source.session import Connection
+
+_GULP_BYTES = 1 << 20
 
 _HEADER = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES = 19
@@ -89,8 +94,10 @@ class CopyReader:
         except psycopg.OperationalError as cut:
             raise self._lost(str(cut)) from cut
 
-    def read(self, limit: int) -> tuple[list[bytes], list[bytes]]:
-        """Keys and lines that have arrived, about ``limit`` at most; then see ``progress``.
+    def read(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys and lines that have arrived; then see ``progress``.
+
+        All that libpq holds is taken: for what stays there no socket wakes us.
 
         :raises ReadFailed: if the server refused; the reader can be used again
             unless the connection is lost.
@@ -98,11 +105,11 @@ class CopyReader:
         keys: list[bytes] = []
         lines: list[bytes] = []
         try:
-            self._pgconn.consume_input()
+            self._gulp()
             if not self._copying:
                 self._next_result()
             if self._copying:
-                self._take(limit, keys, lines)
+                self._take(keys, lines)
         except psycopg.OperationalError as cut:
             raise self._lost(str(cut)) from cut
         if self.progress is Progress.DONE and self._failure is not None:
@@ -113,11 +120,22 @@ class CopyReader:
         """Close the connection; what it was reading ends."""
         self._connection.close()
 
-    def _take(self, limit: int, keys: list[bytes], lines: list[bytes]) -> None:
+    def _gulp(self) -> None:
+        """Read what the socket has; libpq's buffer grows, and each reading takes more at once."""
+        pending = array("i", [0])
+        taken = 0
+        while taken < _GULP_BYTES:
+            self._pgconn.consume_input()
+            fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, pending)
+            if not pending[0]:
+                return
+            taken += pending[0]
+
+    def _take(self, keys: list[bytes], lines: list[bytes]) -> None:
         get = self._pgconn.get_copy_data
         add_key, add_line = keys.append, lines.append
         from_bytes = int.from_bytes
-        for _ in range(limit):
+        while True:
             size, data = get(1)
             if size <= 0:
                 break
@@ -129,8 +147,6 @@ class CopyReader:
             end = 6 + from_bytes(row[2:6], "big")
             add_key(row[6:end])
             add_line(row[end + 4 :])
-        else:
-            return
         if size == -1:
             self._copying = False
             self._next_result()

@@ -1,12 +1,14 @@
 """Copying tables beside the stream: readers, chunks, and the way to each table's barrier.
 
-Algorithm and proof: docs of the design, "Copy while streaming". In short: stream
-writes win, copied rows fill absent keys, a chunk that began before a TRUNCATE
-is thrown away, and nothing is shown before the barrier comes back in the stream.
+Stream writes win; copied rows fill absent keys, and a deleted key counts as present; a
+chunk that began before a TRUNCATE is thrown away; nothing is shown before the barrier
+that was sent after the last reading comes back in the stream. Then every key holds what
+its last streamed change made of it, or, if none touched it, the one version there was.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_ROWS_A_READ = 4096
 _ROWS_A_FILL = 8192
 _BYTES_A_FILL = 8 << 20
 _MOST_FAILURES = 5
@@ -169,7 +170,7 @@ class Copying:
         for reader in ready:
             job = self._jobs[reader]
             try:
-                keys, lines = reader.read(_ROWS_A_READ)
+                keys, lines = reader.read()
             except ReadFailed as failed:
                 self._reading_failed(reader, job, failed)
                 continue
@@ -288,7 +289,7 @@ class Copying:
         now = time.monotonic()
         if failed.connection_lost:
             reader.close()
-            self._not_before = now + 1
+            self._not_before = now + random.uniform(0.5, 1.5)
         else:
             self._idle.append(reader)
         if copy.cancelled:
@@ -303,7 +304,7 @@ class Copying:
         if failed.connection_lost:
             return
         copy.failures += 1
-        copy.not_before = now + 0.1 * 2**copy.failures
+        copy.not_before = now + random.uniform(0.05, 0.15) * 2**copy.failures
         if copy.failures >= _MOST_FAILURES:
             self._failed(
                 copy.table_id,

@@ -30,10 +30,10 @@ from laredo_fanout.source.attendant import (
     Waiting,
 )
 from laredo_fanout.source.copying import Copying
+from laredo_fanout.source.mailbox import Mailbox
 from laredo_fanout.source.replication import ReplicationStream
 from laredo_fanout.source.stream_decoder import Drained, MustClose, StreamDecoder
 from laredo_fanout.source.tracking import Tracking
-from laredo_fanout.source.wakeup import Mailbox
 from laredo_fanout.source.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from tests.fix_ingest import RunningIngest
+from tests.fix_ingest import Gate, RunningIngest
 from tests.fix_postgres import Database
 
 Start = Callable[..., RunningIngest]
@@ -44,14 +44,16 @@ def filled(database: Database) -> Database:
 
 
 @pytest.mark.parametrize("role", ["stream", "attendant", "copy"])
-def test_connection_killed_while_copying(filled: Database, ingesting: Start, role: str) -> None:
+def test_connection_killed_while_copying(
+    filled: Database, ingesting: Start, gate: Gate, role: str
+) -> None:
+    gate.close_after(500)
     ingest = ingesting("public.t", range_bytes=128 << 10, heartbeat_interval=0.1)
-    killed = 0
-    for number in range(4):
-        ingest.wait_until(lambda: _kill(filled, role) or ingest.is_live("public.t"), "killed")
-        killed += not ingest.is_live("public.t")
-        _run(filled, f"UPDATE t SET a = -a WHERE id % 50 = {number}")
-    assert killed
+    with gate.holding(ingest):
+        _run(filled, "UPDATE t SET a = -a WHERE id % 50 = 1", "DELETE FROM t WHERE id % 50 = 2")
+        ingest.wait_until(lambda: _kill(filled, role), "killed")
+        _run(filled, "UPDATE t SET a = -a WHERE id % 50 = 3", "DELETE FROM t WHERE id % 50 = 4")
+        assert not ingest.is_live("public.t")
     ingest.wait_live()
     ingest.assert_equal()
 

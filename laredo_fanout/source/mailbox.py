@@ -1,4 +1,4 @@
-"""Waking the ingest loop from other threads."""
+"""What other threads leave for the ingest loop, and how they wake it."""
 
 from __future__ import annotations
 
