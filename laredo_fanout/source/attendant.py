@@ -54,6 +54,8 @@ class Look(NamedTuple):
     slot: Slot | None
     publication: str
     """Its identity."""
+    answers: int = 0
+    """The last LookRequest that came before it."""
 
 
 class Prepared(NamedTuple):
@@ -111,7 +113,9 @@ class BarrierRequest(NamedTuple):
 
 
 class LookRequest(NamedTuple):
-    """Look at the catalog now."""
+    """Look at the catalog now; the look ``answers`` this number or a later one."""
+
+    number: int
 
 
 class ConnectionRequest(NamedTuple):
@@ -198,6 +202,7 @@ class Attendant:
         self._tasks: list[_Task] = []
         self._numbers = count()
         self._looks = count(1)
+        self._asked = 0
         self._stopping = threading.Event()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="laredo-attendant", daemon=True)
@@ -284,7 +289,8 @@ class Attendant:
 
     def _accept(self, request: Request) -> None:
         match request:
-            case LookRequest():
+            case LookRequest(number):
+                self._asked = number
                 self._schedule(0, self._look)
             case ConnectionRequest():
                 self._schedule(0, self._open)
@@ -298,7 +304,9 @@ class Attendant:
         self._schedule(self._options.heartbeat_interval, self._heartbeat)
 
     def _look(self, connection: Connection) -> None:
+        asked = self._asked
         seen = look(connection, self._options, self._tables, next(self._looks))
+        seen = seen._replace(answers=asked)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
         slot_name = self._options.slot_name

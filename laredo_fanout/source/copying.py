@@ -22,7 +22,6 @@ from laredo_fanout.source import watermark
 from laredo_fanout.source.attendant import (
     BarrierRequest,
     ConnectionRequest,
-    LookRequest,
     PrepareRequest,
     Request,
 )
@@ -65,6 +64,8 @@ class Copying:
         options: SourceOptions,
         batch: WriteBatch,
         request: Callable[[Request], None],
+        *,
+        look_now: Callable[[], int],
         failed: Callable[[int, CopyFailed], None],
         counters: Counters,
     ) -> None:
@@ -72,6 +73,7 @@ class Copying:
         self._options = options
         self._batch = batch
         self._request = request
+        self._look_now = look_now
         self._failed = failed
         self._copies: dict[int, TableCopy] = {}
         self._idle: list[CopyReader] = []
@@ -315,4 +317,4 @@ class Copying:
                 ),
             )
         else:
-            self._request(LookRequest())
+            self._look_now()

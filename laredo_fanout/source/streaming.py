@@ -80,10 +80,16 @@ class Streaming:
         self._attendant = Attendant(options, tables, self._run_token, self._mail.put)
         self.tracking = Tracking(tables, self.batch, self._look_now, counters)
         self.copying = Copying(
-            options, self.batch, self._attendant.request, self._copy_failed, counters
+            options,
+            self.batch,
+            self._attendant.request,
+            look_now=self._look_now,
+            failed=self._copy_failed,
+            counters=counters,
         )
         self._tables = tables
         self._looks: dict[int, Look] = {}
+        self._look_requests = 0
         self._stream: ReplicationStream | None = None
         self._decoder: StreamDecoder | None = None
         self._side: session.Connection | None = None
@@ -366,8 +372,11 @@ class Streaming:
                         _log.warning("side connection failed; it is tried again", error=str(error))
                     self.trouble = error
 
-    def _look_now(self) -> None:
-        self._attendant.request(LookRequest())
+    def _look_now(self) -> int:
+        """Ask for a look; the number that it will answer."""
+        self._look_requests += 1
+        self._attendant.request(LookRequest(self._look_requests))
+        return self._look_requests
 
     def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
         self.tracking.copy_failed(table_id, failed, self.batch.transaction, self.copying)

@@ -51,6 +51,8 @@ class TrackedTable:
     shape: Shape | None = None
     version: Version | None = None
     closing: str | None = None
+    wanted_look: int = 0
+    """The LookRequest that must be answered before it begins again."""
     retries: int = 0
     retry_at: float = 0.0
 
@@ -62,7 +64,7 @@ class Tracking:
         self,
         tables: Sequence[TableOptions],
         batch: WriteBatch,
-        request_look: Callable[[], None],
+        request_look: Callable[[], int],
         counters: Counters,
     ) -> None:
         self._counters = counters
@@ -177,7 +179,8 @@ class Tracking:
             if tracked.closing is not None and tracked.table_id is not None:
                 copying.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
-                self._request_look()
+                # A look from before what the stream has just shown may still be on its way.
+                tracked.wanted_look = self._request_look()
 
     def reconcile(
         self, look: Look, transaction: Transaction, position: int, copying: Copying
@@ -210,7 +213,7 @@ class Tracking:
                     continue
                 copying.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
-            if time.monotonic() >= tracked.retry_at:
+            if look.answers >= tracked.wanted_look and time.monotonic() >= tracked.retry_at:
                 self._begin(tracked, source, now, transaction, copying)
 
     def copy_failed(
