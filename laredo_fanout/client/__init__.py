@@ -46,6 +46,7 @@ from laredo_fanout.client.listening import RowChange
 from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_fanout.client.subscription import Backoff, Observer, Subscription
 from laredo_fanout.client.sync_client import FanoutClient
+from laredo_fanout.client.table_status import TableStatus, table_status
 
 __all__ = [
     "AsyncFanoutClient",
@@ -85,6 +86,7 @@ __all__ = [
     "SyncOptions",
     "TableNotFound",
     "TableNotReady",
+    "TableStatus",
     "Tls",
     "TransactionPart",
     "Unauthenticated",
@@ -92,4 +94,5 @@ __all__ = [
     "is_in",
     "open_stream",
     "prefix",
+    "table_status",
 ]

@@ -86,6 +86,9 @@ def _read(what: str, path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return Path(path).read_bytes()
+        pem = Path(path).read_bytes()
     except OSError as refused:
         raise BadEndpoint(f"tls: can't read {what} {path}: {refused.strerror}") from refused
+    if b"-----BEGIN" not in pem:
+        raise BadEndpoint(f"tls: {what} {path} is not a PEM file")
+    return pem

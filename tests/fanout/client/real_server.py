@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions, TlsFiles
 from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.changes import TableChanges
@@ -128,13 +128,26 @@ class Source:
 
 
 @asynccontextmanager
-async def serving(source: Source, port: int = 0, grace: float = 5.0) -> AsyncIterator[int]:
+async def serving(
+    source: Source,
+    port: int = 0,
+    grace: float = 5.0,
+    tls: TlsFiles | None = None,
+    tokens: Path | None = None,
+) -> AsyncIterator[int]:
     """Serve it on loopback; leaving says GoAway and drains."""
     source.loop = asyncio.get_running_loop()
     listening: asyncio.Future[int] = source.loop.create_future()
     drain = asyncio.Event()
     options = ServingOptions(
-        ListenerOptions(host="127.0.0.1", port=port, drain_grace_s=grace, behind_wait_s=0.2),
+        ListenerOptions(
+            host="127.0.0.1",
+            port=port,
+            tls=tls,
+            tokens_file=tokens,
+            drain_grace_s=grace,
+            behind_wait_s=0.2,
+        ),
         {TABLE: TableOptions(heartbeat_interval_s=0.2)},
     )
     with source.store.reader() as reader:

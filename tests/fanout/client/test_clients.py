@@ -542,6 +542,7 @@ PUBLIC = {
     "SyncOptions",
     "TableNotFound",
     "TableNotReady",
+    "TableStatus",
     "Tls",
     "TransactionPart",
     "Unauthenticated",
@@ -549,4 +550,5 @@ PUBLIC = {
     "is_in",
     "open_stream",
     "prefix",
+    "table_status",
 }
