@@ -123,7 +123,7 @@ class AnonymousMemory:
             for pid, what in watched:
                 self._note(pid, what)
                 for child in _children(pid):
-                    self._note(child, f"{what}, serving")
+                    self._note(child, what.replace("ingest", "serving"))
 
     def _note(self, pid: int, what: str) -> None:
         size = anonymous_bytes(pid)
