@@ -13,7 +13,7 @@ from laredo_fanout.serving.forms import Form
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.record import Record
 
-READ_BYTES = 1_000_000
+READ_BYTES = 256 << 10
 
 
 class Encoded(NamedTuple):

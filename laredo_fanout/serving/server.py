@@ -56,7 +56,9 @@ async def serve(
     listener = options.listener
     tokens = Tokens(listener.tokens_file) if listener.tokens_file is not None else None
     going = Drain()
-    shared = Shared(reader, RecentRecords(reader), wakeups, going, listener, StructRows())
+    shared = Shared(
+        reader, RecentRecords(reader), wakeups, going, listener, StructRows(), asyncio.Lock()
+    )
     tails = Tails(options.tables, reader, wakeups)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)

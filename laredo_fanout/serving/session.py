@@ -306,6 +306,7 @@ class Session:
             self._shared.reader,
             view.id,
             self._shared.listener.spool_path,
+            self._shared.spilling,
             batch_rows=self._form.snapshot_rows,
         ) as rows:
             await self._pin.hold(view.id, rows.sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from laredo_fanout.serving.drain import Drain
@@ -22,3 +23,4 @@ class Shared:
     drain: Drain
     listener: ListenerOptions
     structs: StructRows
+    spilling: asyncio.Lock

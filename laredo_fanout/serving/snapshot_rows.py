@@ -22,7 +22,8 @@ log = structlog.get_logger(__name__)
 
 Batch = tuple[list[bytes], list[bytes]]
 
-BATCH_BYTES = 512 << 10
+BATCH_BYTES = 256 << 10
+FIRST_BATCH_BYTES = 32 << 10
 BATCH_ROWS = 1900
 PIECE_ROWS = 380
 SLOW_AFTER_S = 10.0
@@ -38,6 +39,7 @@ class SnapshotRows:
         reader: StoreReader,
         table_id: int,
         spool_path: Path | None,
+        spilling: asyncio.Lock,
         *,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
@@ -47,13 +49,17 @@ class SnapshotRows:
         self.sequence = self._snapshot.sequence
         self.position = self._snapshot.position
         self.rows = self._snapshot.rows
+        self._one_spill = spilling
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._sent_bytes = self._sent_rows = 0
         self._piece = 16
         self._batch_rows = batch_rows
+        # Begins small and doubles: hundreds of clients that never read hold little.
+        self._batch_bytes = FIRST_BATCH_BYTES
         self._left_over: list[Batch] = []
+        self._writing = False
         self._failure: NoRoomToSpool | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._spilling: asyncio.Task[None] | None = None
@@ -74,6 +80,8 @@ class SnapshotRows:
         self._snapshot.stop_spilling()
         try:
             if self._spilling is not None:
+                if not self._writing:
+                    self._spilling.cancel()
                 await asyncio.wait([self._spilling])
         finally:
             if self._spilling is None or self._spilling.done():
@@ -96,6 +104,7 @@ class SnapshotRows:
             return None
         self._sent_rows += len(keys)
         self._sent_bytes += size
+        self._batch_bytes = min(2 * self._batch_bytes, BATCH_BYTES)
         if size > 2 * BATCH_BYTES and len(keys) > 1:
             return self._split(keys, lines)
         return keys, lines
@@ -105,7 +114,7 @@ class SnapshotRows:
         keys: list[bytes] = []
         lines: list[bytes] = []
         size = 0
-        while size < BATCH_BYTES and len(keys) < self._batch_rows:
+        while size < self._batch_bytes and len(keys) < self._batch_rows:
             batch = next(self._snapshot.batches(self._piece), None)
             if batch is None:
                 break
@@ -139,7 +148,9 @@ class SnapshotRows:
             self._timer = self._loop.call_later(SLOW_AFTER_S, self._watch)
 
     async def _spill(self) -> None:
-        async with self._lock:
+        # One at a time, so that the room that is checked is the room there is.
+        async with self._one_spill, self._lock:
+            self._writing = True
             try:
                 self._check_room()
                 await asyncio.to_thread(self._snapshot.spill)

@@ -58,14 +58,12 @@ class SnapshotSender:
         checksum = StateChecksum()
         sent = 0
         async with Ahead(self._send) as ahead:
+            # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
-                keys, lines = batch
-                if self._form.extended:
-                    checksum.add(lines)
-                if self._filter is not None:
-                    keys, lines = self._filter.select(keys, lines)
-                sent += len(keys)
-                for message in self._form.rows(keys, lines):
+                count, messages = self._encode(*batch, checksum)
+                del batch
+                sent += count
+                for message in messages:
                     await ahead.send(message)
         await self._send(
             self._messages.snapshot_end(
@@ -76,3 +74,13 @@ class SnapshotSender:
                 checksum=checksum.hex(),
             )
         )
+
+    def _encode(
+        self, keys: list[bytes], lines: list[bytes], checksum: StateChecksum
+    ) -> tuple[int, list[bytes]]:
+        """How many rows pass, and their messages."""
+        if self._form.extended:
+            checksum.add(lines)
+        if self._filter is not None:
+            keys, lines = self._filter.select(keys, lines)
+        return len(keys), self._form.rows(keys, lines)
