@@ -33,7 +33,7 @@ from laredo_archive.holding import Claim, Counts, Holding, Surroundings
 from laredo_archive.level import level
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_archive.naming import NewNames
-from laredo_archive.notices import Notices
+from laredo_archive.notices import Notices, Published
 from laredo_archive.offer import Offer
 from laredo_archive.spool import Spool
 from laredo_model import position as positions
@@ -66,10 +66,12 @@ class TableArchive:
         *,
         keep_epochs: int | None,
         notices: Notices,
+        first: Holding,
         spool_directory: Path | None,
     ) -> None:
         """Use :meth:`open`."""
         self._holdings = tuple(holdings)
+        self._first = first
         self._claim = owner
         self._table = table
         self._key_prefix = key_prefix
@@ -84,6 +86,7 @@ class TableArchive:
         self._offer: Offer | None = None
         self._spool: Spool | None = None
         self._manifest: Manifest | None = None
+        self._published: Published | None = None
         self._head: Head | None = None
         self._look()
 
@@ -105,7 +108,8 @@ class TableArchive:
 
         ``key_prefix`` defaults to "<table>/"; ``writer_id`` to a random one and must be
         new with every start of the process; ``keep_epochs``: None keeps all;
-        ``sinks``: who is told of artifacts, by ARN or URL.
+        ``sinks``: who is told of artifacts, by ARN or URL, as they are at the first of
+        ``destinations``.
 
         :raises DestinationUnavailable: if one is away; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
@@ -130,6 +134,7 @@ class TableArchive:
             new_names,
             keep_epochs=keep_epochs,
             notices=Notices(names, [holding.manifest for holding in holdings]),
+            first=next(h for h in holdings if h.destination.uri == destinations[0].uri),
             spool_directory=spool_directory,
         )
         reach("archive.open")
@@ -144,6 +149,11 @@ class TableArchive:
     def manifest(self) -> Manifest | None:
         """The manifest of the first destination, as last committed everywhere."""
         return self._manifest
+
+    @property
+    def published(self) -> Published | None:
+        """The manifest of the destination that was named first, as last committed everywhere."""
+        return self._published
 
     @property
     def claim(self) -> Claim:
@@ -385,7 +395,10 @@ class TableArchive:
             self._spool = None
 
     def _look(self) -> None:
-        self._manifest = self._holdings[0].manifest
+        before, self._manifest = self._manifest, self._holdings[0].manifest
+        self._notices.follow(before, self._manifest)
+        shown = self._first.manifest
+        self._published = Published(self._first.uri, shown) if shown else None
         self._head = head_of(self._manifest) if self._manifest else None
 
     @contextmanager
