@@ -30,7 +30,7 @@ from laredo_fanout.source import (
     slot,
     watermark,
 )
-from laredo_fanout.source.lock_holders import Holder, holders, still_holding
+from laredo_fanout.source.lock_holders import Holder, being_altered, holders, still_holding
 from laredo_fanout.source.slot import Slot
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Look(NamedTuple):
     """Its identity."""
     answers: int = 0
     """The last LookRequest that came before it."""
+    being_altered: frozenset[int] = frozenset()
+    """Tables whose form somebody may have been changing: the stream may know more of them."""
 
 
 class Prepared(NamedTuple):
@@ -113,9 +115,10 @@ class BarrierRequest(NamedTuple):
 
 
 class LookRequest(NamedTuple):
-    """Look at the catalog now; the look ``answers`` this number or a later one."""
+    """Look at the catalog in ``after_s``; the look ``answers`` this number or a later one."""
 
     number: int
+    after_s: float = 0.0
 
 
 class ConnectionRequest(NamedTuple):
@@ -141,6 +144,8 @@ def look(
     :raises psycopg.Error: if the catalog can't be read.
     """
     published = publication.ensure(connection, options.publication)
+    # Before the tables are read: whoever is done by then is seen whole.
+    altered = being_altered(connection)
     found = catalog.read_tables(connection, tables, options.publication.name)
     problems: dict[str, TableRefused] = {}
     added = False
@@ -162,7 +167,7 @@ def look(
         found = catalog.read_tables(connection, tables, published.name)
         problems |= _still_absent(found, tables, problems)
     state = slot.read(connection, options.slot_name)
-    return Look(number, found, problems, state, published.identity)
+    return Look(number, found, problems, state, published.identity, being_altered=altered)
 
 
 def _harms(problem: TableRefused, table: SourceTable) -> bool:
@@ -289,9 +294,8 @@ class Attendant:
 
     def _accept(self, request: Request) -> None:
         match request:
-            case LookRequest(number):
-                self._asked = number
-                self._schedule(0, self._look)
+            case LookRequest():
+                self._schedule(request.after_s, partial(self._asked_look, request.number))
             case ConnectionRequest():
                 self._schedule(0, self._open)
             case PrepareRequest():
@@ -302,6 +306,10 @@ class Attendant:
     def _heartbeat(self, connection: Connection) -> None:
         self._look(connection)
         self._schedule(self._options.heartbeat_interval, self._heartbeat)
+
+    def _asked_look(self, number: int, connection: Connection) -> None:
+        self._asked = max(self._asked, number)
+        self._look(connection)
 
     def _look(self, connection: Connection) -> None:
         asked = self._asked

@@ -184,15 +184,34 @@ FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.indexrelid
 """
 
+# The view pg_publication_tables locks every table of the publication, so that one that is being
+# altered would hold up the look at all the others.
 _PUBLISHED = """
-SELECT p.schemaname::text, p.tablename::text, {}, coalesce(r.oid, 0)::int8
-FROM pg_publication_tables p
-JOIN pg_publication b ON b.pubname = p.pubname
-JOIN pg_namespace n ON n.nspname = p.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8
+FROM pg_publication b
+JOIN pg_class c ON c.oid = ANY(%s)
 LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
-WHERE p.pubname = %s
+CROSS JOIN LATERAL (SELECT {in_schema} AS in_schema) AS s
+WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND (
+    CASE WHEN c.relispartition AND EXISTS (
+        SELECT FROM pg_partition_ancestors(c.oid) AS p(relid)
+        JOIN pg_class a ON a.oid = p.relid
+        WHERE a.oid <> c.oid AND (b.puballtables OR {ancestor_in_schema}
+            OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = b.oid AND prrelid = a.oid)))
+    THEN NOT b.pubviaroot
+    ELSE b.puballtables OR s.in_schema OR r.oid IS NOT NULL END)
 """
+
+_SCHEMA_PUBLISHED = (
+    "EXISTS (SELECT FROM pg_publication_namespace"
+    " WHERE pnpubid = b.oid AND pnnspid = {}.relnamespace)"
+)
+
+_COLUMNS_PUBLISHED = """(
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        AND CASE WHEN r.prattrs IS NULL OR b.puballtables OR s.in_schema
+            THEN a.attgenerated = '' {or_generated} ELSE a.attnum = ANY(r.prattrs::int2[]) END)"""
 
 
 def read_tables(
@@ -217,7 +236,7 @@ def _read(
     oids = [row[0] for row in found]
     attributes = _grouped(connection.execute(_ATTRIBUTES, (oids,)).fetchall())
     indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
-    published = _read_published(connection, publication)
+    published = _read_published(connection, publication, oids)
     types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
     tables = {}
     for row in found:
@@ -228,7 +247,7 @@ def _read(
                 UniqueIndex(name, tuple(names or ()), *rest)
                 for name, names, *rest in indexes.get(row[0], [])
             ],
-            published.get((row[1], row[2])),
+            published.get(row[0]),
             types,
         )
         tables[table.qualified] = table
@@ -241,14 +260,32 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.Ty
     return rule.type_infos(rule.TypeRow(*row) for row in rows)
 
 
-def _read_published(connection: Connection, publication: str) -> dict[tuple[str, str], Published]:
-    has_lists = connection.info.server_version >= 150000
-    selected = "attnames::text[], rowfilter" if has_lists else "NULL, NULL"
-    rows = connection.execute(_PUBLISHED.format(selected), (publication,)).fetchall()
+def _read_published(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> dict[int, Published]:
+    statement = _published_sql(connection.info.server_version)
+    rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
     return {
-        (schema, name): Published(None if columns is None else tuple(columns), row_filter, member)
-        for schema, name, columns, row_filter, member in rows
+        oid: Published(None if columns is None else tuple(columns), row_filter, member)
+        for oid, columns, row_filter, member in rows
     }
+
+
+def _published_sql(version: int) -> str:
+    """What pg_publication_tables says of some tables: row filters, column lists and schemas came
+    with version 15, generated columns with 18."""
+    if version < 150000:
+        return _PUBLISHED.format(
+            columns="NULL", row_filter="NULL", in_schema="false", ancestor_in_schema="false"
+        )
+    generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
+    filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
+    return _PUBLISHED.format(
+        columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
+        row_filter=filtered,
+        in_schema=_SCHEMA_PUBLISHED.format("c"),
+        ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),
+    )
 
 
 def _table(

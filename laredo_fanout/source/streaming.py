@@ -372,10 +372,10 @@ class Streaming:
                         _log.warning("side connection failed; it is tried again", error=str(error))
                     self.trouble = error
 
-    def _look_now(self) -> int:
+    def _look_now(self, after_s: float = 0.0) -> int:
         """Ask for a look; the number that it will answer."""
         self._look_requests += 1
-        self._attendant.request(LookRequest(self._look_requests))
+        self._attendant.request(LookRequest(self._look_requests, after_s))
         return self._look_requests
 
     def _copy_failed(self, table_id: int, failed: TableRefused) -> None:

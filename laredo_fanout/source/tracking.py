@@ -9,9 +9,9 @@ later one is in the form of that look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _FIRST_RETRY, _LONGEST_RETRY = 10.0, 600.0
+_ALTERED_PAUSE_S = 0.1
+
+
+class LookNow(Protocol):
+    """Asks for a look in ``after_s``; gives the number that it will answer."""
+
+    def __call__(self, after_s: float = 0.0) -> int: ...
 
 
 @dataclass(eq=False)
@@ -53,6 +60,8 @@ class TrackedTable:
     closing: str | None = None
     wanted_look: int = 0
     """The LookRequest that must be answered before it begins again."""
+    closed_by_stream: bool = False
+    """The stream showed its new form, perhaps before the catalog did."""
     retries: int = 0
     retry_at: float = 0.0
 
@@ -64,7 +73,7 @@ class Tracking:
         self,
         tables: Sequence[TableOptions],
         batch: WriteBatch,
-        request_look: Callable[[], int],
+        request_look: LookNow,
         counters: Counters,
     ) -> None:
         self._counters = counters
@@ -181,6 +190,7 @@ class Tracking:
                 self._close(tracked, transaction, position)
                 # A look from before what the stream has just shown may still be on its way.
                 tracked.wanted_look = self._request_look()
+                tracked.closed_by_stream = True
 
     def reconcile(
         self, look: Look, transaction: Transaction, position: int, copying: Copying
@@ -213,8 +223,12 @@ class Tracking:
                     continue
                 copying.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
-            if look.answers >= tracked.wanted_look and time.monotonic() >= tracked.retry_at:
-                self._begin(tracked, source, now, transaction, copying)
+            if look.answers < tracked.wanted_look or time.monotonic() < tracked.retry_at:
+                continue
+            if tracked.closed_by_stream and source.oid in look.being_altered:
+                tracked.wanted_look = self._request_look(_ALTERED_PAUSE_S)
+                continue
+            self._begin(tracked, source, now, transaction, copying)
 
     def copy_failed(
         self, table_id: int, failed: TableRefused, transaction: Transaction, copying: Copying
@@ -268,6 +282,7 @@ class Tracking:
         if record.incarnation > 1:
             self._counters.recopies += 1
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
+        tracked.closed_by_stream = False
         self._connect(tracked, now)
         copying.add(TableCopy(record.id, tracked.options, source, record.copy))
         _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)

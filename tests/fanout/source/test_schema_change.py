@@ -1,13 +1,16 @@
 """DDL while running: noticed, even where PostgreSQL emits nothing, and the table copied anew
 beside the others, which go on."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from laredo_fanout.store.table import Status
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
+from tests.processes import wait_until
 
 Start = Callable[..., RunningIngest]
 
@@ -75,6 +78,58 @@ def test_schema_change(database: Database, ingesting: Start, kind: str) -> None:
     assert still.id == untouched.id
     assert ingest.status.recopies == 1
     assert [each for each in ingest.store.tables.values() if each.status is Status.CLOSED] == []
+
+
+def test_change_that_is_decoded_before_others_see_it(database: Database, ingesting: Start) -> None:
+    """A commit is streamed as soon as it is in the WAL, and visible a while later: here, once
+    a standby that doesn't exist is no longer waited for."""
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=0.1)
+    ingest.wait_live()
+    before = ingest.record("public.t")
+    assert before is not None
+    with _waiting_for_a_standby(database):
+        altering = threading.Thread(
+            target=_run,
+            args=(database, "BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT"),
+        )
+        altering.start()
+        ingest.wait_until(lambda: ingest.record("public.t").status is Status.CLOSED, "it is closed")  # type: ignore[union-attr]
+        for _ in range(5):
+            passed = ingest.store.position
+            ingest.wait_until(lambda passed=passed: ingest.store.position > passed, "a look")
+    altering.join()
+    ingest.wait_until(lambda: ingest.is_live("public.t"), "the table was copied anew")
+    ingest.assert_equal()
+    assert ingest.status.recopies == 1
+
+
+@contextmanager
+def _waiting_for_a_standby(database: Database) -> Iterator[None]:
+    _run(
+        database,
+        "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
+        "SELECT pg_reload_conf()",
+    )
+    try:
+        with database.connect() as connection:
+            wait_until(
+                lambda: (
+                    connection.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",)
+                ),
+                "the setting holds",
+            )
+        yield
+    finally:
+        _run(
+            database,
+            "ALTER SYSTEM RESET synchronous_standby_names",
+            "SELECT pg_reload_conf()",
+        )
 
 
 def test_second_change_while_the_first_is_copied(database: Database, ingesting: Start) -> None:
