@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path as FilePath
 from typing import Any
 
-from pyhocon import ConfigFactory, ConfigTree
+from pyhocon import ConfigFactory, ConfigTree, period_parser
 from pyhocon.config_parser import ConfigParser
 from pyhocon.config_tree import NoneValue
 from pyhocon.exceptions import ConfigException
@@ -13,6 +14,12 @@ from pyparsing import ParseBaseException
 
 from laredo_model.settings import lines
 from laredo_model.settings.errors import Problem, SettingsError
+
+# Where dateutil happens to be installed (boto3 brings it) pyhocon makes durations of its
+# type, months and years too. The same file is to mean the same everywhere.
+period_parser.period_impl = timedelta
+for _calendar_unit in period_parser.optional_period_type_map:
+    period_parser.period_type_map.pop(_calendar_unit, None)
 
 
 def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]:

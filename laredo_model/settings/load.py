@@ -82,7 +82,7 @@ class _Source:
     def problems(self, error: ValidationError) -> list[Problem]:
         found: dict[Problem, None] = {}
         for detail in error.errors(include_url=False):
-            path = self._path(detail["loc"])
+            path = self._path(detail["loc"], detail["type"])
             cause = detail.get("ctx", {}).get("error")
             if isinstance(cause, WrongAt):
                 path += cause.path
@@ -90,14 +90,14 @@ class _Source:
             found[Problem(self._place(path), path_text(path), message)] = None
         return list(found)
 
-    def _path(self, loc: tuple[str | int, ...]) -> Path:
+    def _path(self, loc: tuple[str | int, ...], kind: str) -> Path:
         """The place in the data: pydantic's has the tags of unions in it too."""
         path: list[str | int] = []
         data: Any = self._data
         for number, key in enumerate(loc):
             if overrides.has(data, key):
                 data = data[key]
-            elif number < len(loc) - 1 or not isinstance(data, dict):
+            elif kind != "missing" or number < len(loc) - 1 or not isinstance(data, dict):
                 continue
             path.append(key)
         return tuple(path)

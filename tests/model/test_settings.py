@@ -137,7 +137,12 @@ def test_durations(write, text: str, expected: float) -> None:  # type: ignore[n
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("5", "has no unit; write 500ms, 5s"), ("soon", "not a duration"), ("true", "not a duration")],
+    [
+        ("5", "has no unit; write 500ms, 5s"),
+        ("soon", "not a duration"),
+        ("true", "not a duration"),
+        ("2 months", "not a duration"),
+    ],
 )
 def test_what_is_no_duration(write, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
     file = write(f"sources {{ pg {{ connection = x\n heartbeat_interval = {text} }} }}")
