@@ -38,7 +38,7 @@ class BasePlan:
 class Base:
     """A base that is on every destination and in no manifest yet.
 
-    ``placed``: its keys, by destination URI and format.
+    ``placed``: its keys, by destination's place and format.
     """
 
     artifact: Artifact
@@ -128,7 +128,7 @@ class BaseUpload:
             key_fields=plan.key_fields,
         )
         placed = {
-            (self._holdings[index].destination.uri, id_): key
+            (self._holdings[index].destination.place, id_): key
             for (index, id_), key in self._keys.items()
         }
         return Base(artifact, placed)
@@ -156,8 +156,8 @@ class BaseUpload:
 
     def _lost(self, failure: DestinationError) -> CommitUnavailable:
         self.abort()
-        self._holdings[0].counts.note(failure, self._holdings)
-        return CommitUnavailable(self._plan.table, failure.uri, failure)
+        place = self._holdings[0].counts.note(failure, self._holdings)
+        return CommitUnavailable(self._plan.table, failure.uri, failure, place)
 
     def __enter__(self) -> Self:
         return self

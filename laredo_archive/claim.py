@@ -70,7 +70,9 @@ def _claim_one(holding: Holding, table: str, wanted: Claim, sinks: tuple[str, ..
         else:
             reach("claim.swapped")
             return
-    raise DestinationUnavailable(holding.uri, f"it couldn't be claimed in {ATTEMPTS} tries")
+    raise DestinationUnavailable(holding.uri, f"it couldn't be claimed in {ATTEMPTS} tries").at(
+        holding.destination.place
+    )
 
 
 def _empty(holding: Holding, table: str) -> Manifest:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
@@ -120,10 +120,12 @@ class TableArchive:
         around, counted = surroundings or Surroundings(), counts or Counts()
         holdings = [
             Holding(destination, table, prefix, around, counted)
-            for _, destination in sorted({place.uri: place for place in destinations}.items())
+            for _, destination in sorted({held.place: held for held in destinations}.items())
         ]
         names = tuple(sinks)
         owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
+        for holding in holdings:
+            _drop_unfinished(holding, prefix)
         new_names = NewNames(owner.writer_id)
         level(holdings, owner, new_names)
         archive = cls(
@@ -414,6 +416,22 @@ class TableArchive:
                 log.error("another writer has taken over", table=self._table, reason=str(fenced))
                 raise
             except DestinationError as failure:
-                self._counts.note(failure, self._holdings)
+                place = self._counts.note(failure, self._holdings)
                 log.warning("commit waits", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure) from failure
+                raise CommitUnavailable(self._table, failure.uri, failure, place) from failure
+
+
+def _drop_unfinished(holding: Holding, prefix: str) -> None:
+    """What writers before us were uploading when they ended; they are fenced now.
+
+    Nothing depends on it, so a failure doesn't keep the archive closed: the collector
+    tries again.
+    """
+    destination = holding.destination
+    try:
+        dropped = destination.collect_unfinished(prefix, timedelta(0))
+    except DestinationError as failure:
+        log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
+        return
+    if dropped:
+        log.info("unfinished uploads dropped", uri=destination.uri, count=dropped)

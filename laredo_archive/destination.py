@@ -34,6 +34,12 @@ class ObjectInfo(NamedTuple):
     modified: datetime
 
 
+def is_plain(key: str) -> bool:
+    """Whether ``key`` stays inside a destination, and is one that every store can hold."""
+    parts = key.split("/")
+    return all(parts) and "." not in parts and ".." not in parts and "\0" not in key
+
+
 class Upload(Protocol):
     """An object in the making: nobody sees it before finish()."""
 
@@ -60,7 +66,14 @@ class Destination(Protocol):
 
     @property
     def uri(self) -> str:
-        """Canonical, with ``/`` at the end: the same place has the same URI."""
+        """With ``/`` at the end: what stands before a key in a manifest's URIs."""
+
+    @property
+    def place(self) -> str:
+        """Canonical: the same place has the same, another place another one.
+
+        The URI, and whatever else tells apart two places that share it.
+        """
 
     def uri_of(self, key: str) -> str:
         """Where the object ``key`` is.

@@ -25,11 +25,14 @@ ArchiveError
     ├── NameTaken             the object exists already
     ├── SwapLost              the object isn't the version that was to be replaced
     ├── OutcomeUnclear        the request may or may not have taken effect
+    ├── ConditionalWritesMissing  a store that can't compare and swap
     └── DestinationUnavailable  it can't be used now; try again later
         ├── DestinationFull
         ├── DestinationReadOnly
         └── DestinationDenied
 """
+
+from typing import Self
 
 
 class ArchiveError(Exception):
@@ -201,9 +204,11 @@ class Fenced(ArchiveError):
 class CommitUnavailable(ArchiveError):
     """Nothing can be committed now because of the destination ``uri``: try again later."""
 
-    def __init__(self, table: str, uri: str, reason: object) -> None:
+    def __init__(self, table: str, uri: str, reason: object, place: str | None = None) -> None:
         super().__init__(f"{table}: the commit waits for {uri}: {reason}")
         self.uri = uri
+        self.place = place
+        """Of the destination, if it is known."""
 
 
 class SpoolUnavailable(ArchiveError):
@@ -219,9 +224,17 @@ class SpoolUnavailable(ArchiveError):
 class DestinationError(ArchiveError):
     """One destination, or one object in it."""
 
+    place: str | None = None
+    """The destination's, where its URI doesn't say which it is."""
+
     def __init__(self, uri: str, message: str) -> None:
         super().__init__(f"{uri}: {message}")
         self.uri = uri
+
+    def at(self, place: str | None) -> Self:
+        """The same, of the destination ``place``, unless it has one."""
+        self.place = self.place or place
+        return self
 
 
 class BadKey(DestinationError):
@@ -265,4 +278,17 @@ class DestinationReadOnly(DestinationUnavailable):
 
 
 class DestinationDenied(DestinationUnavailable):
-    """This process may not do that there."""
+    """This process may not do that there, as it is set up: somebody has to change that."""
+
+
+class ConditionalWritesMissing(DestinationError):
+    """The store has no compare-and-swap. Final: it won't learn it by being asked again."""
+
+    def __init__(self, uri: str, what: str) -> None:
+        super().__init__(
+            uri,
+            f"this store doesn't honour conditional writes ({what}), so two writers could"
+            " overwrite each other's manifest. Nothing was written; use a store that has"
+            " If-None-Match and If-Match, or, if surely only one writer ever runs, set"
+            " unsafe_single_writer = true on this destination",
+        )

@@ -57,14 +57,14 @@ class Counts:
 
     cas_conflicts: int = 0
     destination_errors: Counter[str] = field(default_factory=Counter)
-    """By the destination's URI."""
+    """By the destination's place."""
 
-    def note(self, failure: DestinationError, holdings: Sequence["Holding"]) -> None:
-        """Count ``failure`` for the destination that its URI lies in."""
-        for holding in holdings:
-            if failure.uri.startswith(holding.destination.uri):
-                self.destination_errors[holding.destination.uri] += 1
-                return
+    def note(self, failure: DestinationError, holdings: Sequence["Holding"]) -> str | None:
+        """Count ``failure`` for the destination that it is about; gives that one's place."""
+        place = failure.place or _place_of(failure.uri, holdings)
+        if place is not None:
+            self.destination_errors[place] += 1
+        return place
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Holding:
                 return done
         raise DestinationUnavailable(
             self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
-        )
+        ).at(self.destination.place)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
         if manifest is None:
@@ -206,7 +206,7 @@ class Holding:
         if isinstance(failure, SwapLost):
             self.counts.cas_conflicts += 1
         else:
-            self.counts.destination_errors[self.destination.uri] += 1
+            self.counts.destination_errors[self.destination.place] += 1
         log.warning(
             "manifest swap to be settled by reading",
             table=self._table,
@@ -214,3 +214,8 @@ class Holding:
             attempt=attempt + 1,
             failure=str(failure),
         )
+
+
+def _place_of(uri: str, holdings: Sequence[Holding]) -> str | None:
+    within = [held.destination for held in holdings if uri.startswith(held.destination.uri)]
+    return max(within, key=lambda destination: len(destination.uri)).place if within else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from laredo_archive.destination import Found, ObjectInfo, Version
+from laredo_archive.destination import Found, ObjectInfo, Version, is_plain
 from laredo_archive.errors import (
     ArtifactMissing,
     BadKey,
@@ -54,6 +54,11 @@ class LocalDestination:
     def uri(self) -> str:
         """file:// and the directory's path without symbolic links."""
         return _uri(self._root).rstrip("/") + "/"
+
+    @property
+    def place(self) -> str:
+        """The URI: there is one such directory."""
+        return self.uri
 
     def __repr__(self) -> str:
         return f"LocalDestination({str(self._root)!r})"
@@ -163,10 +168,9 @@ class LocalDestination:
         return dropped
 
     def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        if not all(parts) or "." in parts or ".." in parts or "\0" in key:
+        if not is_plain(key):
             raise BadKey(self.uri, key)
-        return self._root.joinpath(*parts)
+        return self._root.joinpath(*key.split("/"))
 
     def _files(self, prefix: str) -> Iterator[Path]:
         directory = self._root / prefix.rpartition("/")[0]

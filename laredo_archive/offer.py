@@ -24,7 +24,7 @@ class Offer:
 
     ``contents``: by format, what can be uploaded (again); a base that was streamed
     has none, and is copied from a destination that has it. ``placed``: keys by
-    destination URI and format.
+    destination's place and format.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Offer:
         """
         for holding in holdings:
             for format_id in self.artifact.formats:
-                if (holding.destination.uri, format_id) not in self._placed:
+                if (holding.destination.place, format_id) not in self._placed:
                     manifest = holding.current()
                     if manifest is not None:
                         self._place_one(holding, holdings, manifest, format_id)
@@ -82,7 +82,7 @@ class Offer:
             return None
         retired = manifest.retired_keys()
         for format_id, entry in self.artifact.formats.items():
-            key = self._placed[holding.destination.uri, format_id]
+            key = self._placed[holding.destination.place, format_id]
             if key in retired or not is_there(holding.destination, key, entry.size_bytes):
                 self._place_one(holding, holdings, manifest, format_id, unheard_of=True)
         return self._follow(manifest, self._as_named_by(holding))
@@ -90,7 +90,7 @@ class Offer:
     def _as_named_by(self, holding: Holding) -> Artifact:
         formats: dict[str, FormatEntry] = {}
         for format_id, entry in self.artifact.formats.items():
-            key = self._placed[holding.destination.uri, format_id]
+            key = self._placed[holding.destination.place, format_id]
             formats[format_id] = replace(entry, key=key, uri=holding.destination.uri_of(key))
         return replace(self.artifact, formats=formats)
 
@@ -105,7 +105,7 @@ class Offer:
     ) -> None:
         key = self.artifact.formats[format_id].key
         avoid = manifest.retired_keys() | {entry.key for entry in manifest.named()}
-        self._placed[holding.destination.uri, format_id] = place(
+        self._placed[holding.destination.place, format_id] = place(
             holding.destination,
             self._new_names.instead_of(key) if unheard_of else key,
             self._content(format_id, holdings),
@@ -119,7 +119,7 @@ class Offer:
             return self._contents[format_id]
         entry = self.artifact.formats[format_id]
         for holding in holdings:
-            key = self._placed.get((holding.destination.uri, format_id))
+            key = self._placed.get((holding.destination.place, format_id))
             if key is not None and is_there(holding.destination, key, entry.size_bytes):
                 return stored(holding.destination, key, entry.size_bytes, entry.sha256)
         raise ArtifactMissing(

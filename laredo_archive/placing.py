@@ -71,7 +71,7 @@ def place(
         surroundings.back_off(attempt)
     raise DestinationUnavailable(
         destination.uri_of(key), f"no free name for it found in {ATTEMPTS} tries"
-    )
+    ).at(destination.place)
 
 
 def _put(destination: Destination, name: str, content: Content, surroundings: Surroundings) -> bool:
@@ -103,7 +103,9 @@ def finish(upload: Upload, surroundings: Surroundings) -> None:
             surroundings.back_off(attempt)
         else:
             return
-    raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}")
+    raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}").at(
+        unclear.place
+    )
 
 
 def _copy(content: Content, upload: Upload) -> None:

@@ -86,6 +86,10 @@ class MemoryDestination:
     def uri(self) -> str:
         return self._store.uri
 
+    @property
+    def place(self) -> str:
+        return self._store.uri
+
     def uri_of(self, key: str) -> str:
         return self._store.uri + key
 
