@@ -199,6 +199,7 @@ class _Exchange:
             fault, self._seen = self._proxy.chosen(self.operation)
             if fault and fault.early:
                 # The body was not sent, so nothing more can be read from this connection.
+                self._open = False
                 await fault.happen(self)
                 return False
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -233,7 +234,7 @@ class _Exchange:
         writer.close()
 
     async def respond(self, answer: Message) -> None:
-        self._writer.write(answer.to_bytes())
+        self._writer.write(answer.to_bytes(close=not self._open))
         await self._writer.drain()
 
     async def respond_part(self, answer: Message, share: float) -> None:
