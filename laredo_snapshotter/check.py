@@ -18,6 +18,7 @@ from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.column import key_columns
+from laredo_snapshotter import config_places
 from laredo_snapshotter.config import TableConfig
 
 SERVER_PATIENCE_S = 10.0
@@ -40,8 +41,9 @@ async def check_tables(tables: list[TableConfig]) -> int:
     findings: list[Finding] = []
     for table in tables:
         findings.append(await _server(table))
-        for path in table.destinations:
-            findings += await asyncio.to_thread(_destination, table, path)
+        for place in table.destinations:
+            if isinstance(place, config_places.LocalDestination):
+                findings += await asyncio.to_thread(_destination, table, place.directory)
         if table.spill_directory is not None:
             findings.append(_directory(table, "local_snapshot_path", table.spill_directory))
     _show(findings)

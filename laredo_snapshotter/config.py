@@ -13,11 +13,19 @@ from pydantic import Field, field_validator, model_validator
 
 from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_model import settings
-from laredo_model.settings import Duration, Secret, Section, SettingsError, Size
+from laredo_model.settings import Duration, Secret, Section, SettingsError, Size, WrongAt
+from laredo_snapshotter.config_places import (
+    CredentialsBlock,
+    DestinationConfig,
+    SinkConfig,
+    check_names,
+    profiles_of,
+)
 from laredo_snapshotter.errors import ConfigRefused
 from laredo_snapshotter.triggers import Triggers
 
 ENV_PREFIX = "LAREDO_SNAPSHOTTER_"
+DAY_S = 86400.0
 
 Block = TypeVar("Block", bound=Section)
 Positive = Annotated[float, Field(gt=0)]
@@ -81,36 +89,8 @@ class SnapshotBlock(Section):
         return self
 
 
-class LocalDestination(Section):
-    """A directory."""
-
-    type: Literal["local"]
-    path: Path
-
-
-class S3Destination(Section):
-    """A bucket; known to the schema, written by a later version."""
-
-    type: Literal["s3"]
-    bucket: str
-    prefix: str = ""
-    region: str | None = None
-    endpoint: str | None = None
-    credentials: str | None = None
-    addressing: Literal["auto", "path", "virtual"] = "auto"
-    server_side_encryption: str | None = None
-    kms_key_id: str | None = None
-    storage_class: str | None = None
-    tags: dict[str, str] = Field(default_factory=dict)
-    unsafe_single_writer: bool = False
-
-    @field_validator("type")
-    @classmethod
-    def _later(cls, kind: str) -> str:
-        raise ValueError(f"{kind} is not in this version; use type = local")
-
-
-Destination = Annotated[LocalDestination | S3Destination, Field(discriminator="type")]
+Destination = Annotated[DestinationConfig, Field(discriminator="type")]
+Sink = Annotated[SinkConfig, Field(discriminator="type")]
 
 
 class FormatsBlock(Section):
@@ -129,53 +109,14 @@ class FormatsBlock(Section):
         return formats
 
 
-class SinkBlock(Section):
-    """What the sinks have in common."""
-
-    region: str | None = None
-    endpoint: str | None = None
-    credentials: str | None = None
-
-
-class SnsSink(SinkBlock):
-    """An SNS topic."""
-
-    type: Literal["sns"]
-    topic_arn: str
-
-
-class SqsSink(SinkBlock):
-    """An SQS queue."""
-
-    type: Literal["sqs"]
-    queue_url: str
-
-
-class KinesisSink(SinkBlock):
-    """A Kinesis stream."""
-
-    type: Literal["kinesis"]
-    stream: str
-
-
-Sink = Annotated[SnsSink | SqsSink | KinesisSink, Field(discriminator="type")]
-
-
-class CredentialsBlock(Section):
-    """A named profile for destinations and sinks."""
-
-    type: Literal["ambient", "assume_role"]
-    role_arn: str | None = None
-    external_id: Secret | None = None
-    session_name: str | None = None
-    base: str | None = None
-    region: str | None = None
-
-
 class RetentionBlock(Section):
-    """What stays in the manifest."""
+    """What stays in the manifest, and how the rest is deleted."""
 
     keep_epochs: Count | None = None
+    collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
+    """0: nothing is collected here; laredo-archive gc does it."""
+    cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
+    grace: Annotated[Duration, Field(gt=0)] = DAY_S
 
 
 class TableBlock(Section):
@@ -192,13 +133,6 @@ class TableBlock(Section):
     key_prefix: str | None = None
     key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
-
-    @field_validator("events", "credentials")
-    @classmethod
-    def _later(cls, given: tuple[Sink, ...] | dict[str, CredentialsBlock]) -> object:
-        if given:
-            raise ValueError("not in this version; leave it out")
-        return given
 
     @field_validator("key_prefix")
     @classmethod
@@ -221,6 +155,17 @@ class SnapshotterBlock(TableBlock):
 
     http: HttpBlock = HttpBlock()
     tables: tuple[TableBlock, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> "SnapshotterBlock":
+        check_names(self.destinations, self.events, self.credentials)
+        for number, table in enumerate(self.tables):
+            known = {**self.credentials, **table.credentials}
+            try:
+                check_names(table.destinations, table.events, known)
+            except WrongAt as wrong:
+                raise WrongAt(("tables", number, *wrong.path), str(wrong)) from None
+        return self
 
 
 class Root(Section):
@@ -253,13 +198,12 @@ class TableConfig:
         self.spill_directory = source.local_snapshot_path
         self.diff = block.diff
         self.snapshot = block.snapshot
-        self.destinations = [
-            destination.path.expanduser().absolute()
-            for destination in block.destinations
-            if isinstance(destination, LocalDestination)
-        ]
+        self.destinations: list[DestinationConfig] = list(block.destinations)
+        """As configured: notices name the first one's URIs."""
+        self.sinks: list[SinkConfig] = list(block.events)
+        self.profiles = profiles_of(block.credentials)
         self.formats = block.formats
-        self.keep_epochs = block.retention.keep_epochs
+        self.retention = block.retention
         self.key_prefix = f"{source.table}/" if block.key_prefix is None else block.key_prefix
         self.key_fields = block.key_fields
         self.seen_interval = block.seen_interval
@@ -314,12 +258,16 @@ def _over(outer: TableBlock, inner: TableBlock) -> TableBlock:
 
 
 def _merged(outer: Block, inner: Block) -> Block:
-    """``outer`` with what ``inner`` says; sections are merged, lists replaced."""
+    """``outer`` with what ``inner`` says; sections and names are merged, lists replaced."""
     update: dict[str, object] = {}
     for name in inner.model_fields_set:
         own, inherited = getattr(inner, name), getattr(outer, name)
-        both = isinstance(own, Section) and isinstance(inherited, type(own))
-        update[name] = _merged(inherited, own) if both else own
+        if isinstance(own, Section) and isinstance(inherited, type(own)):
+            update[name] = _merged(inherited, own)
+        elif isinstance(own, dict) and isinstance(inherited, dict):
+            update[name] = {**inherited, **own}
+        else:
+            update[name] = own
     return outer.model_copy(update=update)
 
 
@@ -336,26 +284,37 @@ def _endpoint(source: SourceBlock, path: str) -> Endpoint:
 
 
 def _check_apart(found: list[TableConfig]) -> None:
-    """No table twice, and no two tables below one another's prefix in one destination."""
+    """No table, destination or sink twice, and no archive among another's objects."""
     names: dict[str, TableConfig] = {}
+    archives: list[tuple[str, str, str]] = []
     for table in found:
         other = names.setdefault(table.name, table)
         if other is not table:
             raise ConfigRefused(f"{table.path}: {table.name} is already written by {other.path}")
-        if len(set(table.destinations)) != len(table.destinations):
-            raise ConfigRefused(f"{table.path}.destinations: one stands there twice")
-    for number, table in enumerate(found):
-        for other in found[:number]:
-            shared = set(table.destinations) & set(other.destinations)
-            if shared and _nested(table.key_prefix, other.key_prefix):
-                raise ConfigRefused(
-                    f'{table.path}.key_prefix: "{table.key_prefix}" and "{other.key_prefix}" of '
-                    f"{other.path} lie within one another in {min(shared)}; give each its own"
-                )
+        _check_once(table.path, "destinations", [place.place for place in table.destinations])
+        _check_once(table.path, "events", [sink.name for sink in table.sinks])
+        for place in table.destinations:
+            store, path = place.below(table.key_prefix)
+            _check_own(table, store, path, archives)
+            archives.append((store, path, table.path))
 
 
-def _nested(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
+def _check_once(path: str, key: str, names: list[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigRefused(f"{path}.{key}: {twice} stands there twice; take one out")
+
+
+def _check_own(
+    table: TableConfig, store: str, path: str, archives: list[tuple[str, str, str]]
+) -> None:
+    """The collector of one archive would take another's objects below it for garbage."""
+    for other_store, other_path, other in archives:
+        if store == other_store and (path.startswith(other_path) or other_path.startswith(path)):
+            raise ConfigRefused(
+                f'{table.path}.key_prefix: the archives at "{path}" and "{other_path}" (of '
+                f"{other}) lie within one another in {store}; give each its own key_prefix"
+            )
 
 
 __all__ = ["ConfigRefused", "SettingsError", "SnapshotterBlock", "TableConfig", "load", "tables"]

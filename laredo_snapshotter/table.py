@@ -22,10 +22,9 @@ from laredo_archive.errors import (
     ManifestError,
 )
 from laredo_archive.holding import Counts
-from laredo_archive.local import LocalDestination
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.subscription import Backoff
-from laredo_snapshotter import table_status
+from laredo_snapshotter import destinations, table_status
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
 from laredo_snapshotter.life import Life
@@ -157,10 +156,10 @@ class TableWriter:
         if config.spill_directory is not None:
             config.spill_directory.mkdir(parents=True, exist_ok=True)
         return TableArchive.open(
-            [LocalDestination(path) for path in config.destinations],
+            destinations.build(config.destinations),
             config.name,
             key_prefix=config.key_prefix,
-            keep_epochs=config.keep_epochs,
+            keep_epochs=config.retention.keep_epochs,
             spool_directory=config.spill_directory,
             counts=self.counts,
         )

@@ -23,7 +23,7 @@ def of(writer: "TableWriter") -> TableStatus:
         ready=state is State.FOLLOWING and head is not None,
         problem=problem,
         writer_id=archive.claim.writer_id if archive is not None else None,
-        destinations=tuple(path.as_uri() + "/" for path in writer.config.destinations),
+        destinations=tuple(place.place for place in writer.config.destinations),
         cas_conflicts=writer.counts.cas_conflicts,
         destination_errors=dict(writer.counts.destination_errors),
         **_of_head(head),

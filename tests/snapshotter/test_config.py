@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from laredo_model.settings import SettingsError
-from laredo_snapshotter import config
+from laredo_snapshotter import config, config_places
 from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.config_places import LocalDestination, S3Destination
 from laredo_snapshotter.errors import ConfigRefused
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "snapshotter"
@@ -32,11 +33,15 @@ def test_the_short_form_has_every_default(tmp_path: Path) -> None:
     assert table.diff.interval == 60
     assert table.seen_interval == 60
     assert (table.formats.snapshot, table.formats.diff) == (("jsonl",), ("jsonl",))
-    assert table.keep_epochs is None
+    assert table.retention.keep_epochs is None
+    assert table.retention.collect_interval == 3600
+    assert table.retention.cut_off == table.retention.grace == 86400
     assert table.triggers.max_diffs == 2000
     assert table.triggers.min_interval == 0
     assert table.triggers.max_interval is None
-    assert table.destinations == [tmp_path / "archive"]
+    (place,) = table.destinations
+    assert isinstance(place, LocalDestination) and place.directory == tmp_path / "archive"
+    assert (table.sinks, table.profiles) == ([], {})
 
 
 def test_a_table_block_inherits_what_it_doesnt_say(tmp_path: Path) -> None:
@@ -60,7 +65,10 @@ def test_a_table_block_inherits_what_it_doesnt_say(tmp_path: Path) -> None:
     assert other.triggers.max_interval == 3600
     assert (users.endpoint.server, other.endpoint.server) == ("a:1", "b:2")
     assert users.endpoint.token == other.endpoint.token == "secret"
-    assert (users.destinations, other.destinations) == ([Path("/one")], [Path("/two")])
+    assert [place.uri for place in users.destinations + other.destinations] == [
+        "file:///one/",
+        "file:///two/",
+    ]
 
 
 @pytest.mark.parametrize("name", ["minimal", "full"])
@@ -70,7 +78,6 @@ def test_the_examples_can_be_run(name: str) -> None:
 
 def test_the_full_example_has_every_key() -> None:
     text = (EXAMPLES / "full.conf").read_text()
-    later = {"events", "credentials", "kms_key_id"}
     names = {
         field.alias or name
         for section in (
@@ -81,11 +88,16 @@ def test_the_full_example_has_every_key() -> None:
             config.SnapshotBlock,
             config.FormatsBlock,
             config.RetentionBlock,
+            config_places.S3Destination,
+            config_places.SnsSink,
+            config_places.SqsSink,
+            config_places.KinesisSink,
+            config_places.CredentialsBlock,
             config.HttpBlock,
         )
         for name, field in section.model_fields.items()
     }
-    assert {name for name in names - later if name not in text} == set()
+    assert {name for name in names if name not in text} == set()
 
 
 @pytest.mark.parametrize(
@@ -106,9 +118,6 @@ def test_the_full_example_has_every_key() -> None:
         ("formats { diff = [parquet] }", "snapshotter.formats.diff"),
         ("formats { diff = [] }", "snapshotter.formats.diff"),
         ("formats { diff = [jsonl, jsonl] }", "named twice"),
-        ("events = [ { type = sns, topic_arn = a } ]", "snapshotter.events: not in this version"),
-        ("credentials { main { type = ambient } }", "credentials: not in this version"),
-        ("destinations = [ { type = s3, bucket = b } ]", "s3 is not in this version"),
         ("destinations = [ { type = s3, bukket = b } ]", "bukket"),
         ("destinations = [ { type = local } ]", "path: is required"),
         ("destinations = []", "snapshotter.destinations: is required"),
@@ -125,6 +134,149 @@ def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, more: str, said: st
     assert said in str(refused.value)
 
 
+S3 = "type = s3, bucket = archive"
+ROLE = 'type = assume_role, role_arn = "arn:aws:iam::123456789012:role/writer"'
+TOPIC = '"arn:aws:sns:eu-central-1:123456789012:changes"'
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("{ type = s3, bukket = b }", ".bukket: unknown key"),
+        ("{ type = s3 }", "destinations[0].bucket: is required"),
+        ('{ type = s3, bucket = "s3://b/c" }', "give the name alone"),
+        (f'{{ {S3}, prefix = "/a" }}', "without / in front"),
+        (f'{{ {S3}, prefix = "a/../b" }}', "is no prefix"),
+        (f'{{ {S3}, prefix = "a//b" }}', "is no prefix"),
+        (f'{{ {S3}, region = "Frankfurt am Main" }}', "is no region"),
+        (f'{{ {S3}, endpoint = "localhost:9000" }}', "is no endpoint; write https://host"),
+        (f'{{ {S3}, endpoint = "http://h/path" }}', "is no endpoint"),
+        (f"{{ {S3}, addressing = sideways }}", "destinations[0].addressing"),
+        (f"{{ {S3}, server_side_encryption = AES }}", "server_side_encryption"),
+        (f"{{ {S3}, kms_key_id = k }}", "destinations[0].kms_key_id: goes with server_side"),
+        (
+            f"{{ {S3}, server_side_encryption = AES256, kms_key_id = k }}",
+            'destinations[0].kms_key_id: goes with server_side_encryption = "aws:kms"',
+        ),
+        (f"{{ {S3}, storage_class = GLACIER }}", "can't be read without being restored"),
+        (f'{{ {S3}, tags {{ "aws:x" = y }} }}', "can't be a tag"),
+        (
+            f"{{ {S3}, tags {{ a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1,j=1,k=1 }} }}",
+            "10 tags at most",
+        ),
+        (
+            f"{{ {S3}, credentials = mian }}",
+            'snapshotter.destinations[0].credentials: "mian": there is no such profile; '
+            "did you mean main?",
+        ),
+    ],
+)
+def test_a_wrong_s3_destination_is_told_with_file_line_and_path(
+    tmp_path: Path, more: str, said: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, f"credentials {{ main {{ type = ambient }} }}\ndestinations = [ {more} ]")
+    assert said in str(refused.value)
+    assert f"{tmp_path / 'snapshotter.conf'}:6: snapshotter.destinations[0]" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("main { type = assume_role }", "credentials.main: type = assume_role needs role_arn"),
+        ("main { type = asume_role }", "credentials.main.type"),
+        ("main { type = ambient, base = other }", "credentials.main: base means something only"),
+        (f"main {{ {ROLE}, profile = p }}", "credentials.main: profile names one of"),
+        (f"main {{ {ROLE}, base = nobody }}", "credentials.main: base names nobody"),
+        (
+            f"a {{ {ROLE}, base = b }}, b {{ {ROLE}, base = a }}",
+            "leads back to itself (a -> b -> a",
+        ),
+        (f"main {{ {ROLE}, external = x }}", 'the nearest known key is "external_id"'),
+    ],
+)
+def test_a_wrong_profile_is_told_with_file_line_and_path(
+    tmp_path: Path, more: str, said: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, f"\n\n\ncredentials {{ {more} }}")
+    assert said in str(refused.value)
+    assert f"{tmp_path / 'snapshotter.conf'}:8: snapshotter.credentials." in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("{ type = sns, topic_arn = changes }", "events[0].topic_arn"),
+        ("{ type = sqs, queue_url = changes }", "events[0].queue_url"),
+        ('{ type = kinesis, stream = "a/b" }', "events[0].stream"),
+        ("{ type = kafka, topic = a }", "events[0]"),
+        (f"{{ type = sns, topic_arn = {TOPIC}, credentials = x }}", "events[0].credentials"),
+        (
+            "{ type = kinesis, stream = a, region = eu-west-1 },"
+            " { type = kinesis, stream = a, region = eu-west-2 }",
+            "snapshotter.events: a stands there twice",
+        ),
+    ],
+)
+def test_a_wrong_sink_is_told_with_its_path(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises((SettingsError, ConfigRefused)) as refused:
+        load(tmp_path, f"events = [ {more} ]")
+    assert said in str(refused.value)
+
+
+def test_destinations_and_sinks_keep_their_order_and_their_profiles(tmp_path: Path) -> None:
+    (table,) = load(
+        tmp_path,
+        f"""credentials {{
+          here {{ type = ambient, profile = team }}
+          there {{ {ROLE}, external_id = "hush/1", session_name = laredo, base = here,
+                   region = eu-west-1, endpoint = "http://localhost:1" }}
+        }}
+        destinations = [
+          {{ {S3}, prefix = "z/y", credentials = there, endpoint = "http://127.0.0.1:9000/" }}
+          {{ type = local, path = /a }}
+          {{ {S3}, region = eu-west-1, server_side_encryption = "aws:kms", kms_key_id = k
+             storage_class = STANDARD_IA, tags {{ team = data }} }}
+        ]
+        events = [ {{ type = sqs, queue_url = "https://sqs.eu-west-1.amazonaws.com/1/q.fifo" }}
+                   {{ type = sns, topic_arn = {TOPIC}, credentials = here }} ]
+        """,
+    )
+    assert [place.place for place in table.destinations] == [
+        "s3://archive/z/y/?endpoint=http://127.0.0.1:9000",
+        "file:///a/",
+        "s3://archive/",
+    ]
+    third = table.destinations[2]
+    assert isinstance(third, S3Destination) and third.tags == {"team": "data"}
+    assert [sink.type for sink in table.sinks] == ["sqs", "sns"]
+    assert table.sinks[1].credentials == "here"
+    assert list(table.profiles) == ["here", "there"]
+    there = table.profiles["there"]
+    assert (there.external_id, there.base, there.region) == ("hush/1", "here", "eu-west-1")
+    assert (there.session_name, there.endpoint) == ("laredo", "http://localhost:1")
+    assert table.profiles["here"].aws_profile == "team"
+
+
+def test_a_table_adds_profiles_to_those_around_it(tmp_path: Path) -> None:
+    file = tmp_path / "two.conf"
+    file.write_text(
+        f"""snapshotter {{
+          source {{ server = "a:1" }}
+          credentials {{ outer {{ type = ambient }} }}
+          destinations = [ {{ {S3}, credentials = outer }} ]
+          tables = [
+            {{ source {{ table = a }} }}
+            {{ source {{ table = b }}, credentials {{ inner {{ {ROLE}, base = outer }} }}
+              events = [ {{ type = kinesis, stream = s, credentials = inner }} ] }}
+          ] }}"""
+    )
+    first, second = config.tables(config.load(file))
+    assert list(first.profiles) == ["outer"]
+    assert list(second.profiles) == ["outer", "inner"]
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
@@ -135,6 +287,25 @@ def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, more: str, said: st
             "lie within one another",
         ),
         ("{ source { schema = s } }", "snapshotter.tables[0].source.table: is required"),
+        (
+            "{ source { table = a }, destinations = [ { type = local, path = /one },"
+            ' { type = local, path = "/two/../one" } ] }',
+            "snapshotter.tables[0].destinations: file:///one/ stands there twice",
+        ),
+        (
+            f"{{ source {{ table = a }}, destinations = [ {{ {S3} }}, {{ {S3}, region = r }} ] }}",
+            "s3://archive/ stands there twice",
+        ),
+        (
+            f'{{ source {{ table = b }}, destinations = [ {{ {S3}, prefix = "a" }} ] }},'
+            f" {{ source {{ table = a }}, destinations = [ {{ {S3} }} ] }}",
+            '"archive/a/" and "archive/a/b/" (of snapshotter.tables[0]) lie within one another',
+        ),
+        (
+            f'{{ source {{ table = a }}, key_prefix = "",'
+            f" destinations = [ {{ {S3} }}, {{ {S3}, prefix = b }} ] }}",
+            "lie within one another in S3",
+        ),
     ],
 )
 def test_tables_that_would_meet_are_refused(tmp_path: Path, tables: str, said: str) -> None:

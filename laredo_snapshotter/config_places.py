@@ -1,0 +1,266 @@
+"""Where artifacts and notices go, and as whom: destinations, events, credentials."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from laredo_archive import local
+from laredo_archive.aws import profile as profile_
+from laredo_archive.aws.errors import ProfileError
+from laredo_archive.aws.profile import Profile
+from laredo_model.settings import Secret, Section, WrongAt
+
+MAX_TAGS = 10
+"""Of an object: Amazon S3 User Guide, "Categorizing your objects using tags"."""
+
+_OFFLINE_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
+"""Storage classes whose objects can't be read before they are restored."""
+
+
+def _endpoint(url: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s]+/?", url):
+        raise ValueError(f'"{url}" is no endpoint; write https://host or http://host:port')
+    return url.rstrip("/")
+
+
+def _region(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9-]+", name):
+        raise ValueError(f'"{name}" is no region; write it as AWS does, such as eu-central-1')
+    return name
+
+
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+Region = Annotated[str, AfterValidator(_region)]
+
+
+class LocalDestination(Section):
+    """A directory."""
+
+    type: Literal["local"]
+    path: Path
+
+    @property
+    def directory(self) -> Path:
+        """Absolute."""
+        return self.path.expanduser().absolute()
+
+    @property
+    def uri(self) -> str:
+        """Canonical, with ``/`` at the end."""
+        return local.LocalDestination(self.path).uri
+
+    @property
+    def place(self) -> str:
+        """The same for the same place, however it is written."""
+        return self.uri
+
+    def below(self, key_prefix: str) -> tuple[str, str]:
+        """The store, and where in it an archive is."""
+        return "the file system", f"{self.path.expanduser().resolve()}/{key_prefix}"
+
+
+class S3Destination(Section):
+    """A bucket, or what is below a prefix of it; AWS's or any store that speaks S3."""
+
+    type: Literal["s3"]
+    bucket: str
+    prefix: str = ""
+    region: Region | None = None
+    endpoint: Endpoint | None = None
+    credentials: str | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    server_side_encryption: Literal["AES256", "aws:kms"] | None = None
+    kms_key_id: str | None = None
+    storage_class: str | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+    unsafe_single_writer: bool = False
+
+    @field_validator("bucket")
+    @classmethod
+    def _name(cls, bucket: str) -> str:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+        if bucket.startswith("arn:") or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", bucket):
+            return bucket
+        raise ValueError(
+            f'"{bucket}" is no bucket\'s name; give the name alone, and what follows it as prefix'
+        )
+
+    @field_validator("prefix")
+    @classmethod
+    def _whole_names(cls, prefix: str) -> str:
+        if prefix.startswith("/") or any(
+            part in ("", ".", "..") for part in prefix.rstrip("/").split("/") if prefix
+        ):
+            raise ValueError(f'"{prefix}" is no prefix; write it as a/b/, without / in front')
+        return f"{prefix.rstrip('/')}/" if prefix else ""
+
+    @field_validator("storage_class")
+    @classmethod
+    def _readable(cls, name: str | None) -> str | None:
+        if name in _OFFLINE_CLASSES:
+            raise ValueError(
+                f"objects of class {name} can't be read without being restored first, and the "
+                "writer reads what it wrote; use another, and let the bucket's lifecycle move "
+                "old epochs"
+            )
+        return name
+
+    @field_validator("tags")
+    @classmethod
+    def _acceptable(cls, tags: dict[str, str]) -> dict[str, str]:
+        if len(tags) > MAX_TAGS:
+            raise ValueError(f"an object can have {MAX_TAGS} tags at most, these are {len(tags)}")
+        for key, value in tags.items():
+            if key.startswith("aws:") or not 0 < len(key) <= 128 or len(value) > 256:
+                raise ValueError(
+                    f"\"{key}\" can't be a tag; keys have 1 to 128 characters and don't begin "
+                    "with aws:, values have at most 256"
+                )
+        return tags
+
+    @model_validator(mode="after")
+    def _key_is_used(self) -> "S3Destination":
+        if self.kms_key_id is not None and self.server_side_encryption != "aws:kms":
+            raise WrongAt(
+                ("kms_key_id",), 'goes with server_side_encryption = "aws:kms"; set that too'
+            )
+        return self
+
+    @property
+    def uri(self) -> str:
+        """Canonical, with ``/`` at the end; two stores may have buckets of the same name."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    @property
+    def place(self) -> str:
+        """The same for the same place, however it is written."""
+        return self.uri if self.endpoint is None else f"{self.uri}?endpoint={self.endpoint}"
+
+    def below(self, key_prefix: str) -> tuple[str, str]:
+        """The store, and where in it an archive is."""
+        return self.endpoint or "S3", f"{self.bucket}/{self.prefix}{key_prefix}"
+
+
+DestinationConfig = LocalDestination | S3Destination
+
+
+class SinkBlock(Section):
+    """What the sinks have in common; without a region it is that of the name, if it has one."""
+
+    region: Region | None = None
+    endpoint: Endpoint | None = None
+    credentials: str | None = None
+
+
+class SnsSink(SinkBlock):
+    """An SNS topic, standard or FIFO."""
+
+    type: Literal["sns"]
+    topic_arn: Annotated[str, Field(pattern=r"^arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+$")]
+
+    @property
+    def name(self) -> str:
+        """The key in the manifest's ``notified``."""
+        return self.topic_arn
+
+
+class SqsSink(SinkBlock):
+    """An SQS queue, standard or FIFO."""
+
+    type: Literal["sqs"]
+    queue_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/\S+$")]
+
+    @property
+    def name(self) -> str:
+        """The key in the manifest's ``notified``."""
+        return self.queue_url
+
+
+class KinesisSink(SinkBlock):
+    """A Kinesis stream, by name or ARN."""
+
+    type: Literal["kinesis"]
+    stream: Annotated[
+        str, Field(pattern=r"^(arn:[\w-]+:kinesis:[\w-]+:\d{12}:stream/)?[\w.-]{1,128}$")
+    ]
+
+    @property
+    def name(self) -> str:
+        """The key in the manifest's ``notified``."""
+        return self.stream
+
+
+SinkConfig = SnsSink | SqsSink | KinesisSink
+
+
+class CredentialsBlock(Section):
+    """A named profile: who destinations and sinks are asked as.
+
+    ``ambient`` is what the AWS SDK finds by itself (environment, ~/.aws, the machine's
+    role), ``profile`` a named one of ~/.aws. ``assume_role`` takes on ``role_arn``, as
+    the profile ``base`` (ambient if there is none).
+    """
+
+    type: Literal["ambient", "assume_role"]
+    role_arn: str | None = None
+    external_id: Secret | None = None
+    session_name: str | None = None
+    base: str | None = None
+    region: Region | None = None
+    endpoint: Endpoint | None = None
+    """Another STS than AWS's own."""
+    profile: str | None = None
+
+
+def profiles_of(credentials: Mapping[str, CredentialsBlock]) -> dict[str, Profile]:
+    """The same, as the AWS clients know them."""
+    return {
+        name: Profile(
+            name,
+            block.type,
+            role_arn=block.role_arn,
+            external_id=None if block.external_id is None else block.external_id.get_secret_value(),
+            session_name=block.session_name,
+            base=block.base,
+            region=block.region,
+            endpoint=block.endpoint,
+            aws_profile=block.profile,
+        )
+        for name, block in credentials.items()
+    }
+
+
+def check_names(
+    destinations: Sequence[DestinationConfig],
+    events: Sequence[SinkConfig],
+    credentials: Mapping[str, CredentialsBlock],
+) -> None:
+    """Every profile can be used, and every one that is named is there.
+
+    :raises WrongAt: if not, with the path from the block that holds all three.
+    """
+    profiles = profiles_of(credentials)
+    try:
+        profile_.check(profiles)
+    except ProfileError as wrong:
+        raise WrongAt(("credentials", wrong.profile), wrong.reason) from wrong
+    for number, destination in enumerate(destinations):
+        if isinstance(destination, S3Destination):
+            _check_known(destination, profiles, ("destinations", number))
+    for number, sink in enumerate(events):
+        _check_known(sink, profiles, ("events", number))
+
+
+def _check_known(
+    block: S3Destination | SinkBlock, profiles: Mapping[str, Profile], path: tuple[str, int]
+) -> None:
+    if block.credentials is None:
+        return
+    try:
+        profile_.find(block.credentials, profiles)
+    except ProfileError as wrong:
+        said = f'"{block.credentials}": {wrong.reason}'
+        raise WrongAt((*path, "credentials"), said) from wrong
