@@ -20,7 +20,7 @@ SLOW_DOWN = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOW
 WIDE = "w" * 200_000
 
 
-async def until(condition: Callable[[], bool], timeout: float = 60) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 20) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)
