@@ -1,0 +1,176 @@
+"""What to do next, by what went wrong."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from laredo_archive.aws.kinds import Kind
+
+_POLICIES = "examples/aws"
+
+_GONE = {
+    "sns": "topic: compare topic_arn with `aws sns list-topics`",
+    "sqs": "queue: compare queue_url with `aws sqs list-queues`",
+    "kinesis": "stream: compare stream with `aws kinesis list-streams`",
+}
+
+_BY_CODE = {
+    "InvalidAccessKeyId": "the access key isn't known there: it was deleted, or is another store's",
+    "InvalidClientTokenId": "the access key isn't known there: it was deleted or deactivated",
+    "UnrecognizedClientException": "the access key isn't known there, or the region is off for"
+    " this account",
+    "InvalidToken": "the session token isn't known there: it belongs to other keys, or the region"
+    " is one that has to be opted into and the token is of the global STS (give the profile a"
+    " region)",
+    "SignatureDoesNotMatch": "the secret key doesn't fit the access key, or something on the way"
+    " changes the request (a proxy that rewrites Host)",
+    "InvalidObjectState": "the object is in an archive storage class: restore it first, and keep"
+    " lifecycle rules from moving this prefix there",
+    "InvalidStorageClass": "storage_class isn't one of this store's",
+    "AllAccessDisabled": "the bucket is closed for everyone: its owner or AWS Support has to open"
+    " it",
+}
+
+_BY_KIND = {
+    Kind.THROTTLED: "it is tried again by itself, more slowly; if this lasts, lengthen"
+    " diff.interval, spread the tables over prefixes, or raise the quota",
+    Kind.NO_SUCH_BUCKET: "create the bucket or correct its name; it isn't created for you",
+    Kind.NO_SUCH_KEY: "the object isn't there: see who or what deleted it (a lifecycle rule?)",
+    Kind.NO_SUCH_UPLOAD: "the multipart upload was finished or aborted, by a late request, another"
+    " writer or a lifecycle rule: the object is looked for, and uploaded again if it isn't there",
+    Kind.PRECONDITION: "someone else changed or made the object: it is read again",
+    Kind.CONFLICT: "another conditional request for this object was under way: it is tried again",
+    Kind.NOT_IMPLEMENTED: "this service doesn't offer that: use one that does, or leave the"
+    " setting out that asks for it",
+    Kind.TOO_LARGE: "a part or message of this size isn't taken: raise the limit on that side",
+    Kind.SERVER: "a failure of the service's own: what was asked may have been done, which is"
+    " looked up, and it is tried again",
+    Kind.LOST: "no answer came: what was asked may have been done, which is looked up, and it is"
+    " tried again",
+    Kind.CHECKSUM: "the bytes were changed on the way: it is sent again; if this lasts, look at"
+    " proxies and at this machine's memory",
+    Kind.OTHER: "see the service's documentation for this error",
+}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known of a failed call; what the advice depends on."""
+
+    service: str
+    action: str
+    credentials: str
+    resource: str
+    code: str | None
+    words: str
+    region: str | None
+    """Where the bucket is, if the answer said so."""
+    dates: tuple[str | None, str | None]
+    """The service's time and ours, as its answer has them."""
+    endpoint: str | None
+    """What couldn't be connected to."""
+
+
+def advice_for(kind: Kind, situation: Situation) -> str:
+    """What to do next, in one sentence without a full stop."""
+    if situation.code in _BY_CODE:
+        return _BY_CODE[situation.code]
+    makers = {
+        Kind.DENIED: _denied,
+        Kind.EXPIRED: _expired,
+        Kind.CLOCK_SKEW: _skew,
+        Kind.WRONG_REGION: _wrong_region,
+        Kind.KMS: _kms,
+        Kind.NO_CREDENTIALS: _no_credentials,
+        Kind.ROLE: _role,
+        Kind.GONE: _gone,
+        Kind.CONNECT: _connect,
+    }
+    return makers[kind](situation) if kind in makers else _BY_KIND[kind]
+
+
+def _denied(situation: Situation) -> str:
+    which = "bucket policy" if situation.service == "s3" else f"{situation.service} policy"
+    return (
+        f"allow {situation.action} on it, in the policy of who calls and, across accounts, in the"
+        f" {which} too ({_POLICIES} has both)"
+    )
+
+
+def _expired(situation: Situation) -> str:
+    if situation.credentials == "ambient":
+        return (
+            "the ambient session is over: keys from a container's or instance's role renew"
+            " themselves; those in the environment or in files have to be replaced there (log in"
+            " again), and this program restarted"
+        )
+    return (
+        f"the session of {situation.credentials} is over; a role's is taken anew with the next"
+        " try, by its base, unless that one's keys have expired themselves: replace those"
+    )
+
+
+def _skew(situation: Situation) -> str:
+    theirs, ours = situation.dates
+    return (
+        f"the clocks differ: the service's says {_time(theirs) or 'something else'}, this"
+        f" machine's {_time(ours) or _now()}; set this one right (chrony, NTP)"
+    )
+
+
+def _wrong_region(situation: Situation) -> str:
+    if situation.region is not None:
+        return f'it is in {situation.region}: set region = "{situation.region}"'
+    return "it is in another region: `aws s3api head-bucket` tells which; set region to that"
+
+
+def _kms(situation: Situation) -> str:
+    return (
+        "the KMS key can't be used: it must exist in that region, be enabled, and allow"
+        " kms:GenerateDataKey and kms:Decrypt to who calls, in its key policy too"
+        f" ({_POLICIES}); see kms_key_id"
+    )
+
+
+def _no_credentials(situation: Situation) -> str:
+    if situation.credentials == "ambient":
+        return (
+            "give this program credentials: a role of its container or instance, AWS_ACCESS_KEY_ID"
+            " and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    return f"give the profile credentials.{situation.credentials}, or its base, keys that are valid"
+
+
+def _role(situation: Situation) -> str:
+    return (
+        f"the role of credentials.{situation.credentials} has to trust who takes it on (its trust"
+        " policy names that ARN and the same external_id), and that one's policy has to allow"
+        f" sts:AssumeRole on it ({_POLICIES}/trust-policy.json)"
+    )
+
+
+def _gone(situation: Situation) -> str:
+    what = _GONE.get(situation.service, "resource: compare its name")
+    return f"there is no such {what}, in this region and account; create it or correct the name"
+
+
+def _connect(situation: Situation) -> str:
+    where = situation.endpoint or "the service"
+    return (
+        f"{where} can't be reached: see region and endpoint (a typing error?), DNS, the network's"
+        " way out and the certificates; nothing was sent, and it is tried again"
+    )
+
+
+def _time(text: str | None) -> str | None:
+    if not text:
+        return None
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return text
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,326 @@
+"""The clients of AWS's services: one for each profile, service, region and endpoint.
+
+They never repeat a request by themselves, since only who called knows whether it may
+be: a lost answer to a conditional write has to be settled by reading.
+"""
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+from laredo_archive.aws.errors import AwsError, AwsMissing, ProfileError, RegionUnknown
+from laredo_archive.aws.profile import AMBIENT, Profile, chain_of, check, find
+
+if TYPE_CHECKING:
+    from botocore.session import Session
+    from types_boto3_kinesis import KinesisClient
+    from types_boto3_s3 import S3Client
+    from types_boto3_sns import SNSClient
+    from types_boto3_sqs import SQSClient
+    from types_boto3_sts import STSClient
+
+    from laredo_archive.aws.role import RoleSession
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 60
+
+Service = Literal["s3", "sns", "sqs", "kinesis", "sts"]
+Addressing = Literal["auto", "path", "virtual"]
+
+# Where a partition's roles are assumed when nothing names a region.
+_STS_OF_PARTITION = {
+    "aws": "us-east-1",
+    "aws-cn": "cn-north-1",
+    "aws-us-gov": "us-gov-west-1",
+}
+_SESSION_OVER = {"ExpiredToken", "ExpiredTokenException"}
+
+
+@dataclass(frozen=True)
+class Called:
+    """One HTTP request and what came of it; ``status`` is None if no answer came."""
+
+    service: str
+    operation: str
+    credentials: str
+    status: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a profile is, as STS says."""
+
+    account: str
+    arn: str
+
+
+class _Wanted(NamedTuple):
+    service: str
+    credentials: str
+    region: str
+    endpoint: str | None
+    addressing: Addressing
+    connections: int
+
+
+def ignore(called: Called) -> None:
+    """Tell nobody."""
+
+
+class Clients:
+    """Makes clients, and keeps them; safe for use by several threads.
+
+    :raises ProfileError: if ``profiles`` contradict themselves.
+    """
+
+    def __init__(
+        self,
+        profiles: Mapping[str, Profile] | None = None,
+        on_call: Callable[[Called], None] = ignore,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._profiles = dict(profiles or {})
+        check(self._profiles)
+        self._on_call = on_call
+        self._now = now
+        self._lock = threading.RLock()
+        self._clients: dict[_Wanted, Any] = {}
+        self._sessions: dict[str, Session] = {}
+        self._roles: dict[str, RoleSession] = {}
+        self._loader: Any = None
+
+    @overload
+    def client(
+        self,
+        service: Literal["s3"],
+        *,
+        credentials: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+        addressing: Addressing = "auto",
+        connections: int = 10,
+    ) -> "S3Client": ...
+
+    @overload
+    def client(
+        self,
+        service: Literal["sns"],
+        *,
+        credentials: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+    ) -> "SNSClient": ...
+
+    @overload
+    def client(
+        self,
+        service: Literal["sqs"],
+        *,
+        credentials: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+    ) -> "SQSClient": ...
+
+    @overload
+    def client(
+        self,
+        service: Literal["kinesis"],
+        *,
+        credentials: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+    ) -> "KinesisClient": ...
+
+    @overload
+    def client(
+        self,
+        service: Literal["sts"],
+        *,
+        credentials: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+    ) -> "STSClient": ...
+
+    def client(
+        self,
+        service: Service,
+        *,
+        credentials: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+        addressing: Addressing = "auto",
+        connections: int = 10,
+    ) -> Any:
+        """The one client for these arguments; asks nobody anything yet.
+
+        ``credentials`` names a profile (None: ambient), ``addressing`` is S3's,
+        ``connections`` is how many requests go out side by side.
+
+        :raises AwsMissing: without boto3.
+        :raises ProfileError: if there is no such profile, or none that can be used.
+        :raises RegionUnknown: if nothing says which region.
+        :raises AwsError: if region or endpoint can't be one.
+        """
+        profile = find(credentials or AMBIENT.name, self._profiles)
+        with self._lock:
+            session = self._session(profile)
+            where = region or self._region_of(profile, session, service, endpoint)
+            wanted = _Wanted(service, profile.name, where, endpoint, addressing, connections)
+            if wanted not in self._clients:
+                self._clients[wanted] = self._made(session, wanted)
+            return self._clients[wanted]
+
+    def identity(self, credentials: str | None = None) -> Identity:
+        """Who a profile is (sts:GetCallerIdentity, which needs no permission).
+
+        :raises Exception: one of explain.failures().
+        """
+        chain = chain_of(credentials or AMBIENT.name, self._profiles)
+        answer = self._sts(chain[0], chain).get_caller_identity()
+        return Identity(answer["Account"], answer["Arn"])
+
+    def close(self) -> None:
+        """Close all connections; a client that is still used opens new ones."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+
+    def _session(self, profile: Profile) -> "Session":
+        if profile.name not in self._sessions:
+            self._sessions[profile.name] = (
+                self._role_session(profile)
+                if profile.type == "assume_role"
+                else self._new_session(profile.aws_profile, profile.name)
+            )
+        return self._sessions[profile.name]
+
+    def _new_session(self, aws_profile: str | None, name: str) -> "Session":
+        try:
+            from botocore.exceptions import BotoCoreError
+            from botocore.session import Session
+        except ImportError as missing:
+            raise AwsMissing from missing
+        try:
+            session = Session(profile=aws_profile)
+            # The services' descriptions are megabytes: read once, for all sessions.
+            if self._loader is None:
+                self._loader = session.get_component("data_loader")
+            session.register_component("data_loader", self._loader)
+        except BotoCoreError as wrong:
+            raise ProfileError(name, f"the AWS configuration files: {wrong}") from wrong
+        return session
+
+    def _role_session(self, profile: Profile) -> "Session":
+        session = self._new_session(None, profile.name)
+
+        from botocore.credentials import CredentialResolver
+
+        from laredo_archive.aws.role import RoleProvider, RoleSession
+
+        chain = chain_of(profile.name, self._profiles)
+        role = RoleSession(
+            profile,
+            self._sts(chain[1], chain),
+            chain[1].name,
+            profile.session_name or _default_session_name(),
+            self._now,
+        )
+        self._roles[profile.name] = role
+        session.register_component("credential_provider", CredentialResolver([RoleProvider(role)]))
+        return session
+
+    def _sts(self, caller: Profile, chain: list[Profile]) -> "STSClient":
+        """The STS that is asked by ``caller`` about what ``chain`` begins with."""
+        endpoint = next((profile.endpoint for profile in chain if profile.endpoint), None)
+        region = next((profile.region for profile in chain if profile.region), None)
+        if region is None and chain[0].role_arn is not None and _environments() is None:
+            region = _STS_OF_PARTITION.get(chain[0].role_arn.split(":")[1])
+        return self.client("sts", credentials=caller.name, region=region, endpoint=endpoint)
+
+    def _region_of(
+        self, profile: Profile, session: "Session", service: str, endpoint: str | None
+    ) -> str:
+        region = profile.region or _environments() or session.get_config_variable("region")
+        if region is not None:
+            return str(region)
+        if endpoint is not None or service == "sts":
+            # Who names an endpoint needs a region only to sign with.
+            return "us-east-1"
+        raise RegionUnknown(service, profile.name)
+
+    def _made(self, session: "Session", wanted: _Wanted) -> Any:
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        s3: Any = {"addressing_style": wanted.addressing}
+        config = Config(
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            tcp_keepalive=True,
+            max_pool_connections=wanted.connections,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            s3=s3,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            user_agent_extra="laredo-snapshotter",
+        )
+        try:
+            client = session.create_client(
+                wanted.service,
+                region_name=wanted.region,
+                endpoint_url=wanted.endpoint,
+                config=config,
+            )
+        except (BotoCoreError, ValueError) as wrong:
+            raise AwsError(
+                f"no client for {wanted.service} in region {wanted.region!r}"
+                f" (endpoint {wanted.endpoint or 'of AWS'}) as profile {wanted.credentials}:"
+                f" {wrong}"
+            ) from wrong
+        self._listen(client, wanted.credentials)
+        return client
+
+    def _listen(self, client: Any, credentials: str) -> None:
+        begun = threading.local()
+
+        def sent(**_: Any) -> None:
+            begun.at = time.perf_counter()
+
+        def answered(
+            event_name: str, response_dict: Any, parsed_response: Any, **rest: Any
+        ) -> None:
+            service, operation = event_name.split(".")[1:]
+            status = response_dict["status_code"] if response_dict else None
+            error = (parsed_response or {}).get("Error", {})
+            if error.get("Code") in _SESSION_OVER and credentials in self._roles:
+                self._roles[credentials].end()
+            seconds = time.perf_counter() - begun.at
+            self._on_call(Called(service, operation, credentials, status, seconds))
+
+        events = client.meta.events
+        events.register_last("before-send", sent)
+        events.register_last("response-received", answered)
+        events.register_last("before-parameter-build.s3", _no_redirection)
+
+
+def _no_redirection(context: dict[str, Any], **_: object) -> None:
+    # botocore follows a bucket into its region, each time by two requests more and
+    # without a word. This says that it has done so; the refusal names the region.
+    context["s3_redirect"] = {**context.get("s3_redirect", {}), "redirected": True}
+
+
+def _environments() -> str | None:
+    # boto3 knows AWS_DEFAULT_REGION only; AWS's other SDKs, AWS_REGION.
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
+def _default_session_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9+=,.@-]", "-", socket.gethostname())
+    return f"laredo-{host}"[:64]

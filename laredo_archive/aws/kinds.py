@@ -1,0 +1,160 @@
+"""What a refusal is: the services' error codes, sorted by what has to be done about them.
+
+Amazon S3 API reference, "Error responses"; the "Errors" of SNS Publish, SQS SendMessage,
+Kinesis PutRecord and STS AssumeRole in their API references; and each service's "Common
+errors". A store that only resembles S3 has codes of its own: then the HTTP status tells.
+"""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Why a call failed. What each asks for is in advice.py."""
+
+    THROTTLED = "throttled"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    CLOCK_SKEW = "clock_skew"
+    NO_SUCH_BUCKET = "no_such_bucket"
+    NO_SUCH_KEY = "no_such_key"
+    NO_SUCH_UPLOAD = "no_such_upload"
+    WRONG_REGION = "wrong_region"
+    KMS = "kms"
+    NO_CREDENTIALS = "no_credentials"
+    """None were found, or none that the service knows."""
+    ROLE = "role"
+    """The profile's role was refused; what was to be called surely wasn't."""
+    PRECONDITION = "precondition"
+    """412: the object isn't what If-Match or If-None-Match said."""
+    CONFLICT = "conflict"
+    """409: another conditional request was under way; nothing was done, try again."""
+    NOT_IMPLEMENTED = "not_implemented"
+    GONE = "gone"
+    """No such topic, queue or stream."""
+    TOO_LARGE = "too_large"
+    SERVER = "server"
+    """A failure of the service's own: it may have done what was asked, or not."""
+    CONNECT = "connect"
+    """The request surely never reached the service."""
+    LOST = "lost"
+    """The request was sent, or a part of it, and no answer came that could be read."""
+    CHECKSUM = "checksum"
+    """What arrived isn't what was sent."""
+    OTHER = "other"
+
+
+_CODES: dict[Kind, str] = {
+    Kind.THROTTLED: """
+        SlowDown Throttling ThrottlingException Throttled ThrottledException RequestThrottled
+        RequestThrottledException RequestLimitExceeded BandwidthLimitExceeded TooManyRequests
+        TooManyRequestsException ProvisionedThroughputExceededException LimitExceededException
+        KMSThrottling KMSThrottlingException KmsThrottled KMS.ThrottlingException OverLimit
+        AWS.SimpleQueueService.OverLimit PriorRequestNotComplete ReducePriority
+    """,
+    Kind.DENIED: """
+        AccessDenied AccessDeniedException AuthorizationError AuthorizationErrorException
+        AllAccessDisabled AccountProblem NotAuthorized UnauthorizedOperation Unauthorized
+        UnauthorizedAccess InvalidSecurity InvalidPayer NotSignedUp OptInRequired
+        CrossLocationLoggingProhibited InvalidAccessPoint
+    """,
+    Kind.EXPIRED: "ExpiredToken ExpiredTokenException TokenRefreshRequired ExpiredSession",
+    Kind.CLOCK_SKEW: "RequestTimeTooSkewed RequestExpired RequestInTheFuture",
+    Kind.NO_SUCH_BUCKET: "NoSuchBucket",
+    Kind.NO_SUCH_KEY: "NoSuchKey NoSuchVersion",
+    Kind.NO_SUCH_UPLOAD: "NoSuchUpload",
+    Kind.WRONG_REGION: """
+        PermanentRedirect TemporaryRedirect Redirect AuthorizationHeaderMalformed
+        IllegalLocationConstraintException InvalidRegionException
+    """,
+    Kind.KMS: """
+        KMS.DisabledException KMS.NotFoundException KMS.KMSInvalidStateException
+        KMS.InvalidStateException KMS.InvalidKeyUsageException KMS.AccessDeniedException
+        KMS.InvalidArnException KMS.UnsupportedOperationException KMSAccessDenied
+        KMSAccessDeniedException KMSDisabled KMSDisabledException KMSInvalidState
+        KMSInvalidStateException KMSNotFound KMSNotFoundException KMSOptInRequired
+        KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound
+        KmsOptInRequired
+    """,
+    Kind.NO_CREDENTIALS: """
+        InvalidAccessKeyId InvalidClientTokenId UnrecognizedClientException InvalidToken
+        SignatureDoesNotMatch InvalidSignatureException MissingAuthenticationToken
+        MissingAuthenticationTokenException IncompleteSignature IncompleteSignatureException
+        MissingSecurityHeader AuthFailure
+    """,
+    Kind.PRECONDITION: "PreconditionFailed",
+    Kind.CONFLICT: "ConditionalRequestConflict OperationAborted ConcurrentModification",
+    Kind.NOT_IMPLEMENTED: "NotImplemented UnsupportedOperation AWS.SimpleQueueService.Unsupported",
+    Kind.GONE: """
+        NotFound NotFoundException ResourceNotFound ResourceNotFoundException QueueDoesNotExist
+        QueueDeletedRecently AWS.SimpleQueueService.NonExistentQueue
+        AWS.SimpleQueueService.QueueDeletedRecently EndpointDisabled
+    """,
+    Kind.TOO_LARGE: """
+        EntityTooLarge MaxMessageLengthExceeded BatchRequestTooLong RequestEntityTooLargeException
+        AWS.SimpleQueueService.BatchRequestTooLong MessageTooLong RequestHeaderSectionTooLarge
+        MetadataTooLarge
+    """,
+    Kind.SERVER: """
+        InternalError InternalErrorException InternalFailure InternalFailureException
+        InternalServerError InternalServerException ServiceUnavailable
+        ServiceUnavailableException ServiceFailure ServiceFailureException RequestTimeout
+        RequestTimeoutException IncompleteBody RequestAbortedException
+    """,
+    Kind.CHECKSUM: """
+        BadDigest InvalidDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch
+    """,
+}
+
+KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
+
+_KIND_OF_STATUS = {
+    301: Kind.WRONG_REGION,
+    307: Kind.WRONG_REGION,
+    401: Kind.DENIED,
+    403: Kind.DENIED,
+    409: Kind.CONFLICT,
+    412: Kind.PRECONDITION,
+    413: Kind.TOO_LARGE,
+    429: Kind.THROTTLED,
+    501: Kind.NOT_IMPLEMENTED,
+}
+
+# Sentences that tell more than the code they come with.
+_TOO_LARGE_WORDS = (
+    "Message too long",
+    "Message must be shorter than",
+    "must have length less than or equal to",
+)
+_SKEW_WORDS = ("Signature expired", "Signature not yet current")
+
+
+def kind_of(
+    service: str, operation: str, *, code: str, status: int, words: str, region: str | None
+) -> Kind:
+    """What a refusal is; ``words`` are the service's own, ``region`` the bucket's if it said so."""
+    kind = KIND_OF_CODE.get(code)
+    if any(sentence in words for sentence in _SKEW_WORDS):
+        return Kind.CLOCK_SKEW
+    if any(sentence in words for sentence in _TOO_LARGE_WORDS):
+        return Kind.TOO_LARGE
+    if kind is Kind.DENIED and " kms:" in words:
+        return Kind.KMS
+    if kind is Kind.GONE and service == "s3":
+        return _missing_in_s3(operation)
+    return kind or _by_status(service, operation, status, region)
+
+
+def _by_status(service: str, operation: str, status: int, region: str | None) -> Kind:
+    if status == 404:
+        return _missing_in_s3(operation) if service == "s3" else Kind.GONE
+    if status == 400 and region is not None:
+        # The answer to a HEAD has no body, and so no code: the header alone tells.
+        return Kind.WRONG_REGION
+    return _KIND_OF_STATUS.get(status, Kind.SERVER if status >= 500 else Kind.OTHER)
+
+
+_OF_THE_BUCKET = {"HeadBucket", "ListObjectsV2", "ListMultipartUploads", "GetBucketLocation"}
+
+
+def _missing_in_s3(operation: str) -> Kind:
+    return Kind.NO_SUCH_BUCKET if operation in _OF_THE_BUCKET else Kind.NO_SUCH_KEY

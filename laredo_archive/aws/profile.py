@@ -1,0 +1,131 @@
+"""Credentials profiles: who a program is when it calls AWS.
+
+``ambient`` is whoever the environment says: variables, a container's or an
+instance's role, or a named profile of the AWS configuration files.
+``assume_role`` is a role that another profile, its ``base``, takes on.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from laredo_archive.aws.errors import ProfileError
+
+_ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
+# AWS STS API reference, AssumeRole: RoleSessionName and ExternalId.
+_SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
+_EXTERNAL_ID = re.compile(r"[\w+=,.@:/-]{2,1224}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One named profile.
+
+    ``base``: the profile that takes the role on; ambient if None. ``region``: that of STS,
+    and of every client of this profile that isn't told one. ``endpoint``: another STS than
+    AWS's own; a role's base is asked if it has none. ``aws_profile``: a named profile of the
+    AWS configuration files (ambient only).
+    """
+
+    name: str
+    type: Literal["ambient", "assume_role"]
+    role_arn: str | None = None
+    external_id: str | None = None
+    session_name: str | None = None
+    base: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+    aws_profile: str | None = None
+
+
+AMBIENT = Profile("ambient", "ambient")
+
+
+def check(profiles: Mapping[str, Profile]) -> None:
+    """See that each profile can be used: by itself, and that its chain of bases ends.
+
+    :raises ProfileError: naming the first that can't.
+    """
+    for profile in profiles.values():
+        if profile.type == "ambient":
+            _check_ambient(profile)
+        else:
+            _check_role(profile)
+    for profile in profiles.values():
+        chain_of(profile.name, profiles)
+
+
+def chain_of(name: str, profiles: Mapping[str, Profile]) -> list[Profile]:
+    """The profile ``name``, its base, and so on, down to the ambient one.
+
+    :raises ProfileError: if one isn't there, or is its own base in the end.
+    """
+    chain = [find(name, profiles)]
+    while chain[-1].type == "assume_role":
+        following = chain[-1].base or AMBIENT.name
+        if any(profile.name == following for profile in chain):
+            way = " -> ".join([*(profile.name for profile in chain), following])
+            raise ProfileError(name, f"base leads back to itself ({way}); let the last one end it")
+        chain.append(find(following, profiles, asked_by=chain[-1].name))
+    return chain
+
+
+def find(name: str, profiles: Mapping[str, Profile], asked_by: str | None = None) -> Profile:
+    """The profile ``name``; ``ambient`` is always there.
+
+    :raises ProfileError: naming the nearest one, if there is none of that name.
+    """
+    if name in profiles:
+        return profiles[name]
+    if name == AMBIENT.name:
+        return AMBIENT
+    near = get_close_matches(name, [*profiles, AMBIENT.name], 1)
+    advice = f"; did you mean {near[0]}?" if near else f"; known: {_names(profiles)}"
+    if asked_by is None:
+        raise ProfileError(name, f"there is no such profile{advice}")
+    raise ProfileError(asked_by, f"base names {name}, which is no profile{advice}")
+
+
+def _names(profiles: Mapping[str, Profile]) -> str:
+    return ", ".join(sorted({*profiles, AMBIENT.name}))
+
+
+def _check_ambient(profile: Profile) -> None:
+    for field in ("role_arn", "external_id", "session_name", "base"):
+        if getattr(profile, field) is not None:
+            raise ProfileError(
+                profile.name,
+                f"{field} means something only for type = assume_role, and this is ambient",
+            )
+
+
+def _check_role(profile: Profile) -> None:
+    if profile.name == AMBIENT.name:
+        raise ProfileError(
+            profile.name,
+            "ambient is the name of whoever the environment says; give the role another one",
+        )
+    if profile.aws_profile is not None:
+        raise ProfileError(
+            profile.name,
+            "profile names one of the AWS configuration files, for type = ambient; give the role"
+            " such an ambient profile as its base",
+        )
+    if profile.role_arn is None:
+        raise ProfileError(profile.name, "type = assume_role needs role_arn")
+    if not _ROLE_ARN.fullmatch(profile.role_arn):
+        raise ProfileError(
+            profile.name,
+            f"role_arn {profile.role_arn!r} is no role's ARN, as in"
+            " arn:aws:iam::123456789012:role/NAME",
+        )
+    _check_text(profile, "session_name", _SESSION_NAME, "2 to 64 letters, digits and _+=,.@-")
+    _check_text(profile, "external_id", _EXTERNAL_ID, "2 to 1224 letters, digits and _+=,.@:/-")
+
+
+def _check_text(profile: Profile, field: str, rule: re.Pattern[str], meaning: str) -> None:
+    value = getattr(profile, field)
+    if value is not None and not rule.fullmatch(value):
+        raise ProfileError(profile.name, f"{field} {value!r} isn't {meaning}")
