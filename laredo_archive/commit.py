@@ -136,7 +136,7 @@ class TableArchive:
             new_names,
             keep_epochs=keep_epochs,
             notices=Notices(names, [holding.manifest for holding in holdings]),
-            first=next(h for h in holdings if h.destination.uri == destinations[0].uri),
+            first=next(h for h in holdings if h.destination.place == destinations[0].place),
             spool_directory=spool_directory,
         )
         reach("archive.open")

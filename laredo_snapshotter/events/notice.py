@@ -1,0 +1,94 @@
+"""What a sink is told of one artifact."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from laredo_archive.manifest import Artifact, text_of_time
+from laredo_archive.notices import Published
+from laredo_model import position as positions
+from laredo_model.position import Position
+
+
+@dataclass(frozen=True)
+class Notice:
+    """An artifact is in the archive, on every destination.
+
+    ``manifest_uri`` and ``formats`` (URIs by format) are the first configured
+    destination's; ``head_position`` is where the archive stood when the notice was made,
+    which may be further.
+    """
+
+    table: str
+    kind: str
+    epoch: int
+    from_position: Position | None
+    to_position: Position
+    head_position: Position
+    manifest_uri: str
+    formats: Mapping[str, str]
+    created_at: datetime
+
+    @classmethod
+    def of(cls, artifact: Artifact, published: Published) -> "Notice":
+        """The notice of ``artifact``, which ``published`` names."""
+        head = published.manifest.head_position
+        assert head is not None, "it has an artifact"
+        return cls(
+            table=published.manifest.table,
+            kind=artifact.kind.value,
+            epoch=artifact.epoch,
+            from_position=artifact.from_position,
+            to_position=artifact.to_position,
+            head_position=head,
+            manifest_uri=published.manifest_uri,
+            formats={format_id: entry.uri for format_id, entry in artifact.formats.items()},
+            created_at=artifact.created_at,
+        )
+
+    def to_json(self) -> str:
+        """The message: one JSON object."""
+        start = None if self.from_position is None else positions.text(self.from_position)
+        return json.dumps(
+            {
+                "table": self.table,
+                "kind": self.kind,
+                "epoch": self.epoch,
+                "from_position": start,
+                "to_position": positions.text(self.to_position),
+                "head_position": positions.text(self.head_position),
+                "manifest_uri": self.manifest_uri,
+                "formats": dict(self.formats),
+                "created_at": text_of_time(self.created_at),
+            }
+        )
+
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """What a subscription can filter on, as SNS and SQS take it.
+
+        SNS API reference, MessageAttributeValue; SQS has the same.
+        """
+        return {
+            "table": {"DataType": "String", "StringValue": self.table},
+            "kind": {"DataType": "String", "StringValue": self.kind},
+            "epoch": {"DataType": "Number", "StringValue": str(self.epoch)},
+        }
+
+    @property
+    def deduplication_id(self) -> str:
+        """The same for the same artifact in the same epoch, whichever process tells of it.
+
+        A FIFO topic or queue drops what comes again within five minutes; at most 128
+        characters (SQS API reference, SendMessage, MessageDeduplicationId).
+        """
+        named = [
+            self.table,
+            self.kind,
+            self.epoch,
+            positions.text(self.to_position),
+            self.manifest_uri,
+            text_of_time(self.created_at),
+        ]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()

@@ -1,0 +1,253 @@
+"""Tells each sink of each artifact, after its commit: FORMAT.md, commit protocol, 5.
+
+Every sink has a thread of its own, which sends one notice at a time, in (epoch,
+position) order, and offers it again until the sink takes it. What is to be sent is
+read off the archive's manifest: nothing is queued, so a sink that is down for days
+costs no memory, holds up no commit and no other sink.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from laredo_archive.commit import TableArchive
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import Artifact, Mark
+from laredo_archive.notices import Published
+from laredo_fanout.client.subscription import Backoff
+from laredo_model import position as position_
+from laredo_snapshotter.events.errors import SinkError
+from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.sink import Sink
+
+log = structlog.get_logger(__name__)
+
+RETRY = Backoff(initial=0.5, maximum=30.0)
+
+
+class Trouble(NamedTuple):
+    """Why a sink isn't told at the moment; ``since`` is monotonic."""
+
+    problem: str
+    since: float
+    attempts: int
+
+
+class SinkStatus(NamedTuple):
+    """What is known of one sink.
+
+    ``outstanding``: artifacts that it is still to be told of; ``missed``: those that left
+    the manifest before, since the start; ``last_notified_at``: since the start, by our clock.
+    """
+
+    name: str
+    outstanding: int
+    missed: int
+    last_notified: Mark | None
+    last_notified_at: datetime | None
+    trouble: Trouble | None
+
+
+class NoticeCounters(Protocol):
+    """What a notifier counts; called from any thread."""
+
+    def notice_sent(self, sink: str) -> None:
+        """``sink`` took a notice."""
+
+    def notice_refused(self, sink: str) -> None:
+        """``sink`` didn't take one, or didn't say so."""
+
+
+class Notifier:
+    """Tells one table's sinks. Its methods may be called from any thread, and don't wait."""
+
+    def __init__(
+        self,
+        archive: TableArchive,
+        table: str,
+        sinks: Sequence[Sink],
+        counters: NoticeCounters,
+        retry: Backoff = RETRY,
+    ) -> None:
+        """``sinks``: those that ``archive`` was opened with."""
+        self._archive = archive
+        self._changed = threading.Condition()
+        self._tellers = [
+            _Teller(archive, table, sink, counters=counters, retry=retry, changed=self._tell_change)
+            for sink in sinks
+        ]
+        self._recorded: dict[str, Mark | None] = {}
+        self._recorded_at = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to tell."""
+        for teller in self._tellers:
+            teller.start()
+
+    def wake(self) -> None:
+        """There may be something to tell."""
+        for teller in self._tellers:
+            teller.wake()
+
+    def stop(self) -> None:
+        """Begin nothing more; what is on its way isn't waited for."""
+        for teller in self._tellers:
+            teller.stop()
+
+    def settle(self, timeout: float) -> bool:
+        """Wait until every sink was told of all, or is in trouble; at most ``timeout`` seconds."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: all(teller.at_rest for teller in self._tellers), timeout
+            )
+
+    def statuses(self) -> list[SinkStatus]:
+        """Every sink's."""
+        return [teller.status() for teller in self._tellers]
+
+    @property
+    def unrecorded(self) -> bool:
+        """Whether sinks were told of what no manifest says yet."""
+        return any(self._notified().get(sink) != mark for sink, mark in self._told().items())
+
+    def recording_due(self, idle: float) -> bool:
+        """Whether sinks were told of something, and no commit has recorded it for ``idle`` seconds.
+
+        To be asked now and then, always by the same thread.
+        """
+        now, recorded = time.monotonic(), self._notified()
+        if recorded != self._recorded or not self.unrecorded:
+            self._recorded, self._recorded_at = recorded, now
+        return now - self._recorded_at >= idle
+
+    def _told(self) -> dict[str, Mark | None]:
+        return self._archive.notices.told
+
+    def _notified(self) -> dict[str, Mark | None]:
+        published = self._archive.published
+        return dict(published.manifest.notified) if published else {}
+
+    def _tell_change(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class _Teller:
+    """One sink's thread. It ends with the process: a sink that hangs holds up no exit."""
+
+    def __init__(
+        self,
+        archive: TableArchive,
+        table: str,
+        sink: Sink,
+        *,
+        counters: NoticeCounters,
+        retry: Backoff,
+        changed: Callable[[], None],
+    ) -> None:
+        self._archive = archive
+        self._sink = sink
+        self._counters = counters
+        self._retry = retry
+        self._changed = changed
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._trouble: Trouble | None = None
+        self._told_at: datetime | None = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"{table} to {sink.name}", daemon=True
+        )
+        self._log = log.bind(table=table, sink=sink.name)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is outstanding, or nothing can be told now."""
+        return self._trouble is not None or self._next() is None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._woken.set()
+
+    def status(self) -> SinkStatus:
+        published, notices = self._archive.published, self._archive.notices
+        name = self._sink.name
+        return SinkStatus(
+            name,
+            notices.count_outstanding(name, published.manifest) if published else 0,
+            notices.missed.get(name, 0),
+            notices.told.get(name),
+            self._told_at,
+            self._trouble,
+        )
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            # Cleared before the look: a commit that comes after it isn't missed.
+            self._woken.clear()
+            found = self._next()
+            if found is None:
+                self._changed()
+                self._woken.wait()
+            else:
+                self._offer(*found)
+
+    def _next(self) -> tuple[Artifact, Published] | None:
+        published = self._archive.published
+        if published is None:
+            return None
+        artifact = self._archive.notices.next_for(self._sink.name, published.manifest)
+        return None if artifact is None else (artifact, published)
+
+    def _offer(self, artifact: Artifact, published: Published) -> None:
+        """Send one notice, once; after a failure, wait."""
+        reach("notice.sending")
+        try:
+            self._sink.send(Notice.of(artifact, published))
+        except Exception as failure:  # noqa: BLE001  # one sink's failure leaves the others
+            self._stopping.wait(self._note(failure))
+        else:
+            reach("notice.sent")
+            self._note_sent(artifact)
+
+    def _note_sent(self, artifact: Artifact) -> None:
+        self._archive.notices.tell(self._sink.name, artifact)
+        self._told_at = datetime.now(UTC)
+        self._counters.notice_sent(self._sink.name)
+        attempts = self._trouble.attempts if self._trouble is not None else 0
+        self._trouble = None
+        reach("notice.told")
+        self._log.info(
+            "notified",
+            kind=artifact.kind.value,
+            epoch=artifact.epoch,
+            position=position_.text(artifact.to_position),
+            failed_attempts=attempts,
+        )
+
+    def _note(self, failure: Exception) -> float:
+        """Remember ``failure``; the seconds to wait."""
+        problem = str(failure) or type(failure).__name__
+        before = self._trouble or Trouble("", time.monotonic(), 0)
+        self._trouble = Trouble(problem, before.since, before.attempts + 1)
+        self._counters.notice_refused(self._sink.name)
+        delay = self._retry.delay(self._trouble.attempts)
+        self._log.warning(
+            "not notified",
+            error=problem,
+            kind=type(failure).__name__,
+            attempt=self._trouble.attempts,
+            retry_in_s=round(delay, 2),
+            exc_info=None if isinstance(failure, SinkError) else failure,
+        )
+        self._changed()
+        return delay

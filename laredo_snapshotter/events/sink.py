@@ -1,0 +1,107 @@
+"""The one door to sinks, and what those of AWS have in common."""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeVar
+
+from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.errors import AwsError
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.kinds import Kind
+from laredo_snapshotter.config_places import SinkConfig
+from laredo_snapshotter.events.errors import (
+    SinkDenied,
+    SinkError,
+    SinkGone,
+    SinkRefused,
+    SinkThrottled,
+    SinkUnreachable,
+)
+from laredo_snapshotter.events.notice import Notice
+
+Answer = TypeVar("Answer")
+
+
+class Sink(Protocol):
+    """A place that is told of artifacts. One thread at a time uses it."""
+
+    @property
+    def name(self) -> str:
+        """The topic's ARN, the queue's URL, the stream's name or ARN: its key in ``notified``."""
+
+    def send(self, notice: Notice) -> None:
+        """Tell of ``notice``; when it returns, the service has it. May take a minute.
+
+        :raises SinkError: if it hasn't, or may not have.
+        """
+
+    def check(self) -> str:
+        """That it is there; what is worth saying about it. Sends nothing.
+
+        :raises SinkError: if it isn't, or can't be asked.
+        """
+
+
+_ERRORS: dict[Kind, type[SinkError]] = {
+    Kind.THROTTLED: SinkThrottled,
+    Kind.DENIED: SinkDenied,
+    Kind.EXPIRED: SinkDenied,
+    Kind.CLOCK_SKEW: SinkDenied,
+    Kind.NO_CREDENTIALS: SinkDenied,
+    Kind.ROLE: SinkDenied,
+    Kind.KMS: SinkDenied,
+    Kind.GONE: SinkGone,
+    Kind.CONNECT: SinkUnreachable,
+    Kind.LOST: SinkUnreachable,
+    Kind.SERVER: SinkUnreachable,
+}
+
+
+class Asking:
+    """Asks one service about one sink, as the sink's profile."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        service: Literal["sns", "sqs", "kinesis"],
+        config: SinkConfig,
+        *,
+        region: str | None,
+        endpoint: str | None = None,
+    ) -> None:
+        """``region`` and ``endpoint``: the name's own, for a configuration that has none."""
+        self.name = config.name
+        self._clients = clients
+        self._service = service
+        self._credentials = config.credentials
+        self._region = config.region or region
+        self._endpoint = config.endpoint or endpoint
+
+    def ask(self, operation: str, request: Callable[[Any], Answer]) -> Answer:
+        """What ``request`` gets from the service's client.
+
+        :raises SinkError: that says who asked what of whom, what came, and what to do.
+        """
+        try:
+            return request(self._client())
+        except AwsError as unasked:
+            raise SinkRefused(self.name, f"{self.name}: {unasked}") from unasked
+        except failures() as failure:
+            raise self._error(operation, failure) from failure
+
+    def _client(self) -> Any:
+        return self._clients.client(
+            self._service,
+            credentials=self._credentials,
+            region=self._region,
+            endpoint=self._endpoint,
+        )
+
+    def _error(self, operation: str, failure: Exception) -> SinkError:
+        explained = explain(
+            failure,
+            service=self._service,
+            operation=operation,
+            credentials=self._credentials,
+            resource=self.name,
+        )
+        return _ERRORS.get(explained.kind, SinkRefused)(self.name, explained.message)

@@ -1,0 +1,69 @@
+"""SQS queues, standard and FIFO."""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from laredo_archive.aws.clients import Clients
+from laredo_snapshotter.config_places import SqsSink
+from laredo_snapshotter.events.fifo import fifo_parameters
+from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.sink import Asking
+
+# AWS General Reference, "Amazon SQS endpoints and quotas": the second form is the older one,
+# and both may stand behind the name of a VPC endpoint.
+_AWS_HOST = re.compile(
+    r"(?:.*\.)?(?:sqs(?:-fips)?\.(?P<region>[a-z0-9-]+)"
+    r"|(?:(?P<older>[a-z0-9-]+)\.)?queue)(?:\.vpce|\.api)?\.(?:amazonaws\.com(?:\.cn)?|aws)"
+)
+_OLDEST_REGION = "us-east-1"
+
+
+class SqsQueue:
+    """Tells of artifacts by sqs:SendMessage.
+
+    A FIFO queue (its name ends with .fifo) keeps the order of each table's notices.
+    """
+
+    def __init__(self, config: SqsSink, clients: Clients) -> None:
+        self.name = config.name
+        region, endpoint = _at(config.queue_url)
+        self._asking = Asking(clients, "sqs", config, region=region, endpoint=endpoint)
+
+    def send(self, notice: Notice) -> None:
+        """SQS API reference, SendMessage.
+
+        :raises SinkError: if it hasn't, or may not have.
+        """
+        self._asking.ask(
+            "SendMessage",
+            lambda sqs: sqs.send_message(
+                QueueUrl=self.name,
+                MessageBody=notice.to_json(),
+                MessageAttributes=notice.attributes(),
+                **fifo_parameters(self.name, notice),
+            ),
+        )
+
+    def check(self) -> str:
+        """SQS API reference, GetQueueAttributes.
+
+        :raises SinkError: if it isn't there, or can't be asked.
+        """
+        waiting = "ApproximateNumberOfMessages"
+        answer: Mapping[str, Mapping[str, str]] = self._asking.ask(
+            "GetQueueAttributes",
+            lambda sqs: sqs.get_queue_attributes(QueueUrl=self.name, AttributeNames=[waiting]),
+        )
+        return f"queue with about {answer['Attributes'].get(waiting, '0')} messages"
+
+
+def _at(queue_url: str) -> tuple[str | None, str | None]:
+    """The region and the endpoint that a queue's URL tells of; AWS's own needs no endpoint."""
+    parts = urlsplit(queue_url)
+    found = _AWS_HOST.fullmatch(parts.hostname or "")
+    if found is None:
+        return None, f"{parts.scheme}://{parts.netloc}"
+    region = found["region"] or found["older"] or _OLDEST_REGION
+    is_vpc = ".vpce." in (parts.hostname or "")
+    return region, f"{parts.scheme}://{parts.netloc}" if is_vpc else None
