@@ -24,8 +24,8 @@ class Exchange(Protocol):
     async def forward(self, request: Message | None = None) -> Message:
         """Send it on, so that it takes effect; what the service answers."""
 
-    async def forward_part(self, share: float) -> None:
-        """Send on only so much of the body, and go away."""
+    async def forward_part(self) -> None:
+        """Send on what there is of a body that wasn't read to its end, and go away."""
 
     async def respond(self, answer: Message) -> None:
         """Answer the client."""
@@ -45,11 +45,13 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """``early``: it happens before the body is read, where the client waits for 100 Continue."""
+    """``early``: it happens before the body is read, where the client waits for 100 Continue.
+    ``reads``: which share of the body is read; of services whose operation is in the head."""
 
     name: str
     happen: Callable[[Exchange], Awaitable[None]]
     early: bool = False
+    reads: float = 1.0
 
     def __str__(self) -> str:
         return self.name
@@ -185,13 +187,13 @@ def duplicate_late(seconds: float) -> Fault:
 
 
 def truncate_request(share: float = 0.5) -> Fault:
-    """The service gets only so much of the body, then both connections end."""
+    """The connection is reset while the body is sent; it has no effect."""
 
     async def happen(exchange: Exchange) -> None:
-        await exchange.forward_part(share)
-        exchange.hang_up()
+        await exchange.forward_part()
+        exchange.reset()
 
-    return Fault(f"request truncated to {share:.0%}", happen)
+    return Fault(f"request truncated to {share:.0%}", happen, reads=share)
 
 
 def truncate_answer(share: float = 0.5) -> Fault:

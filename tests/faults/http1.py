@@ -76,8 +76,12 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     return Head(start, tuple((name.strip(), value.strip()) for name, _, value in pairs))
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head, *, until_end: bool = False) -> bytes:
-    """The body that belongs to ``head``. ``until_end``: without a length it goes on to the end.
+async def read_body(
+    reader: asyncio.StreamReader, head: Head, *, until_end: bool = False, share: float = 1.0
+) -> bytes:
+    """The body that belongs to ``head``, or the first ``share`` of it if its length is known.
+
+    ``until_end``: without a length it goes on to the end.
 
     :raises Broken: if the connection ended before.
     """
@@ -86,7 +90,7 @@ async def read_body(reader: asyncio.StreamReader, head: Head, *, until_end: bool
             return await _read_chunks(reader)
         length = head.get("Content-Length")
         if length is not None:
-            return await reader.readexactly(int(length))
+            return await reader.readexactly(int(int(length) * share))
     except asyncio.IncompleteReadError:
         raise Broken("the connection ended in the middle of a body") from None
     return await reader.read(-1) if until_end else b""

@@ -62,9 +62,8 @@ def operation_of(head: Head, body: bytes = b"") -> Operation:
         return Operation(named.rpartition(".")[2], "json", "", _name_in(body), False)
     if (head.get("Content-Type") or "").startswith("application/x-www-form-urlencoded"):
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
-        if "Action" in form:
-            what = form.get("TopicArn") or form.get("QueueUrl") or form.get("RoleArn") or ""
-            return Operation(form["Action"], "query", "", what, False)
+        what = form.get("TopicArn") or form.get("QueueUrl") or form.get("RoleArn") or ""
+        return Operation(form.get("Action", ""), "query", "", what, False)
     return _s3(method, target, head)
 
 

@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -48,12 +48,14 @@ class Seen:
 class FaultProxy:
     """Listens on a port of its own of the loopback interface, in a thread of its own."""
 
-    def __init__(self, upstream: str, seed: int = 0) -> None:
-        """``upstream``: the service's URL."""
+    def __init__(self, upstream: str, seed: int = 0, *, forwards_parts: bool = False) -> None:
+        """``upstream``: the service's URL. ``forwards_parts``: it gets truncated requests too;
+        S3 refuses them, but ministack keeps as an object what it got [tried]."""
         parts = urlsplit(upstream)
         assert parts.scheme == "http" and parts.hostname, "only plain HTTP"
         self.upstream = (parts.hostname, parts.port or 80)
         self.seed = seed
+        self.forwards_parts = forwards_parts
         self.log: list[Seen] = []
         self.port = 0
         self._choosers: list[Chooser] = []
@@ -192,19 +194,20 @@ class _Exchange:
         head = await read_head(self._reader)
         if head is None:
             return False
-        waits = (head.get("Expect") or "").lower() == "100-continue"
+        self.operation = operation_of(head)
         fault: Fault | None = None
-        if waits:
-            self.operation = operation_of(head)
+        if self.operation.protocol == "s3":
             fault, self._seen = self._proxy.chosen(self.operation)
+        if (head.get("Expect") or "").lower() == "100-continue":
             if fault and fault.early:
                 # The body was not sent, so nothing more can be read from this connection.
                 self._open = False
                 await fault.happen(self)
                 return False
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.request = Message(head, await read_body(self._reader, head))
-        if not waits:
+        share = fault.reads if fault else 1.0
+        self.request = Message(head, await read_body(self._reader, head, share=share))
+        if self._seen is None:
             self.operation = operation_of(head, self.request.body)
             fault, self._seen = self._proxy.chosen(self.operation)
         if fault is None:
@@ -225,11 +228,12 @@ class _Exchange:
         self._seen.statuses.append(answer.status)
         return answer
 
-    async def forward_part(self, share: float) -> None:
+    async def forward_part(self) -> None:
+        if not self._proxy.forwards_parts:
+            return
         _, writer = await asyncio.open_connection(*self._proxy.upstream, limit=LIMIT)
-        whole = self.request.to_bytes(close=True)
-        missing = int(len(self.request.body) * (1 - share)) or 1
-        writer.write(whole[:-missing])
+        length = int(self.request.head.get("Content-Length") or 0)
+        writer.write(replace(self.request, length=length).to_bytes(close=True))
         await writer.drain()
         writer.close()
 

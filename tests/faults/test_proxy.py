@@ -37,6 +37,7 @@ from tests.faults.operation import Operation, operation_of
 from tests.faults.proxy import FaultProxy
 from tests.faults.recorder import Recorder
 from tests.faults.weather import Weather
+from tests.processes import wait_until
 
 LOST = (ConnectionClosedError, HTTPClientError)
 
@@ -180,13 +181,15 @@ def test_which_answer_of_a_duplicate(s3, store: Recorder, proxy: FaultProxy, mon
     put(s3)
 
 
-def test_a_truncated_request(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("forwards_parts", [False, True])
+def test_a_truncated_request(s3, store: Recorder, proxy: FaultProxy, forwards_parts: bool) -> None:  # type: ignore[no-untyped-def]
+    proxy.forwards_parts = forwards_parts
     proxy.add(Rule(truncate_request()))
     with pytest.raises(LOST):
         put(s3)
     put(s3)
     assert written(store) == [b"0123456789"]
-    assert store.cut == 1
+    wait_until(lambda: store.cut == forwards_parts, "half a request, if it is forwarded")
 
 
 def test_a_truncated_answer(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
