@@ -7,7 +7,7 @@ WORKDIR /src
 RUN python -m venv /opt/laredo
 # Dependencies change less often than code: their layer is kept while only code changes.
 COPY pyproject.toml ./
-RUN /opt/laredo/bin/python -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" > requirements.txt \
+RUN /opt/laredo/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join(p['dependencies'] + p['optional-dependencies']['aws']))" > requirements.txt \
     && /opt/laredo/bin/pip install --no-cache-dir --requirement requirements.txt
 COPY README.md ./
 COPY laredo_model laredo_model
