@@ -112,6 +112,10 @@ class Committer:
         """Say in the manifest that nothing has changed up to ``position``."""
         self._add(_Job("seen_position", lambda: self._archive.see(position), None))
 
+    def record_notices(self) -> None:
+        """Write down in the manifest what sinks were told."""
+        self._add(_Job("what sinks were told", self._archive.record_notices, None))
+
     async def commit_base(self, base: Base, *, continues: bool) -> int:
         """Commit ``base`` as a new epoch, after all that was put before; the epoch's number.
 

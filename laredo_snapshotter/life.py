@@ -22,6 +22,7 @@ from laredo_snapshotter.base_writer import BaseWriter
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import StreamBehind
+from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.feed import Feed, StreamedBase
 from laredo_snapshotter.journal_reach import JournalReach
 from laredo_snapshotter.metrics import TableCounters
@@ -33,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
+GOODBYE_S = 3.0
+"""What sinks may take for the last notices, and then the manifest to say so."""
 JOURNAL_S = 5.0
 """Between two looks at the server's journal while the stream is closed."""
 
@@ -47,15 +50,18 @@ class Life:
         executor: Executor,
         counters: TableCounters,
         *,
+        notifier: Notifier,
         epoch_committed: Callable[[int, datetime], None],
         wanted: Callable[[], bool],
     ) -> None:
-        """``epoch_committed`` is told of each new epoch and when its making began;
-        ``wanted`` says whether somebody asks for one, whatever the triggers say.
+        """``notifier`` is woken after each commit; ``epoch_committed`` is told of each new
+        epoch and when its making began; ``wanted`` says whether somebody asks for one,
+        whatever the triggers say.
         """
         self._config = config
         self._archive = archive
         self._executor = executor
+        self._notifier = notifier
         self._epoch_committed = epoch_committed
         self._wanted = wanted
         self._log = log.bind(table=config.name)
@@ -92,9 +98,10 @@ class Life:
         committing = asyncio.create_task(self.committer.run())
         feeding = asyncio.create_task(self.feed.run())
         beating = asyncio.create_task(self._beats())
+        waking = asyncio.create_task(self._wake_notifier())
         waiting = asyncio.create_task(_until(stopping))
         try:
-            ends: list[asyncio.Future[None]] = [self._failed, committing, feeding, beating]
+            ends: list[asyncio.Future[None]] = [self._failed, committing, feeding, beating, waking]
             await asyncio.wait([*ends, waiting], return_when=asyncio.FIRST_COMPLETED)
             for ended in ends:
                 if ended.done():
@@ -102,7 +109,7 @@ class Life:
             await self._flush(feeding, committing, flush_timeout)
         finally:
             self._failed.cancel()
-            tasks = [committing, feeding, beating, waiting]
+            tasks = [committing, feeding, beating, waking, waiting]
             if self._rebasing is not None:
                 tasks.append(self._rebasing)
             await self.feed.stop(feeding)
@@ -121,7 +128,9 @@ class Life:
             self._begin_rebase(reason)
 
     def beat(self) -> None:
-        """What is due whatever the diff interval: asked-for re-bases, and seen_position."""
+        """What is due whatever the diff interval: asked-for re-bases, seen_position, notices."""
+        if self._notifier.recording_due(self._config.diff.interval) and self.committer.idle:
+            self.committer.record_notices()
         feed = self.feed
         if not feed.live:
             return
@@ -199,6 +208,11 @@ class Life:
             await asyncio.sleep(min(BEAT_S, seen / 2))
             self.beat()
             await self._look_at_journal()
+
+    async def _wake_notifier(self) -> None:
+        while True:
+            self._notifier.wake()
+            await self.committer.progress()
 
     async def _look_at_journal(self) -> None:
         if self.feed.closed_because is None:
@@ -278,6 +292,19 @@ class Life:
             holding = self.committer.holding
             self.flush_problem = holding.reason if holding else f"not done within {timeout:g} s"
             self._log.error("last diff not flushed", error=self.flush_problem)
+            return
+        await self._finish_notices()
+
+    async def _finish_notices(self) -> None:
+        """Tell what can be told at once, and write it down, or the next start tells it again."""
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._executor, self._notifier.settle, GOODBYE_S):
+            self._log.warning("notices left; the next start sends them")
+        if self._notifier.unrecorded:
+            self.committer.record_notices()
+            drained = asyncio.create_task(self.committer.drained())
+            await asyncio.wait([drained], timeout=GOODBYE_S)
+            drained.cancel()
 
 
 class _LiveBase:

@@ -68,6 +68,12 @@ class Metrics:
             ["table", "sink"],
             registry=self.registry,
         )
+        self.notices_sent = Counter(
+            "snapshotter_notices_sent",
+            "Notices that a sink took",
+            ["table", "sink"],
+            registry=self.registry,
+        )
         self.stream_errors = Counter(
             "snapshotter_stream_errors",
             "Streams that broke or were refused",
@@ -102,6 +108,19 @@ class TableCounters(Observer):
     def artifact(self, kind: str) -> None:
         """One artifact was committed."""
         self._metrics.artifacts_written.labels(self._table, kind).inc()
+
+    def sink(self, name: str) -> None:
+        """There is a sink of this name; its counters begin at 0."""
+        self._metrics.notices_sent.labels(self._table, name)
+        self._metrics.event_errors.labels(self._table, name)
+
+    def notice_sent(self, sink: str) -> None:
+        """``sink`` took a notice."""
+        self._metrics.notices_sent.labels(self._table, sink).inc()
+
+    def notice_refused(self, sink: str) -> None:
+        """``sink`` didn't take one, or didn't say so."""
+        self._metrics.event_errors.labels(self._table, sink).inc()
 
     def restarted(self) -> None:
         """The table's writer began again."""

@@ -11,6 +11,7 @@ from datetime import datetime
 
 import structlog
 
+from laredo_archive.aws.clients import Clients
 from laredo_archive.commit import TableArchive
 from laredo_archive.errors import (
     ArchiveError,
@@ -27,6 +28,8 @@ from laredo_fanout.client.subscription import Backoff
 from laredo_snapshotter import destinations, table_status
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
+from laredo_snapshotter.events.build import build_all
+from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.life import Life
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.status import State, TableStatus
@@ -53,9 +56,12 @@ class TableWriter:
         """Why the last diff isn't in the archive, if it isn't."""
         self.archive: TableArchive | None = None
         self.life: Life | None = None
+        self.notifier: Notifier | None = None
+        """Tells the sinks, from the claim on; also between two lives."""
         self.counters = counters
         self.counts = Counts()
         """What the archive counted, before it is open too."""
+        self._sinks = build_all(config.sinks, Clients(config.profiles))
         self._flush_timeout = flush_timeout
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
@@ -125,14 +131,18 @@ class TableWriter:
                 failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
                 await self._wait_again(failure, failures)
         self.state = State.STOPPED
+        if self.notifier is not None:
+            self.notifier.stop()
         self._refuse_requests("the writer has stopped")
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _live_once(self) -> None:
         loop = asyncio.get_running_loop()
-        if self.archive is None:
+        if self.archive is None or self.notifier is None:
             self.state = State.STARTING
             self.archive = await loop.run_in_executor(self._executor, self._open)
+            self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
+            self.notifier.start()
         # A life that ended may have left a commit that isn't everywhere yet.
         await loop.run_in_executor(self._executor, self.archive.settle)
         self.problem = None
@@ -142,6 +152,7 @@ class TableWriter:
             self.archive,
             self._executor,
             self.counters,
+            notifier=self.notifier,
             epoch_committed=self._epoch_committed,
             wanted=lambda: bool(self._requests),
         )
@@ -160,6 +171,7 @@ class TableWriter:
             config.name,
             key_prefix=config.key_prefix,
             keep_epochs=config.retention.keep_epochs,
+            sinks=[sink.name for sink in self._sinks],
             spool_directory=config.spill_directory,
             counts=self.counts,
         )
@@ -194,6 +206,9 @@ class TableWriter:
     def _end(self, state: State, why: Exception) -> None:
         self.state = state
         self.problem = str(why)
+        if state is State.FENCED and self.notifier is not None:
+            # The one that took over tells the rest.
+            self.notifier.stop()
         self._log.error("stopped for good", state=state.value, error=str(why))
         self._refuse_requests(f"{self.config.name} is {state}: {why}")
 

@@ -55,6 +55,9 @@ class SinkStatus(NamedTuple):
 class NoticeCounters(Protocol):
     """What a notifier counts; called from any thread."""
 
+    def sink(self, name: str) -> None:
+        """There is a sink of this name."""
+
     def notice_sent(self, sink: str) -> None:
         """``sink`` took a notice."""
 
@@ -152,6 +155,7 @@ class _Teller:
         self._archive = archive
         self._sink = sink
         self._counters = counters
+        counters.sink(sink.name)
         self._retry = retry
         self._changed = changed
         self._woken = threading.Event()
