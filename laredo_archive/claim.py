@@ -64,8 +64,8 @@ def _claim_one(holding: Holding, table: str, wanted: Claim, sinks: tuple[str, ..
         try:
             reach("claim.swap")
             holding.swap(_claimed(manifest or _empty(holding, table), wanted, sinks))
-        except (SwapLost, OutcomeUnclear):
-            holding.counts.cas_conflicts += 1
+        except (SwapLost, OutcomeUnclear) as failure:
+            holding.note(failure, attempt)
             holding.surroundings.back_off(attempt)
         else:
             reach("claim.swapped")

@@ -123,11 +123,15 @@ class TableArchive:
             for _, destination in sorted({held.place: held for held in destinations}.items())
         ]
         names = tuple(sinks)
-        owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
-        for holding in holdings:
-            _drop_unfinished(holding, prefix)
-        new_names = NewNames(owner.writer_id)
-        level(holdings, owner, new_names)
+        try:
+            owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
+            for holding in holdings:
+                _drop_unfinished(holding, prefix)
+            new_names = NewNames(owner.writer_id)
+            level(holdings, owner, new_names)
+        except DestinationError as failure:
+            counted.note(failure, holdings)
+            raise
         archive = cls(
             holdings,
             owner,
@@ -156,6 +160,14 @@ class TableArchive:
     def published(self) -> Published | None:
         """The manifest of the destination that was named first, as last committed everywhere."""
         return self._published
+
+    @property
+    def heads(self) -> dict[str, Position | None]:
+        """By place, the head of each destination's manifest; one may be an artifact behind."""
+        return {
+            holding.destination.place: holding.manifest.head_position if holding.manifest else None
+            for holding in self._holdings
+        }
 
     @property
     def claim(self) -> Claim:

@@ -28,6 +28,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import Manifest
+from laredo_archive.standing import Standings
 
 log = structlog.get_logger(__name__)
 
@@ -58,13 +59,19 @@ class Counts:
     cas_conflicts: int = 0
     destination_errors: Counter[str] = field(default_factory=Counter)
     """By the destination's place."""
+    standings: Standings = field(default_factory=Standings)
 
     def note(self, failure: DestinationError, holdings: Sequence["Holding"]) -> str | None:
         """Count ``failure`` for the destination that it is about; gives that one's place."""
         place = failure.place or _place_of(failure.uri, holdings)
         if place is not None:
-            self.destination_errors[place] += 1
+            self.failed(place, failure)
         return place
+
+    def failed(self, place: str, failure: DestinationError) -> None:
+        """Count ``failure``: the destination ``place`` is away."""
+        self.destination_errors[place] += 1
+        self.standings.failed(place, str(failure))
 
 
 @dataclass(frozen=True)
@@ -157,21 +164,24 @@ class Holding:
         self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self._manifest = changed
         self._known = True
+        self.counts.standings.worked(self.destination.place)
         return changed
 
-    def rewrite(self, change: Change, claim: Claim | None) -> Manifest:
+    def rewrite(
+        self, change: Change, claim: Claim | None, *, absent: Manifest | None = None
+    ) -> Manifest:
         """Offer ``change`` until it is in.
 
         With a ``claim`` the manifest must be the claimant's; without, it is changed
-        whoever writes it.
+        whoever writes it. ``absent`` is what to change where there is none.
 
         :raises Fenced: if somebody else has claimed it.
-        :raises ManifestLost: if it is gone.
+        :raises ManifestLost: if it is gone, and ``absent`` not given.
         :raises DestinationUnavailable: if it isn't in, or may not be, after all tries.
         """
         trouble: SwapLost | OutcomeUnclear | None = None
         for attempt in range(ATTEMPTS):
-            manifest = self._claimed(self.current(), claim)
+            manifest = self._claimed(self.current() or absent, claim)
             changed = change(manifest)
             if changed is None:
                 return manifest
@@ -180,7 +190,7 @@ class Holding:
                 done = self.swap(changed)
             except (SwapLost, OutcomeUnclear) as failure:
                 trouble = failure
-                self._note(failure, attempt)
+                self.note(failure, attempt)
                 self.surroundings.back_off(attempt)
             else:
                 reach("commit.swapped")
@@ -202,7 +212,8 @@ class Holding:
             )
         return manifest
 
-    def _note(self, failure: Exception, attempt: int) -> None:
+    def note(self, failure: SwapLost | OutcomeUnclear, attempt: int) -> None:
+        """Count and log a swap that has to be settled by reading."""
         if isinstance(failure, SwapLost):
             self.counts.cas_conflicts += 1
         else:
