@@ -10,11 +10,11 @@ from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking
 
-# AWS General Reference, "Amazon SQS endpoints and quotas": the second form is the older one,
-# and both may stand behind the name of a VPC endpoint.
+# AWS General Reference, "Amazon SQS endpoints and quotas"; VPC endpoints have a name in front.
 _AWS_HOST = re.compile(
-    r"(?:.*\.)?(?:sqs(?:-fips)?\.(?P<region>[a-z0-9-]+)"
-    r"|(?:(?P<older>[a-z0-9-]+)\.)?queue)(?:\.vpce|\.api)?\.(?:amazonaws\.com(?:\.cn)?|aws)"
+    r"(?:vpce-[\w-]+\.)?sqs(?:-fips)?\.(?P<region>[a-z0-9-]+)"
+    r"(?:\.vpce)?\.(?:amazonaws\.com(?:\.cn)?|api\.aws)"
+    r"|(?:(?P<older>[a-z0-9-]+)\.)?queue\.amazonaws\.com(?:\.cn)?"
 )
 _OLDEST_REGION = "us-east-1"
 
@@ -58,12 +58,11 @@ class SqsQueue:
         return f"queue with about {answer['Attributes'].get(waiting, '0')} messages"
 
 
-def _at(queue_url: str) -> tuple[str | None, str | None]:
-    """The region and the endpoint that a queue's URL tells of; AWS's own needs no endpoint."""
+def _at(queue_url: str) -> tuple[str | None, str]:
+    """The region and the endpoint that a queue's URL tells of; not every host tells a region."""
     parts = urlsplit(queue_url)
+    endpoint = f"{parts.scheme}://{parts.netloc}"
     found = _AWS_HOST.fullmatch(parts.hostname or "")
     if found is None:
-        return None, f"{parts.scheme}://{parts.netloc}"
-    region = found["region"] or found["older"] or _OLDEST_REGION
-    is_vpc = ".vpce." in (parts.hostname or "")
-    return region, f"{parts.scheme}://{parts.netloc}" if is_vpc else None
+        return None, endpoint
+    return found["region"] or found["older"] or _OLDEST_REGION, endpoint
