@@ -1,12 +1,15 @@
 """What to do next, by what went wrong."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.clocks import Clocks, shown
+from laredo_archive.aws.kinds import KIND_OF_CODE, Kind
+from laredo_archive.aws.profile import AMBIENT
 
 _POLICIES = "examples/aws"
+_ACTION = re.compile(r"not authorized to perform: ([a-z0-9-]+:\w+)")
 
 _GONE = {
     "sns": "topic: compare topic_arn with `aws sns list-topics`",
@@ -60,117 +63,115 @@ class Situation:
     service: str
     action: str
     credentials: str
-    resource: str
     code: str | None
     words: str
     region: str | None
     """Where the bucket is, if the answer said so."""
-    dates: tuple[str | None, str | None]
-    """The service's time and ours, as its answer has them."""
+    clocks: Clocks
     endpoint: str | None
     """What couldn't be connected to."""
 
 
 def advice_for(kind: Kind, situation: Situation) -> str:
     """What to do next, in one sentence without a full stop."""
-    if situation.code in _BY_CODE:
-        return _BY_CODE[situation.code]
-    makers = {
-        Kind.DENIED: _denied,
-        Kind.EXPIRED: _expired,
-        Kind.CLOCK_SKEW: _skew,
-        Kind.WRONG_REGION: _wrong_region,
-        Kind.KMS: _kms,
-        Kind.NO_CREDENTIALS: _no_credentials,
-        Kind.ROLE: _role,
-        Kind.GONE: _gone,
-        Kind.CONNECT: _connect,
-    }
-    return makers[kind](situation) if kind in makers else _BY_KIND[kind]
+    code = situation.code
+    if code in _BY_CODE and KIND_OF_CODE.get(code, kind) is kind:
+        return _BY_CODE[code]
+    return _MAKERS[kind](situation) if kind in _MAKERS else _BY_KIND[kind]
 
 
 def _denied(situation: Situation) -> str:
-    which = "bucket policy" if situation.service == "s3" else f"{situation.service} policy"
-    return (
-        f"allow {situation.action} on it, in the policy of who calls and, across accounts, in the"
-        f" {which} too ({_POLICIES} has both)"
+    named = _ACTION.search(situation.words)
+    action = named.group(1) if named else situation.action
+    if "explicit deny" in situation.words:
+        return (
+            f"a policy denies {action} expressly, so no permission helps: change that one (of who"
+            " calls, of the resource, of the organization or of a VPC endpoint)"
+        )
+    owner = "bucket's" if situation.service == "s3" else f"{situation.service} resource's"
+    advice = (
+        f"allow {action} on it, in the policy of who calls and, across accounts, in the {owner}"
+        f" too ({_POLICIES} has both)"
     )
+    if situation.action == "s3:GetObject":
+        advice += "; without s3:ListBucket an object that isn't there is answered like this too"
+    return advice
 
 
 def _expired(situation: Situation) -> str:
-    if situation.credentials == "ambient":
+    if situation.credentials == AMBIENT.name:
         return (
-            "the ambient session is over: keys from a container's or instance's role renew"
-            " themselves; those in the environment or in files have to be replaced there (log in"
+            "the ambient session is over: those of a container's or instance's role renew"
+            " themselves; keys in the environment or in files have to be replaced there (log in"
             " again), and this program restarted"
         )
     return (
-        f"the session of {situation.credentials} is over; a role's is taken anew with the next"
-        " try, by its base, unless that one's keys have expired themselves: replace those"
+        f"the session of {situation.credentials} is over: a role's is taken anew with the next"
+        " try; if this lasts, replace the keys of its base, which have expired themselves"
     )
 
 
 def _skew(situation: Situation) -> str:
-    theirs, ours = situation.dates
+    clocks = situation.clocks
+    service = f"says {shown(clocks.service)}" if clocks.service else "differs by minutes"
     return (
-        f"the clocks differ: the service's says {_time(theirs) or 'something else'}, this"
-        f" machine's {_time(ours) or _now()}; set this one right (chrony, NTP)"
+        f"the service's clock {service}, and this machine's said"
+        f" {shown(clocks.ours or datetime.now(UTC))}: set this one right (chrony, NTP)"
     )
 
 
 def _wrong_region(situation: Situation) -> str:
     if situation.region is not None:
         return f'it is in {situation.region}: set region = "{situation.region}"'
-    return "it is in another region: `aws s3api head-bucket` tells which; set region to that"
+    return "it is in another region: set region to that (for a bucket: aws s3api head-bucket)"
 
 
 def _kms(situation: Situation) -> str:
     return (
-        "the KMS key can't be used: it must exist in that region, be enabled, and allow"
-        " kms:GenerateDataKey and kms:Decrypt to who calls, in its key policy too"
-        f" ({_POLICIES}); see kms_key_id"
+        "the KMS key can't be used: it has to exist in that region, be enabled, and let who calls"
+        f" use kms:GenerateDataKey and kms:Decrypt, in its key policy too ({_POLICIES}); see"
+        " kms_key_id"
     )
 
 
 def _no_credentials(situation: Situation) -> str:
-    if situation.credentials == "ambient":
+    if situation.credentials == AMBIENT.name:
         return (
             "give this program credentials: a role of its container or instance, AWS_ACCESS_KEY_ID"
             " and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         )
-    return f"give the profile credentials.{situation.credentials}, or its base, keys that are valid"
+    return f"give credentials.{situation.credentials}, or its base, keys that are valid"
 
 
 def _role(situation: Situation) -> str:
     return (
-        f"the role of credentials.{situation.credentials} has to trust who takes it on (its trust"
-        " policy names that ARN and the same external_id), and that one's policy has to allow"
-        f" sts:AssumeRole on it ({_POLICIES}/trust-policy.json)"
+        "the role has to trust who takes it on (its trust policy names that ARN, and the same"
+        " external_id), and that one's policy has to allow sts:AssumeRole on it"
+        f" ({_POLICIES}/trust-policy.json)"
     )
 
 
 def _gone(situation: Situation) -> str:
     what = _GONE.get(situation.service, "resource: compare its name")
-    return f"there is no such {what}, in this region and account; create it or correct the name"
+    return f"create it or correct the name; in this region and account there is no such {what}"
 
 
 def _connect(situation: Situation) -> str:
-    where = situation.endpoint or "the service"
+    where = situation.endpoint or "it"
     return (
-        f"{where} can't be reached: see region and endpoint (a typing error?), DNS, the network's"
-        " way out and the certificates; nothing was sent, and it is tried again"
+        f"{where} can't be reached: see region and endpoint (a typing error?), DNS, the way out"
+        " of this network and the certificates; nothing was sent, and it is tried again"
     )
 
 
-def _time(text: str | None) -> str | None:
-    if not text:
-        return None
-    try:
-        when = parsedate_to_datetime(text)
-    except ValueError:
-        return text
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+_MAKERS = {
+    Kind.DENIED: _denied,
+    Kind.EXPIRED: _expired,
+    Kind.CLOCK_SKEW: _skew,
+    Kind.WRONG_REGION: _wrong_region,
+    Kind.KMS: _kms,
+    Kind.NO_CREDENTIALS: _no_credentials,
+    Kind.ROLE: _role,
+    Kind.GONE: _gone,
+    Kind.CONNECT: _connect,
+}

@@ -33,12 +33,8 @@ READ_TIMEOUT_S = 60
 Service = Literal["s3", "sns", "sqs", "kinesis", "sts"]
 Addressing = Literal["auto", "path", "virtual"]
 
-# Where a partition's roles are assumed when nothing names a region.
-_STS_OF_PARTITION = {
-    "aws": "us-east-1",
-    "aws-cn": "cn-north-1",
-    "aws-us-gov": "us-gov-west-1",
-}
+# Where another partition's roles are assumed when nothing names a region.
+_STS_OF_PARTITION = {"aws-cn": "cn-north-1", "aws-us-gov": "us-gov-west-1"}
 _SESSION_OVER = {"ExpiredToken", "ExpiredTokenException"}
 
 

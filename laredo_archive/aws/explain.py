@@ -4,12 +4,16 @@ Every exception that a client of clients.py raises goes through explain(): what 
 service answered (ClientError), and what kept it from answering (BotoCoreError).
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from laredo_archive.aws.advice import Situation, advice_for
+from laredo_archive.aws.clocks import UNKNOWN, Clocks
 from laredo_archive.aws.iam import iam_action
-from laredo_archive.aws.kinds import Kind, kind_of
+from laredo_archive.aws.kinds import PASSING, Kind, kind_of
+
+_EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,10 @@ class _Facts:
     status: int | None = None
     request_id: str | None = None
     region: str | None = None
-    dates: tuple[str | None, str | None] = (None, None)
+    clocks: Clocks = UNKNOWN
     endpoint: str | None = None
+    advised: bool = False
+    """The words say already what to do."""
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -56,38 +62,32 @@ def explain(
     facts = _facts(failure, service, operation)
     action = iam_action(service, operation)
     who = credentials or "ambient"
-    advice = advice_for(
-        facts.kind,
-        Situation(
-            service,
-            action,
-            who,
-            resource,
-            facts.code,
-            facts.words,
-            facts.region,
-            facts.dates,
-            facts.endpoint,
-        ),
-    )
-    message = f"{action} on {resource} as profile {who}: {_cause(facts)}. What to do: {advice}"
+    message = f"{action} on {resource} as profile {who}: {_cause(facts)}"
+    if not facts.advised:
+        message += ". What to do: " + advice_for(
+            facts.kind,
+            Situation(
+                service,
+                action,
+                who,
+                facts.code,
+                facts.words,
+                facts.region,
+                facts.clocks,
+                facts.endpoint,
+            ),
+        )
     return Explained(facts.kind, message, facts.status, facts.code, facts.sent)
 
 
 def _cause(facts: _Facts) -> str:
-    told = [_one_line(facts.words).rstrip(".")]
+    cause = " ".join(facts.words.split()).rstrip(".")
     if facts.code is not None and facts.code != str(facts.status):
-        told.insert(0, f"{facts.code}:")
+        cause = f"{facts.code}: {cause}"
     if facts.status is not None:
-        told.append(
-            f"(HTTP {facts.status}"
-            + (f", request {facts.request_id})" if facts.request_id else ")")
-        )
-    return " ".join(told)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+        request = f", request {facts.request_id}" if facts.request_id else ""
+        cause += f" (HTTP {facts.status}{request})"
+    return cause
 
 
 def _facts(failure: Exception, service: str, operation: str) -> _Facts:
@@ -97,13 +97,11 @@ def _facts(failure: Exception, service: str, operation: str) -> _Facts:
 
     if isinstance(failure, RoleRefused):
         return _of_role(failure)
-    if isinstance(failure, ClientError):
-        if failure.operation_name.startswith("AssumeRole") and not operation.startswith(
-            "AssumeRole"
-        ):
-            return _of_role_answer(failure)
-        return _of_answer(failure, service, operation)
-    return _of_way(failure)
+    if not isinstance(failure, ClientError):
+        return _of_way(failure)
+    if failure.operation_name.startswith("AssumeRole") and operation != failure.operation_name:
+        return _of_role_answer(failure)
+    return _of_answer(failure, service, operation)
 
 
 def _of_answer(failure: Any, service: str, operation: str) -> _Facts:
@@ -114,38 +112,42 @@ def _of_answer(failure: Any, service: str, operation: str) -> _Facts:
     status = int(metadata.get("HTTPStatusCode", 0))
     code = str(error.get("Code") or status)
     words = str(error.get("Message") or "no reason given")
-    region = error.get("Region") or headers.get("x-amz-bucket-region")
+    expected = _EXPECTED_REGION.search(words)
+    region = (
+        error.get("Region")
+        or headers.get("x-amz-bucket-region")
+        or (expected.group(1) if expected else None)
+    )
     return _Facts(
         kind_of(service, operation, code=code, status=status, words=words, region=region),
         words,
         True,
         code,
         status,
-        metadata.get("RequestId") or error.get("RequestId"),
+        _request_id(metadata.get("RequestId"), headers),
         region,
-        (error.get("ServerTime") or headers.get("date"), error.get("RequestTime")),
+        Clocks.read(error, headers.get("date"), words),
     )
+
+
+def _request_id(parsed: str | None, headers: dict[str, str]) -> str | None:
+    # botocore leaves it out where a body isn't of the expected form.
+    return parsed or headers.get("x-amz-request-id") or headers.get("x-amzn-requestid")
 
 
 def _of_role(failure: Any) -> _Facts:
     """The profile's role wasn't taken on, so nothing else was sent."""
     explained: Explained = failure.explained
-    passing = explained.kind in {Kind.THROTTLED, Kind.SERVER, Kind.CONNECT, Kind.LOST}
-    kind = Kind.CONNECT if passing else Kind.ROLE
-    return _Facts(kind, explained.message, sent=False, endpoint="STS")
+    kind = Kind.CONNECT if explained.kind in PASSING else Kind.ROLE
+    return _Facts(kind, f"its role wasn't assumed: {explained.message}", sent=False, advised=True)
 
 
 def _of_role_answer(failure: Any) -> _Facts:
     """The same, of a role that botocore itself takes on (a web identity, a file's role_arn)."""
     answer = _of_answer(failure, "sts", failure.operation_name)
-    return _Facts(
-        Kind.ROLE,
-        f"sts:{failure.operation_name} was refused: {answer.words}",
-        sent=False,
-        code=answer.code,
-        status=answer.status,
-        request_id=answer.request_id,
-    )
+    words = f"sts:{failure.operation_name} was refused: {answer.words}"
+    kind = Kind.CONNECT if answer.kind in PASSING else Kind.ROLE
+    return replace(answer, kind=kind, words=words, sent=False)
 
 
 _TLS_NEVER_SENT = (

@@ -43,6 +43,9 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
+PASSING = frozenset({Kind.THROTTLED, Kind.SERVER, Kind.CONNECT, Kind.LOST})
+"""What may be otherwise a moment later."""
+
 _CODES: dict[Kind, str] = {
     Kind.THROTTLED: """
         SlowDown Throttling ThrottlingException Throttled ThrottledException RequestThrottled
@@ -112,6 +115,7 @@ _KIND_OF_STATUS = {
     307: Kind.WRONG_REGION,
     401: Kind.DENIED,
     403: Kind.DENIED,
+    404: Kind.GONE,
     409: Kind.CONFLICT,
     412: Kind.PRECONDITION,
     413: Kind.TOO_LARGE,
@@ -120,33 +124,35 @@ _KIND_OF_STATUS = {
 }
 
 # Sentences that tell more than the code they come with.
-_TOO_LARGE_WORDS = (
-    "Message too long",
-    "Message must be shorter than",
-    "must have length less than or equal to",
-)
-_SKEW_WORDS = ("Signature expired", "Signature not yet current")
+_SENTENCES = {
+    "Signature expired": Kind.CLOCK_SKEW,
+    "Signature not yet current": Kind.CLOCK_SKEW,
+    "Credential should be scoped to a valid": Kind.WRONG_REGION,
+    "Message too long": Kind.TOO_LARGE,
+    "Message must be shorter than": Kind.TOO_LARGE,
+    "must have length less than or equal to": Kind.TOO_LARGE,
+    "not authorized to perform: kms:": Kind.KMS,
+}
 
 
 def kind_of(
     service: str, operation: str, *, code: str, status: int, words: str, region: str | None
 ) -> Kind:
-    """What a refusal is; ``words`` are the service's own, ``region`` the bucket's if it said so."""
-    kind = KIND_OF_CODE.get(code)
-    if any(sentence in words for sentence in _SKEW_WORDS):
-        return Kind.CLOCK_SKEW
-    if any(sentence in words for sentence in _TOO_LARGE_WORDS):
-        return Kind.TOO_LARGE
-    if kind is Kind.DENIED and " kms:" in words:
-        return Kind.KMS
-    if kind is Kind.GONE and service == "s3":
-        return _missing_in_s3(operation)
-    return kind or _by_status(service, operation, status, region)
+    """What a refusal is: by its ``words``, its ``code``, or else by its ``status``.
+
+    ``region`` is the right one, if the answer named it.
+    """
+    for sentence, kind in _SENTENCES.items():
+        if sentence in words:
+            return kind
+    if code == "AuthorizationHeaderMalformed" and region is None:
+        # It names the region when that is what is wrong; else an access key is.
+        return Kind.NO_CREDENTIALS
+    found = KIND_OF_CODE.get(code) or _by_status(status, region)
+    return _missing_in_s3(operation) if service == "s3" and found is Kind.GONE else found
 
 
-def _by_status(service: str, operation: str, status: int, region: str | None) -> Kind:
-    if status == 404:
-        return _missing_in_s3(operation) if service == "s3" else Kind.GONE
+def _by_status(status: int, region: str | None) -> Kind:
     if status == 400 and region is not None:
         # The answer to a HEAD has no body, and so no code: the header alone tells.
         return Kind.WRONG_REGION

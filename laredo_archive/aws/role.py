@@ -12,8 +12,9 @@ import tenacity
 from botocore.credentials import CredentialProvider, DeferredRefreshableCredentials
 from botocore.exceptions import BotoCoreError
 
+from laredo_archive.aws.clocks import shown
 from laredo_archive.aws.explain import Explained, explain, failures
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import PASSING, Kind
 from laredo_archive.aws.profile import Profile
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 3
-_PASSING = {Kind.THROTTLED, Kind.SERVER, Kind.CONNECT, Kind.LOST}
 
 
 class RoleRefused(BotoCoreError):
@@ -103,7 +103,12 @@ class RoleSession:
         raise AssertionError("the last attempt returns or raises")
 
     def _passing(self, failure: BaseException) -> bool:
-        return isinstance(failure, failures()) and self._explained(failure).kind in _PASSING
+        # A base that is a role itself has had its tries.
+        return (
+            isinstance(failure, failures())
+            and not isinstance(failure, RoleRefused)
+            and self._explained(failure).kind in PASSING
+        )
 
     def _note(self, state: tenacity.RetryCallState) -> None:
         failure = state.outcome.exception() if state.outcome else None
@@ -126,8 +131,8 @@ class RoleSession:
     def _stale(self, until: datetime) -> Explained:
         message = (
             f"sts:AssumeRole on {self._profile.role_arn} as profile {self._base}: the new session"
-            f" ended at {until:%Y-%m-%dT%H:%M:%SZ}, and this machine's clock says"
-            f" {self._now():%Y-%m-%dT%H:%M:%SZ}. What to do: set that clock right (chrony, NTP)"
+            f" ends at {shown(until)}, and this machine's clock says {shown(self._now())}. What to"
+            " do: set that clock right (chrony, NTP)"
         )
         return Explained(Kind.CLOCK_SKEW, message, None, None, sent=True)
 
