@@ -260,11 +260,13 @@ class TableArchive:
         checksum: str,
         formats: Sequence[str],
         truncate: bool = False,
+        cancelled: int | None = None,
     ) -> Artifact:
         """Write the net changes over (from, to] and commit them to the current epoch.
 
         ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
-        ``checksum`` describe the table after them. ``from_position`` is the head.
+        ``checksum`` describe the table after them; ``cancelled``: how many keys changed
+        and have no net change, None if nobody knows. ``from_position`` is the head.
 
         :raises OutOfOrder: if it doesn't begin at the head.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
@@ -286,7 +288,7 @@ class TableArchive:
             diff = encode(
                 self._table,
                 self._key_prefix,
-                Window(from_position, to_position, time, rows, checksum, truncate),
+                Window(from_position, to_position, time, rows, checksum, truncate, cancelled),
                 last,
                 changes,
                 formats=tuple(dict.fromkeys(formats)),

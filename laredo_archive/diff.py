@@ -25,6 +25,7 @@ class Window:
     rows: int
     checksum: str
     truncate: bool
+    cancelled: int | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def encode(
         rows=window.rows,
         state_checksum=window.checksum,
         truncate=window.truncate,
+        cancelled=window.cancelled,
     )
     contents = {id_: spool.content(id_, result) for id_, result in encoded.items()}
     return EncodedDiff(artifact, contents, spool)

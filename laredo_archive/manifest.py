@@ -118,6 +118,11 @@ class Artifact:
     ``row_count`` is a snapshot's, ``change_count`` a diff's; ``rows`` and
     ``state_checksum`` describe the whole table at ``to_position``. ``to_time``
     is PostgreSQL's commit time of the last transaction in it.
+
+    ``cancelled`` (a diff's): how many keys changed within (from, to] and are at its
+    end as they were at its start, so that the diff doesn't mention them; at most so
+    many, 0 is certain, None is unknown (older archives). At 0 the diff also leads
+    from every position inside its window to its end, whatever the row was there.
     """
 
     kind: Kind
@@ -137,6 +142,7 @@ class Artifact:
     key_fields: tuple[str, ...] | None = None
     follows: Follows | None = None
     truncate: bool = False
+    cancelled: int | None = None
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -200,6 +206,7 @@ class Artifact:
         }
         if not self.is_snapshot:
             added["truncate"] = self.truncate
+            added["cancelled"] = self.cancelled
             return added
         added["continues"] = self.continues
         added["columns"] = self._columns_to_json()
@@ -324,6 +331,5 @@ class Manifest:
         }
 
 
-def _json(value: object) -> str:
-    # ASCII only: a lone surrogate in someone's unknown field survives too.
-    return json.dumps(value, separators=(",", ":"))
+_json = json.JSONEncoder(separators=(",", ":")).encode
+# ASCII only: a lone surrogate in someone's unknown field survives too.

@@ -4,6 +4,9 @@ FORMAT.md, "A diff holds the NET change per key": DELETE then INSERT is UPDATE,
 INSERT then DELETE is nothing, old equal to new is nothing; after a TRUNCATE
 everything is INSERT.
 
+A key that changed and is as it was before is in no diff, and counted all the
+same: a reader that stopped in mid-window may hold what it was in between.
+
 A transaction that is still open is kept apart until its end, so that the
 buffer can be sealed at any time on a transaction's boundary, and so that the
 half of a transaction that a lost connection leaves can be dropped.
@@ -17,6 +20,7 @@ from typing import NamedTuple
 from laredo_model.change import Action, Change
 from laredo_model.checksum import MODULUS, StateChecksum, sum_of
 from laredo_model.errors import ModelError
+from laredo_snapshotter.cancelled import Cancelled
 from laredo_snapshotter.errors import StreamInconsistent
 from laredo_snapshotter.spill import Net, SpillFile
 
@@ -33,6 +37,7 @@ class NetChanges:
     def __init__(self, spill_directory: Path | None = None) -> None:
         self.truncated = False
         self.memory_bytes = 0
+        self.cancelled = Cancelled()
         self._entries: dict[bytes, tuple[bytes | None, bytes | None]] = {}
         self._spill: SpillFile | None = None
         self._spill_directory = spill_directory
@@ -64,7 +69,7 @@ class NetChanges:
         :raises StreamInconsistent: if an old line isn't what the change before left.
         """
         entries, size = self._entries, self.memory_bytes
-        get = entries.get
+        get, cancelled = entries.get, self.cancelled
         for action, key, line, old_line in zip(actions, keys, lines, old_lines, strict=True):
             if action == _TRUNCATE:
                 self._clear()
@@ -75,6 +80,7 @@ class NetChanges:
             entry = get(key)
             if entry is None:
                 if old != new:
+                    cancelled.discard(key)
                     entries[key] = (old, new)
                     size += ENTRY_OVERHEAD + len(key) + len(old_line) + len(line)
                 continue
@@ -83,6 +89,7 @@ class NetChanges:
                 raise StreamInconsistent(key, position)
             if first == new:
                 del entries[key]
+                cancelled.add(key)
                 size -= ENTRY_OVERHEAD + len(key) + len(first or b"") + len(before or b"")
             else:
                 entries[key] = (first, new)
@@ -97,6 +104,9 @@ class NetChanges:
         if later.truncated:
             self._clear()
             self.truncated = True
+        self.cancelled.extend(
+            later.cancelled, before=self._entries.keys(), after=later._entries.keys()
+        )
         if later._spill is not None:
             self.spill()
             if self._spill is None:
@@ -134,9 +144,12 @@ class NetChanges:
         if self._spill is None:
             yield from self._sorted_entries()
             return
+        self.cancelled.in_spill = 0
         for key, old, new in self._spill.merged(self._sorted_entries()):
             if old != new:
                 yield key, old, new
+            else:
+                self.cancelled.in_spill += 1
 
     def close(self) -> None:
         """Give memory and disk space back."""
@@ -148,6 +161,7 @@ class NetChanges:
             yield key, *entries[key]
 
     def _clear(self) -> None:
+        self.cancelled.add_many(len(self._entries) + (self._spill is not None))
         self._entries.clear()
         self.memory_bytes = 0
         if self._spill is not None:
@@ -162,6 +176,8 @@ class Outcome(NamedTuple):
     rows: int
     checksum: str
     truncate: bool
+    cancelled: int
+    """How many keys changed and have no net change; at most so many, and 0 is certain."""
 
     @property
     def empty(self) -> bool:
@@ -214,7 +230,8 @@ class Sealed:
             raise ModelError(
                 f"the changes up to this cut remove {-rows} rows more than the table had"
             )
-        return Outcome(count, rows, StateChecksum(rows, value % MODULUS).hex(), truncate)
+        checksum = StateChecksum(rows, value % MODULUS).hex()
+        return Outcome(count, rows, checksum, truncate, self._changes.cancelled.count)
 
     def changes(self) -> Iterator[Change]:
         """The diff's changes in key order, the TRUNCATE apart; repeatable."""
@@ -315,9 +332,15 @@ class ChangeBuffer:
             self._open = None
 
     def seal(self, to_position: int, *, forced: bool = False) -> Sealed:
-        """Close the whole transactions at ``to_position`` and begin anew after it."""
+        """Close the whole transactions at ``to_position`` and begin anew after it.
+
+        What came to nothing counts for the next diff if this one isn't to be written.
+        """
         sealed = Sealed(self._whole, to_position, self._time_us, forced=forced)
+        carried = self._whole.cancelled if self._whole.empty and not forced else None
         self._whole = NetChanges(self._spill_directory)
+        if carried is not None:
+            self._whole.cancelled = carried
         self._time_us = None
         return sealed
 

@@ -68,6 +68,7 @@ class Committer:
         self._diff_formats = diff_formats
         self._executor = executor
         self._counters = counters
+        self._unwritten = _Unwritten()
         self._jobs: deque[_Job] = deque()
         self._holding: Holding | None = None
         self._changed = asyncio.Event()
@@ -97,7 +98,7 @@ class Committer:
 
     def put(self, sealed: Sealed) -> None:
         """Commit ``sealed`` as a diff, unless it turns out to be empty and isn't forced."""
-        commit = _DiffCommit(self._archive, sealed, self._diff_formats)
+        commit = _DiffCommit(self._archive, sealed, self._diff_formats, self._unwritten)
         self._add(
             _Job(
                 f"diff up to {position_.text(sealed.to_position)}",
@@ -227,13 +228,27 @@ class _Written(NamedTuple):
         }
 
 
+class _Unwritten:
+    """What came to nothing since the head, in buffers that turned out to be empty."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+
 class _DiffCommit:
     """One diff's commit; run again after CommitUnavailable it is the same commit."""
 
-    def __init__(self, archive: TableArchive, sealed: Sealed, formats: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        archive: TableArchive,
+        sealed: Sealed,
+        formats: tuple[str, ...],
+        unwritten: _Unwritten,
+    ) -> None:
         self._archive = archive
         self._sealed = sealed
         self._formats = formats
+        self._unwritten = unwritten
         self._measured: tuple[Position, Outcome] | None = None
 
     def run(self) -> _Written | None:
@@ -241,6 +256,7 @@ class _DiffCommit:
         sealed = self._sealed
         start, outcome = self._measure()
         if outcome.empty and not (sealed.forced and sealed.to_position > start):
+            self._unwritten.cancelled += outcome.cancelled
             sealed.close()
             return None
         artifact = self._archive.commit_diff(
@@ -252,7 +268,9 @@ class _DiffCommit:
             checksum=outcome.checksum,
             formats=self._formats,
             truncate=outcome.truncate,
+            cancelled=outcome.cancelled + self._unwritten.cancelled,
         )
+        self._unwritten.cancelled = 0
         sealed.close()
         return _Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
 
