@@ -1,0 +1,270 @@
+"""Requests to one bucket, and what their failures mean to a commit.
+
+The client doesn't repeat anything by itself; what may be repeated is said here,
+request by request. A read, and what nobody sees until it is completed, may be.
+A change may only be where the store's answer says that it didn't happen.
+"""
+
+import base64
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from threading import Event
+from typing import Any, TypeVar
+
+import structlog
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_when_event_set,
+)
+from tenacity.wait import wait_random_exponential
+
+from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.kinds import Kind
+from laredo_archive.destination import Version, is_plain
+from laredo_archive.errors import (
+    BadKey,
+    DestinationDenied,
+    DestinationError,
+    DestinationUnavailable,
+    OutcomeUnclear,
+)
+from laredo_archive.s3.place import S3Place
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 6
+"""Tries of one request that may be repeated."""
+LONGEST_WAIT_S = 5.0
+PARALLEL_PARTS = 4
+_CONNECTIONS = 2 * PARALLEL_PARTS
+
+PASSING = frozenset({Kind.THROTTLED, Kind.SERVER, Kind.LOST, Kind.CONNECT})
+"""What is over soon, as a rule."""
+UNSEEN = PASSING | {Kind.CHECKSUM}
+"""When to repeat what nobody sees yet: a part, the beginning of an upload."""
+SURELY_NOT_DONE = frozenset({Kind.CONFLICT, Kind.CHECKSUM})
+"""When to repeat a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
+
+_SET_UP_WRONG = frozenset(
+    {
+        Kind.DENIED,
+        Kind.EXPIRED,
+        Kind.CLOCK_SKEW,
+        Kind.NO_SUCH_BUCKET,
+        Kind.WRONG_REGION,
+        Kind.KMS,
+        Kind.NO_CREDENTIALS,
+        Kind.ROLE,
+        Kind.NOT_IMPLEMENTED,
+    }
+)
+
+Answer = Mapping[str, Any]
+Parameters = dict[str, Any]
+T = TypeVar("T")
+Pause = Callable[[Event, float], object]
+"""Waits so many seconds, or until the event."""
+
+
+class Refused(Exception):
+    """A request that failed. Stays inside this package: :meth:`error` is what goes out."""
+
+    def __init__(self, uri: str, place: str, explained: Explained) -> None:
+        super().__init__(explained.message)
+        self.kind = explained.kind
+        self.status = explained.status
+        self._uri = uri
+        self._place = place
+        self._explained = explained
+
+    def error(self, *, changing: bool = False) -> DestinationError:
+        """What it means; ``changing``: that the request was to change what others see."""
+        return self._meant(changing)(self._uri, self._explained.message).at(self._place)
+
+    def _meant(self, changing: bool) -> type[DestinationError]:
+        if changing and self._may_be_done():
+            return OutcomeUnclear
+        return DestinationDenied if self.kind in _SET_UP_WRONG else DestinationUnavailable
+
+    def _may_be_done(self) -> bool:
+        status = self._explained.status
+        answered_no = status is not None and status < 500 and self.kind is not Kind.CONFLICT
+        return self._explained.sent and not answered_no and self.kind is not Kind.NOT_IMPLEMENTED
+
+
+class Bucket:
+    """One prefix of one bucket: sends requests, names things, counts repetitions."""
+
+    def __init__(self, place: S3Place, clients: Clients, pause: Pause) -> None:
+        self.place = place
+        self.conditional = not place.unsafe_single_writer
+        """Whether the store is asked to compare and swap."""
+        self.retries: Counter[str] = Counter()
+        """Requests sent again, by method of the client."""
+        self._pause = pause
+        self._client = clients.client(
+            "s3",
+            credentials=place.credentials,
+            region=place.region,
+            endpoint=place.endpoint,
+            addressing=place.addressing,
+            connections=_CONNECTIONS,
+        )
+
+    def uri_of(self, key: str) -> str:
+        """Where the object ``key`` is.
+
+        :raises BadKey: if ``key`` leads out of the prefix.
+        """
+        if not is_plain(key):
+            raise BadKey(self.place.uri, key)
+        return f"{self.place.uri}{key}"
+
+    def ask(
+        self,
+        method: str,
+        key: str,
+        *,
+        again: Collection[Kind] = PASSING,
+        ended: Event | None = None,
+        **more: Any,
+    ) -> Answer:
+        """Send a request about one object, again where it fails as ``again`` says.
+
+        ``ended``: nobody waits for it any more once this is set.
+
+        :raises Refused: if it keeps failing, or fails otherwise.
+        :raises BadKey: if ``key`` leads out of the prefix.
+        """
+        uri, more["Key"] = self.uri_of(key), self.place.prefix + key
+        return self.repeatedly(method, again, partial(self._once, method, uri, more), ended)
+
+    def ask_all(self, method: str, prefix: str, **more: str) -> Answer:
+        """One page of what there is below ``prefix``.
+
+        :raises Refused: if it keeps failing, or fails otherwise.
+        """
+        uri, more["Prefix"] = f"{self.place.uri}{prefix}", self.place.prefix + prefix
+        return self.repeatedly(method, PASSING, partial(self._once, method, uri, more))
+
+    def repeatedly(
+        self,
+        method: str,
+        again: Collection[Kind],
+        work: Callable[[], T],
+        ended: Event | None = None,
+    ) -> T:
+        """Do ``work``, again where it is refused as ``again`` says, with growing waits.
+
+        :raises Refused: if it keeps failing, or fails otherwise.
+        """
+        ended = ended or Event()
+        retrying = Retrying(
+            stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(ended),
+            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
+            retry=retry_if_exception(
+                lambda failure: isinstance(failure, Refused) and failure.kind in again
+            ),
+            before_sleep=partial(self._note, method),
+            sleep=partial(self._wait, ended),
+            reraise=True,
+        )
+        return retrying(work)
+
+    def refused(self, failure: Exception, operation: str, uri: str) -> Refused:
+        """What a failure of the client means; ``operation`` as the API names it."""
+        explained = explain(
+            failure,
+            service="s3",
+            operation=operation,
+            credentials=self.place.credentials,
+            resource=uri,
+        )
+        return Refused(uri, self.place.identity, explained)
+
+    def _once(self, method: str, uri: str, more: Parameters) -> Answer:
+        body = more.get("Body")
+        if isinstance(body, io.IOBase):
+            body.seek(0)
+        try:
+            answer: Answer = getattr(self._client, method)(Bucket=self.place.bucket, **more)
+        except failures() as failure:
+            operation = self._client.meta.method_to_api_mapping[method]
+            raise self.refused(failure, operation, uri) from failure
+        return answer
+
+    def _wait(self, ended: Event, seconds: float) -> None:
+        self._pause(ended, seconds)
+
+    def _note(self, method: str, state: RetryCallState) -> None:
+        self.retries[method] += 1
+        log.warning(
+            "request to S3 is sent again",
+            request=method,
+            uri=self.place.uri,
+            attempt=state.attempt_number,
+            failure=str(state.outcome.exception() if state.outcome else None),
+        )
+
+    def if_absent(self) -> Parameters:
+        """The parameter with which an object is created and never replaced."""
+        return {"IfNoneMatch": "*"} if self.conditional else {}
+
+    def if_version(self, etag: str | None) -> Parameters:
+        """The parameter with which this version, and no other, is replaced."""
+        if etag is None:
+            return self.if_absent()
+        return {"IfMatch": etag} if self.conditional else {}
+
+    def version(self, key: str, answer: Answer) -> Version:
+        """Which version ``answer`` shows, and the Date it carries.
+
+        :raises DestinationUnavailable: if it doesn't say.
+        """
+        etag = answer.get("ETag")
+        if not etag:
+            raise self._lacking("ETag", "the manifest is swapped by", self.uri_of(key))
+        return Version(etag, self.date(answer))
+
+    def date(self, answer: Answer) -> datetime:
+        """The store's time.
+
+        :raises DestinationUnavailable: if it doesn't say.
+        """
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if not date:
+            raise self._lacking("Date", "retention goes by, never by our clock", self.place.uri)
+        return parsedate_to_datetime(date)
+
+    def _lacking(self, header: str, why: str, uri: str) -> DestinationUnavailable:
+        return DestinationUnavailable(
+            uri, f"the store's answer has no {header} header, which {why}; did a proxy drop it?"
+        ).at(self.place.identity)
+
+
+def kept_as(place: S3Place, *, manifest: bool = False) -> Parameters:
+    """The parameters that say how an object is encrypted, stored and tagged.
+
+    A manifest has the usual storage class: the cheaper ones bill each version for weeks.
+    """
+    wanted = {
+        "ServerSideEncryption": place.server_side_encryption,
+        "SSEKMSKeyId": place.kms_key_id,
+        "StorageClass": None if manifest else place.storage_class,
+        "Tagging": place.tagging,
+    }
+    return {name: value for name, value in wanted.items() if value}
+
+
+def sha256_of(data: bytes | memoryview) -> str:
+    """As S3 takes a checksum: base64."""
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()

@@ -1,0 +1,148 @@
+"""Whether a store honours conditional writes, found out by trying each of them.
+
+A store that doesn't know If-Match and If-None-Match ignores them and overwrites,
+so only a request that has to be refused tells.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from laredo_archive.aws.kinds import Kind
+from laredo_archive.errors import ConditionalWritesMissing, DestinationUnavailable
+from laredo_archive.s3.asking import SURELY_NOT_DONE, Bucket, Refused, kept_as, sha256_of
+
+log = structlog.get_logger(__name__)
+
+NAME = ".laredo-probe-"
+_AGAIN = SURELY_NOT_DONE | {Kind.CONNECT}
+_LEFT_BEHIND = timedelta(hours=1)
+
+
+def run(bucket: Bucket) -> None:
+    """Try them, and remove what was written.
+
+    A destination that is ``unsafe_single_writer`` is asked to compare and swap from then
+    on, if it can after all.
+
+    :raises ConditionalWritesMissing: if it can't, and isn't.
+    :raises DestinationUnavailable: if it can't be found out now.
+    """
+    key = f"{NAME}{secrets.token_hex(8)}"
+    try:
+        lacking = next(_Probe(bucket, key).lacking(), None)
+    except Refused as refused:
+        raise refused.error() from refused
+    finally:
+        _remove(bucket, key)
+    _conclude(bucket, lacking)
+
+
+def _conclude(bucket: Bucket, lacking: str | None) -> None:
+    place = bucket.place
+    if lacking is None:
+        bucket.conditional = True
+        if place.unsafe_single_writer:
+            log.warning("unsafe_single_writer isn't needed: this store can swap", uri=place.uri)
+    elif place.unsafe_single_writer:
+        bucket.conditional = False
+        log.warning(
+            "a second writer would destroy this archive: no conditional writes here",
+            uri=place.uri,
+            lacking=lacking,
+        )
+    else:
+        raise ConditionalWritesMissing(place.uri, lacking).at(place.identity)
+
+
+class _Probe:
+    """One object that is written again and again, each time under another condition."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._upload_id: str | None = None
+
+    def lacking(self) -> Iterator[str]:
+        """The conditions that aren't honoured."""
+        first, second = "", ""
+        try:
+            first = self._put(b"first", IfNoneMatch="*")
+            second = self._put(b"second", IfMatch=first)
+        except Refused as refused:
+            if refused.kind not in (Kind.NOT_IMPLEMENTED, Kind.PRECONDITION):
+                raise
+            yield f"it refuses what it should take: {refused}"
+            return
+        if self._is_taken(lambda: self._put(b"third", IfNoneMatch="*")):
+            yield "If-None-Match on PutObject"
+        if self._is_taken(lambda: self._put(b"third", IfMatch=first)):
+            yield "If-Match on PutObject"
+        if self._is_taken(self._complete):
+            yield "If-None-Match on CompleteMultipartUpload"
+        self._bucket.ask("delete_object", self._key)
+        if self._is_taken(lambda: self._put(b"third", IfMatch=second)):
+            yield "If-Match on PutObject, of an object that isn't there"
+
+    def _put(self, data: bytes, **condition: Any) -> str:
+        bucket = self._bucket
+        answer = bucket.ask(
+            "put_object",
+            self._key,
+            again=_AGAIN,
+            Body=data,
+            ChecksumSHA256=sha256_of(data),
+            **kept_as(bucket.place, manifest=True),
+            **condition,
+        )
+        return bucket.version(self._key, answer).etag
+
+    def _complete(self) -> None:
+        data, ask = b"third", self._bucket.ask
+        kept = kept_as(self._bucket.place)
+        begun = ask("create_multipart_upload", self._key, ChecksumAlgorithm="SHA256", **kept)
+        upload_id, digest = begun["UploadId"], sha256_of(data)
+        try:
+            part: dict[str, Any] = {"PartNumber": 1, "ChecksumSHA256": digest}
+            sent = ask("upload_part", self._key, UploadId=upload_id, Body=data, **part)
+            parts = [part | {"ETag": sent["ETag"]}]
+            ask(
+                "complete_multipart_upload",
+                self._key,
+                again=_AGAIN,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+            )
+        except Refused:
+            ask("abort_multipart_upload", self._key, UploadId=upload_id)
+            raise
+
+    def _is_taken(self, write: Callable[[], object]) -> bool:
+        """Whether the store takes what it has to refuse."""
+        try:
+            write()
+        except Refused as refused:
+            if refused.kind in (Kind.PRECONDITION, Kind.NO_SUCH_KEY):
+                return False
+            if refused.kind is Kind.NOT_IMPLEMENTED:
+                return True
+            raise
+        return True
+
+
+def _remove(bucket: Bucket, key: str) -> None:
+    """This probe's object, and those of processes that were killed while they probed."""
+    try:
+        bucket.ask("delete_object", key)
+        page = bucket.ask_all("list_objects_v2", NAME)
+        limit = bucket.date(page) - _LEFT_BEHIND
+        for found in page.get("Contents", ()):
+            if found["LastModified"] < limit:
+                bucket.ask("delete_object", found["Key"].removeprefix(bucket.place.prefix))
+    except (Refused, DestinationUnavailable) as failure:
+        # A writer that may not delete can still commit.
+        log.warning("a probe's object may be left", uri=bucket.uri_of(key), failure=str(failure))
