@@ -101,12 +101,12 @@ def _denied(situation: Situation) -> str:
 def _expired(situation: Situation) -> str:
     if situation.credentials == AMBIENT.name:
         return (
-            "the ambient session is over: those of a container's or instance's role renew"
-            " themselves; keys in the environment or in files have to be replaced there (log in"
-            " again), and this program restarted"
+            "the ambient session is over, and is looked for again with the next try: put new keys"
+            " into the file where the old ones were (log in again); those in environment variables"
+            " need this program's restart"
         )
     return (
-        f"the session of {situation.credentials} is over: a role's is taken anew with the next"
+        f"the session of {situation.credentials} is over, and a new one is taken with the next"
         " try; if this lasts, replace the keys of its base, which have expired themselves"
     )
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
     from types_boto3_sts import STSClient
 
-    from laredo_archive.aws.role import RoleSession
-
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 60
 
@@ -89,7 +87,7 @@ class Clients:
         self._lock = threading.RLock()
         self._clients: dict[_Wanted, Any] = {}
         self._sessions: dict[str, Session] = {}
-        self._roles: dict[str, RoleSession] = {}
+        self._renewing: dict[str, Callable[[], None]] = {}
         self._loader: Any = None
 
     @overload
@@ -190,35 +188,35 @@ class Clients:
 
     def _session(self, profile: Profile) -> "Session":
         if profile.name not in self._sessions:
-            self._sessions[profile.name] = (
-                self._role_session(profile)
-                if profile.type == "assume_role"
-                else self._new_session(profile.aws_profile, profile.name)
-            )
+            session = self._new_session(profile)
+            if profile.type == "assume_role":
+                self._give_role(session, profile)
+            else:
+                from laredo_archive.aws.ambient import give_ambient
+
+                self._renewing[profile.name] = give_ambient(session).end
+            self._sessions[profile.name] = session
         return self._sessions[profile.name]
 
-    def _new_session(self, aws_profile: str | None, name: str) -> "Session":
+    def _new_session(self, profile: Profile) -> "Session":
         try:
             from botocore.exceptions import BotoCoreError
             from botocore.session import Session
         except ImportError as missing:
             raise AwsMissing from missing
         try:
-            session = Session(profile=aws_profile)
+            session = Session(profile=profile.aws_profile)
             # The services' descriptions are megabytes: read once, for all sessions.
             if self._loader is None:
                 self._loader = session.get_component("data_loader")
             session.register_component("data_loader", self._loader)
         except BotoCoreError as wrong:
-            raise ProfileError(name, f"the AWS configuration files: {wrong}") from wrong
+            raise ProfileError(profile.name, f"the AWS configuration files: {wrong}") from wrong
         return session
 
-    def _role_session(self, profile: Profile) -> "Session":
-        session = self._new_session(None, profile.name)
-
-        from botocore.credentials import CredentialResolver
-
-        from laredo_archive.aws.role import RoleProvider, RoleSession
+    def _give_role(self, session: "Session", profile: Profile) -> None:
+        from laredo_archive.aws.ambient import give
+        from laredo_archive.aws.role import RoleSession
 
         chain = chain_of(profile.name, self._profiles)
         role = RoleSession(
@@ -228,9 +226,8 @@ class Clients:
             profile.session_name or _default_session_name(),
             self._now,
         )
-        self._roles[profile.name] = role
-        session.register_component("credential_provider", CredentialResolver([RoleProvider(role)]))
-        return session
+        self._renewing[profile.name] = role.end
+        give(session, role.credentials)
 
     def _sts(self, caller: Profile, chain: list[Profile]) -> "STSClient":
         """The STS that is asked by ``caller`` about what ``chain`` begins with."""
@@ -295,8 +292,8 @@ class Clients:
             service, operation = event_name.split(".")[1:]
             status = response_dict["status_code"] if response_dict else None
             error = (parsed_response or {}).get("Error", {})
-            if error.get("Code") in _SESSION_OVER and credentials in self._roles:
-                self._roles[credentials].end()
+            if error.get("Code") in _SESSION_OVER:
+                self._renewing[credentials]()
             seconds = time.perf_counter() - begun.at
             self._on_call(Called(service, operation, credentials, status, seconds))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 import tenacity
-from botocore.credentials import CredentialProvider, DeferredRefreshableCredentials
+from botocore.credentials import DeferredRefreshableCredentials
 from botocore.exceptions import BotoCoreError
 
 from laredo_archive.aws.clocks import shown
@@ -135,17 +135,3 @@ class RoleSession:
             " do: set that clock right (chrony, NTP)"
         )
         return Explained(Kind.CLOCK_SKEW, message, None, None, sent=True)
-
-
-class RoleProvider(CredentialProvider):
-    """Gives a botocore session one role's credentials, and no others."""
-
-    METHOD = "assume-role"
-
-    def __init__(self, role: RoleSession) -> None:
-        super().__init__()
-        self._role = role
-
-    def load(self) -> DeferredRefreshableCredentials:
-        """The role's credentials; nothing is asked for before they are used."""
-        return self._role.credentials

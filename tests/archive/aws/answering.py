@@ -110,3 +110,6 @@ class _Handler(BaseHTTPRequestHandler, socketserver.StreamRequestHandler):
             self.server.told.closing.wait(30)
             return
         self.wfile.write(answer.to_bytes()[: answer.cut])
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the tests' output."""

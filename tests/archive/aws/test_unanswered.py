@@ -1,0 +1,160 @@
+"""Calls without an answer: whether the request can have reached the service."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from laredo_archive.aws import clients as clients_module
+from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.kinds import Kind
+from tests.archive.aws.answering import Answer, answering
+from tests.processes import free_port
+
+LISTING = """<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>"""
+
+
+@pytest.fixture
+def calls() -> list[Called]:
+    return []
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch, calls: list[Called]) -> Iterator[Clients]:
+    monkeypatch.setattr(clients_module, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(clients_module, "READ_TIMEOUT_S", 0.5)
+    kept = Clients(on_call=calls.append)
+    yield kept
+    kept.close()
+
+
+def failed(clients: Clients, endpoint: str) -> Explained:
+    s3 = clients.client("s3", region="us-east-1", endpoint=endpoint, addressing="path")
+    with pytest.raises(failures()) as caught:
+        s3.list_objects_v2(Bucket="b")
+    explained = explain(
+        caught.value,
+        service="s3",
+        operation="ListObjectsV2",
+        credentials=None,
+        resource="s3://b/",
+    )
+    assert explained.message.startswith("s3:ListBucket on s3://b/ as profile ambient: ")
+    assert explained.status is None
+    return explained
+
+
+def test_nobody_listens(clients: Clients, calls: list[Called]) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    explained = failed(clients, endpoint)
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert f"{endpoint}/b?list-type=2" in explained.message
+    assert "nothing was sent" in explained.message
+    assert [(call.operation, call.status) for call in calls] == [("ListObjectsV2", None)]
+
+
+def test_no_such_host(clients: Clients) -> None:
+    explained = failed(clients, "http://s3.eu-wst-1.invalid")
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert "a typing error?" in explained.message
+
+
+def test_a_host_that_takes_no_connection(clients: Clients) -> None:
+    with ExitStack() as sockets:
+        full = sockets.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        explained = failed(clients, f"http://127.0.0.1:{full.getsockname()[1]}")
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+
+
+def test_a_proxy_that_is_not_there(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    explained = failed(clients, "http://s3.example.invalid")
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+
+
+def test_tls_where_none_is_spoken(clients: Clients) -> None:
+    with answering(Answer()) as server:
+        explained = failed(clients, server.endpoint.replace("http:", "https:"))
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Answer(silent=True), id="silence"),
+        pytest.param(Answer(cut=0), id="nothing"),
+        pytest.param(Answer(cut=5), id="half-a-status-line"),
+        pytest.param(Answer(body=LISTING, cut=-20), id="half-a-body"),
+    ],
+)
+def test_a_request_without_an_answer_may_have_been_done(clients: Clients, answer: Answer) -> None:
+    with answering(answer) as server:
+        explained = failed(clients, server.endpoint)
+        server.closing.set()
+        assert len(server.asked) == 1
+    assert (explained.kind, explained.sent) == (Kind.LOST, True), explained
+    assert "may have been done" in explained.message
+
+
+def test_nobody_to_sign_as(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with answering(Answer(body=LISTING)) as server:
+        explained = failed(clients, server.endpoint)
+        assert server.asked == []
+    assert (explained.kind, explained.sent) == (Kind.NO_CREDENTIALS, False)
+    assert "AWS_PROFILE" in explained.message
+
+
+def test_half_a_key(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with answering(Answer(body=LISTING)) as server:
+        explained = failed(clients, server.endpoint)
+        assert server.asked == []
+    assert (explained.kind, explained.sent) == (Kind.NO_CREDENTIALS, False)
+    assert "missing: AWS_SECRET_ACCESS_KEY" in explained.message
+
+
+def test_credentials_that_appear_later_are_found(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(Answer(body=LISTING)) as server, monkeypatch.context() as without:
+        without.delenv("AWS_ACCESS_KEY_ID")
+        without.delenv("AWS_SECRET_ACCESS_KEY")
+        assert failed(clients, server.endpoint).kind is Kind.NO_CREDENTIALS
+        without.undo()
+        s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint, addressing="path")
+        assert s3.list_objects_v2(Bucket="b")["Name"] == "b"
+
+
+def test_what_cannot_be_asked_is_not_sent(clients: Clients) -> None:
+    s3 = clients.client("s3", region="us-east-1", endpoint="http://127.0.0.1:1")
+    with pytest.raises(failures()) as caught:
+        s3.get_object(Bucket="b", Key="")
+    explained = explain(
+        caught.value, service="s3", operation="GetObject", credentials=None, resource="s3://b/"
+    )
+    assert (explained.kind, explained.sent) == (Kind.OTHER, False)
+
+
+def test_a_body_that_is_not_what_its_checksum_says(clients: Clients) -> None:
+    told = Answer(body=b"data", headers={"x-amz-checksum-sha256": "AAAA"})
+    with answering(told) as server:
+        s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint)
+        with pytest.raises(failures()) as caught:
+            s3.get_object(Bucket="b", Key="k", ChecksumMode="ENABLED")["Body"].read()
+    explained = explain(
+        caught.value, service="s3", operation="GetObject", credentials=None, resource="s3://b/k"
+    )
+    assert (explained.kind, explained.sent) == (Kind.CHECKSUM, True)
