@@ -42,6 +42,7 @@ class KinesisStream:
                     PartitionKey=notice.table,
                     **after,
                 ),
+                "SequenceNumber",
             )
         except SinkRefused:
             # A stream that was deleted and made again doesn't know the record before.
@@ -57,6 +58,7 @@ class KinesisStream:
         answer: Mapping[str, Mapping[str, Any]] = self._asking.ask(
             "DescribeStreamSummary",
             lambda kinesis: kinesis.describe_stream_summary(**self._stream),
+            "StreamDescriptionSummary",
         )
         summary = answer["StreamDescriptionSummary"]
         if summary["StreamStatus"] not in _WRITABLE:

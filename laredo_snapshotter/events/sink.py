@@ -1,12 +1,14 @@
 """The one door to sinks, and what those of AWS have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.iam import iam_action
 from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.profile import AMBIENT
 from laredo_snapshotter.config_places import SinkConfig
 from laredo_snapshotter.events.errors import (
     SinkDenied,
@@ -18,7 +20,7 @@ from laredo_snapshotter.events.errors import (
 )
 from laredo_snapshotter.events.notice import Notice
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", bound=Mapping[str, Any])
 
 
 class Sink(Protocol):
@@ -76,17 +78,30 @@ class Asking:
         self._region = config.region or region
         self._endpoint = config.endpoint or endpoint
 
-    def ask(self, operation: str, request: Callable[[Any], Answer]) -> Answer:
-        """What ``request`` gets from the service's client.
+    def ask(self, operation: str, request: Callable[[Any], Answer], expected: str) -> Answer:
+        """What ``request`` gets from the service's client, which has the field ``expected``.
 
         :raises SinkError: that says who asked what of whom, what came, and what to do.
         """
         try:
-            return request(self._client())
+            answer = request(self._client())
         except AwsError as unasked:
             raise SinkRefused(self.name, f"{self.name}: {unasked}") from unasked
         except failures() as failure:
             raise self._error(operation, failure) from failure
+        if expected not in answer:
+            raise self._not_the_service(operation, expected)
+        return answer
+
+    def _not_the_service(self, operation: str, expected: str) -> SinkError:
+        # boto3 takes a cut or foreign body for an empty answer, as long as the status is 200.
+        return SinkUnreachable(
+            self.name,
+            f"{iam_action(self._service, operation)} on {self.name} as profile"
+            f" {self._credentials or AMBIENT.name}: the answer was cut short, or isn't the"
+            f" service's: it has no {expected}. What to do: it is tried again; if this lasts, see"
+            " what answers on the way (an endpoint that is another service's, a proxy)",
+        )
 
     def _client(self) -> Any:
         return self._clients.client(

@@ -33,6 +33,7 @@ class SnsTopic:
                 MessageAttributes=notice.attributes(),
                 **fifo_parameters(self.name, notice),
             ),
+            "MessageId",
         )
 
     def check(self) -> str:
@@ -41,7 +42,9 @@ class SnsTopic:
         :raises SinkError: if it isn't there, or can't be asked.
         """
         answer: Mapping[str, Mapping[str, str]] = self._asking.ask(
-            "GetTopicAttributes", lambda sns: sns.get_topic_attributes(TopicArn=self.name)
+            "GetTopicAttributes",
+            lambda sns: sns.get_topic_attributes(TopicArn=self.name),
+            "Attributes",
         )
         confirmed = answer["Attributes"].get("SubscriptionsConfirmed", "0")
         return f"topic with {confirmed} confirmed subscriptions"

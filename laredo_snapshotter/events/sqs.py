@@ -43,6 +43,7 @@ class SqsQueue:
                 MessageAttributes=notice.attributes(),
                 **fifo_parameters(self.name, notice),
             ),
+            "MessageId",
         )
 
     def check(self) -> str:
@@ -54,6 +55,7 @@ class SqsQueue:
         answer: Mapping[str, Mapping[str, str]] = self._asking.ask(
             "GetQueueAttributes",
             lambda sqs: sqs.get_queue_attributes(QueueUrl=self.name, AttributeNames=[waiting]),
+            "Attributes",
         )
         return f"queue with about {answer['Attributes'].get(waiting, '0')} messages"
 

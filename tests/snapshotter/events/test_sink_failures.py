@@ -1,0 +1,196 @@
+"""What goes wrong between a sink and its service, and what is said of it."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from laredo_archive.aws import clients as clients_
+from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.profile import Profile
+from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink, SqsSink
+from laredo_snapshotter.events.build import build
+from laredo_snapshotter.events.errors import (
+    SinkDenied,
+    SinkError,
+    SinkRefused,
+    SinkThrottled,
+    SinkUnreachable,
+)
+from tests.faults.fault import Fault, Rule, answer, delay, drop, reset, truncate_answer
+from tests.faults.proxy import FaultProxy
+from tests.faults.weather import THROTTLED
+from tests.fix_aws import AwsServer
+from tests.snapshotter.events.noticing import notice
+from tests.snapshotter.events.recording import ACCOUNT, REGION, Recorder
+
+CONFIGS: dict[str, SinkConfig] = {
+    "sns": SnsSink(type="sns", topic_arn=f"arn:aws:sns:{REGION}:{ACCOUNT}:t"),
+    "sqs": SqsSink(type="sqs", queue_url=f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/q"),
+    "kinesis": KinesisSink(type="kinesis", stream=f"arn:aws:kinesis:{REGION}:{ACCOUNT}:stream/s"),
+}
+OPERATIONS = {"sns": "Publish", "sqs": "SendMessage", "kinesis": "PutRecord"}
+
+
+@pytest.fixture(params=CONFIGS)
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    with Recorder() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
+    with FaultProxy(recorder.endpoint) as between:
+        yield between
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    made = Clients()
+    yield made
+    made.close()
+
+
+def config_of(kind: str, endpoint: str, credentials: str | None = None) -> SinkConfig:
+    return CONFIGS[kind].model_copy(update={"endpoint": endpoint, "credentials": credentials})
+
+
+def check_message(failure: SinkError, kind: str, profile: str = "ambient") -> None:
+    """Profile, action, resource, and what to do."""
+    name = re.escape(CONFIGS[kind].name)
+    said = rf"{kind}:{OPERATIONS[kind]} on {name} as profile {profile}: .+\. What to do: .+"
+    assert re.fullmatch(said, str(failure)), str(failure)
+    assert failure.name == CONFIGS[kind].name
+
+
+REFUSALS: dict[str, tuple[Fault, type[SinkError], str]] = {
+    "denied": (answer(403, "AccessDeniedException"), SinkDenied, "allow {action} on it"),
+    "denied sns": (answer(403, "AuthorizationError"), SinkDenied, "allow {action} on it"),
+    "expired": (answer(403, "ExpiredTokenException"), SinkDenied, "session is over"),
+    "skewed": (answer(403, "RequestExpired"), SinkDenied, "set this one right"),
+    "bad key": (answer(403, "InvalidClientTokenId"), SinkDenied, "access key"),
+    "kms": (answer(400, "KMSAccessDeniedException"), SinkDenied, "key"),
+    "invalid": (answer(400, "InvalidParameterException"), SinkRefused, "documentation"),
+    "too long": (
+        answer(400, "InvalidParameterValue", message="Reason: Message must be shorter than 9."),
+        SinkRefused,
+        "size",
+    ),
+    "500 before": (answer(500, "InternalFailure"), SinkUnreachable, "tried again"),
+    "500 after": (answer(500, "InternalFailure", after=True), SinkUnreachable, "tried again"),
+    "503": (answer(503, "ServiceUnavailable"), SinkUnreachable, "tried again"),
+    "dropped before": (drop(), SinkUnreachable, "tried again"),
+    "dropped after": (drop(after=True), SinkUnreachable, "tried again"),
+    "reset before": (reset(), SinkUnreachable, "tried again"),
+    "reset after": (reset(after=True), SinkUnreachable, "tried again"),
+    "half an answer": (truncate_answer(0.5), SinkUnreachable, "tried again"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_each_refusal_has_its_message(
+    refusal: str, kind: str, proxy: FaultProxy, recorder: Recorder, clients: Clients
+) -> None:
+    fault, expected, advice = REFUSALS[refusal]
+    sink = build(config_of(kind, proxy.endpoint), clients)
+    proxy.add(Rule(fault, operation=OPERATIONS[kind]))
+    with pytest.raises(expected) as failed:
+        sink.send(notice())
+    check_message(failed.value, kind)
+    assert advice.format(action=f"{kind}:{OPERATIONS[kind]}") in str(failed.value)
+    before = len(recorder.taken[sink.name])
+    assert before == (1 if "after" in refusal or "half" in refusal else 0)
+    sink.send(notice())
+    assert len(recorder.taken[sink.name]) == before + 1, "it goes on as if nothing had been"
+
+
+def test_throttled(kind: str, proxy: FaultProxy, clients: Clients) -> None:
+    sink = build(config_of(kind, proxy.endpoint), clients)
+    proxy.add(Rule(THROTTLED[OPERATIONS[kind]]))
+    with pytest.raises(SinkThrottled) as failed:
+        sink.send(notice())
+    check_message(failed.value, kind)
+    assert len(proxy.requests()) == 1, "repeating is the notifier's business"
+
+
+def test_away(kind: str, proxy: FaultProxy, clients: Clients) -> None:
+    sink = build(config_of(kind, proxy.endpoint), clients)
+    with proxy.away(), pytest.raises(SinkUnreachable) as failed:
+        sink.send(notice())
+    check_message(failed.value, kind)
+    assert proxy.endpoint in str(failed.value)
+
+
+def test_slow(
+    kind: str, proxy: FaultProxy, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_, "READ_TIMEOUT_S", 0.2)
+    sink = build(config_of(kind, proxy.endpoint), clients)
+    proxy.add(Rule(delay(2.0)))
+    with pytest.raises(SinkUnreachable) as failed:
+        sink.send(notice())
+    check_message(failed.value, kind)
+
+
+def test_no_region(monkeypatch: pytest.MonkeyPatch, clients: Clients) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    sink = build(KinesisSink(type="kinesis", stream="s"), clients)
+    with pytest.raises(SinkRefused, match="s: no region for kinesis as profile ambient: give"):
+        sink.send(notice())
+
+
+def test_each_sink_is_told_as_its_own_profile(
+    kind: str, recorder: Recorder, ministack: AwsServer
+) -> None:
+    role = Profile(
+        "announcer",
+        "assume_role",
+        role_arn=f"arn:aws:iam::{ACCOUNT}:role/announcer",
+        endpoint=ministack.endpoint,
+        region=REGION,
+    )
+    clients = Clients({"announcer": role})
+    build(config_of(kind, recorder.endpoint, "announcer"), clients).send(notice())
+    build(config_of(kind, recorder.endpoint), clients).send(notice())
+    as_role, ambient = recorder.taken[CONFIGS[kind].name]
+    assert ambient.access_key == "AKIATESTTESTTESTTEST"
+    assert as_role.access_key.startswith("ASIA")
+
+
+def test_a_role_that_is_refused(kind: str, recorder: Recorder, ministack: AwsServer) -> None:
+    with FaultProxy(ministack.endpoint) as sts:
+        sts.add(Rule(answer(403, "AccessDenied"), operation="AssumeRole", times=None))
+        role = Profile(
+            "announcer",
+            "assume_role",
+            role_arn=f"arn:aws:iam::{ACCOUNT}:role/announcer",
+            endpoint=sts.endpoint,
+            region=REGION,
+        )
+        sink = build(config_of(kind, recorder.endpoint, "announcer"), Clients({"announcer": role}))
+        with pytest.raises(SinkDenied) as failed:
+            sink.send(notice())
+    check_message(failed.value, kind, "announcer")
+    assert "role/announcer" in str(failed.value)
+    assert not recorder.taken[sink.name]
+
+
+def test_a_record_is_put_after_the_one_before(proxy: FaultProxy, recorder: Recorder) -> None:
+    sink = build(config_of("kinesis", proxy.endpoint), Clients())
+    proxy.add(Rule(drop(after=True), skip=2), Rule(answer(400, "InvalidArgumentException"), skip=3))
+    for number in range(5):
+        for _ in range(2):
+            try:
+                sink.send(notice(number))
+                break
+            except SinkError:
+                continue
+    after = [taken.request.get("SequenceNumberForOrdering") for taken in recorder.taken[sink.name]]
+    # The third was taken twice: its answer was lost. The fourth forgot the one before.
+    assert after == [None, "1", "2", "2", None, "5"]
