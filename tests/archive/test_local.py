@@ -1,8 +1,7 @@
-"""A directory as a destination: nothing replaced, one winner, clear errors, no left-overs."""
+"""What is a directory's own as a destination: durability, locks, errors, hidden files."""
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from laredo_archive.errors import (
-    ArtifactMissing,
-    BadKey,
     DestinationDenied,
     DestinationUnavailable,
-    NameTaken,
     OutcomeUnclear,
     SwapLost,
 )
@@ -55,87 +51,6 @@ def test_the_uri_is_canonical(tmp_path: Path) -> None:
     assert real.uri == link.uri == f"file://{tmp_path}/real/"
     assert real.uri_of("t/epoch=1/diff-0_1-0_2.jsonl").endswith("/t/epoch=1/diff-0_1-0_2.jsonl")
     assert LocalDestination("/a b").uri == "file:///a%20b/"
-
-
-@pytest.mark.parametrize("key", ["../x", "a/../../x", "/etc/x", "a//b", "", ".", "a/./b", "a\0b"])
-def test_no_key_leads_out(local: LocalDestination, key: str) -> None:
-    for use in (local.uri_of, local.get, local.head, local.open, local.upload, local.delete):
-        with pytest.raises(BadKey, match="inside this destination"):
-            use(key)
-
-
-def test_an_upload_is_seen_only_when_finished(local: LocalDestination, directory: Path) -> None:
-    upload = local.upload("t/a")
-    upload.write(b"one")
-    assert local.head("t/a") is None
-    assert list(local.list("t/")) == []
-    upload.finish()
-    upload.abort()
-    assert read(local, "t/a") == b"one"
-    assert [found.key for found in local.list("t/")] == ["t/a"]
-    assert list(files(directory)) == ["t/a"]
-
-
-def test_an_upload_never_replaces(local: LocalDestination, directory: Path) -> None:
-    put(local, "t/a", b"one")
-    upload = local.upload("t/a")
-    upload.write(b"two")
-    with pytest.raises(NameTaken):
-        upload.finish()
-    upload.abort()
-    assert read(local, "t/a") == b"one"
-    assert list(files(directory)) == ["t/a"]
-
-
-def test_of_uploads_that_race_one_wins(local: LocalDestination) -> None:
-    gate = threading.Barrier(8)
-    outcomes = []
-
-    def race(number: int) -> None:
-        upload = local.upload("t/a")
-        upload.write(b"%d" % number)
-        gate.wait()
-        try:
-            upload.finish()
-            outcomes.append(number)
-        except NameTaken:
-            upload.abort()
-
-    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [b"%d" % number for number in outcomes] == [read(local, "t/a")]
-
-
-def test_an_aborted_upload_leaves_nothing(local: LocalDestination, directory: Path) -> None:
-    upload = local.upload("t/a")
-    upload.write(b"one")
-    upload.abort()
-    assert list(files(directory)) == []
-
-
-def test_reading_begins_where_asked(local: LocalDestination) -> None:
-    put(local, "t/a", b"0123456789")
-    with local.open("t/a", 4) as file:
-        assert file.read() == b"456789"
-    with pytest.raises(ArtifactMissing, match="t/b"):
-        local.open("t/b")
-
-
-def test_a_swap_needs_the_version_that_is_there(local: LocalDestination) -> None:
-    with pytest.raises(SwapLost):
-        local.swap("t/m", b"one", "some etag")
-    first = local.swap("t/m", b"one", None)
-    with pytest.raises(SwapLost):
-        local.swap("t/m", b"two", None)
-    second = local.swap("t/m", b"two", first.etag)
-    with pytest.raises(SwapLost):
-        local.swap("t/m", b"three", first.etag)
-    found = local.get("t/m")
-    assert found is not None
-    assert (found.data, found.version.etag) == (b"two", second.etag)
 
 
 def _add_one(directory: Path, times: int) -> None:
