@@ -110,6 +110,26 @@ def fill(partial: bytes, other: bytes) -> bytes:
     return PARTIAL + line if still_missing else line
 
 
+def elements(array: bytes) -> list[bytes]:
+    """The bytes of each element of a JSON array without blanks between them, verbatim, in order.
+
+    :raises BadLine: if ``array`` isn't such an array.
+    """
+    if array[:1] != b"[" or array[-1:] != b"]":
+        raise BadLine(f"not an array: {array[:80]!r}")
+    found: list[bytes] = []
+    at, last = 0, len(array) - 1
+    while at < last and last > 1:
+        end = _value_end(array, at + 1)
+        found.append(array[at + 1 : end])
+        if array[end : end + 1] not in (b",", b"]"):
+            raise BadLine(f"not an array, at byte {end}: {array[:80]!r}")
+        at = end
+    if at != last and found:
+        raise BadLine(f"more after the array, at byte {at + 1}: {array[:80]!r}")
+    return found
+
+
 def _value_end(line: bytes, start: int) -> int:
     first = line[start : start + 1]
     if first == b'"':

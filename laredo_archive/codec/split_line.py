@@ -5,7 +5,7 @@ than the expression reaches take that way still.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import orjson
 
@@ -15,13 +15,23 @@ from laredo_model.errors import BadLine
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SCALAR = rb'[^",\[\]{}]++'
 _DEPTH = 4
-_VALUE = rb"(" + _STRING + rb"|" + _SCALAR + rb"|%s)"
 
 
 def _nested(depth: int) -> bytes:
     """An object or array that holds at most ``depth`` - 1 more inside of each other."""
     inside = rb"|" + _nested(depth - 1) if depth > 1 else b""
     return rb'[\[{](?>[^\[\]{}"]++|' + _STRING + inside + rb")*+[\]}]"
+
+
+_VALUE = _STRING + rb"|" + _SCALAR + rb"|" + _nested(_DEPTH)
+
+
+def member_patterns(names: Sequence[str], captured: Container[int]) -> list[bytes]:
+    """For each column the pattern of ``"name":value``; a group takes the captured values."""
+    return [
+        re.escape(orjson.dumps(name)) + rb":(" + (b"" if at in captured else b"?:") + _VALUE + b")"
+        for at, name in enumerate(names)
+    ]
 
 
 def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
@@ -32,8 +42,7 @@ def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
     if not names:
         return _split_empty
     expected = [orjson.dumps(name) for name in names]
-    value = _VALUE % _nested(_DEPTH)
-    members = b",".join(re.escape(name) + b":" + value for name in expected)
+    members = b",".join(member_patterns(names, range(len(names))))
     match = re.compile(rb"\{" + members + rb"\}", re.DOTALL).fullmatch
 
     def split(line: bytes) -> Sequence[bytes]:

@@ -1,0 +1,1 @@
+"""Rows as Arrow columns with PostgreSQL's types; needs the extra ``parquet`` (pyarrow)."""

@@ -1,0 +1,55 @@
+"""What can go wrong when lines become typed columns.
+
+ArrowError
+├── TypingRefused    an option that no column can have
+├── SpecialValue     infinity, NaN, BC: a value that the column's Arrow type lacks
+├── ArrayTooDeep     an array with more dimensions than its column was given
+└── ValueUnfit       a value that isn't of its column's type at all: damage
+"""
+
+from laredo_archive.errors import ArchiveError
+
+
+class ArrowError(ArchiveError):
+    """The root of this package's errors."""
+
+
+class TypingRefused(ArrowError):
+    """An option about types that can't be had."""
+
+
+class SpecialValue(ArrowError):
+    """A value that PostgreSQL's type has and the column's Arrow type hasn't."""
+
+    def __init__(self, column: str, value: str, arrow_type: object) -> None:
+        super().__init__(
+            f"column {column}: {value} isn't among the values of {arrow_type}. Read such columns"
+            ' as text (special_values = "string"), or such values as null (special_values = "null")'
+        )
+        self.column = column
+        self.value = value
+
+
+class ArrayTooDeep(ArrowError):
+    """PostgreSQL lets every value of an array column have dimensions of its own; Arrow doesn't."""
+
+    def __init__(self, column: str, value: str, dimensions: int) -> None:
+        super().__init__(
+            f"column {column}: {value} hasn't {dimensions} dimension(s), which its type was given."
+            f' Say how many it has (array_dimensions = "{column}=N"), or read it as JSON text'
+            f' (array_dimensions = "{column}=0")'
+        )
+        self.column = column
+        self.value = value
+
+
+class ValueUnfit(ArrowError):
+    """A value that isn't of its column's type: the file, or the manifest's columns, are wrong."""
+
+    def __init__(self, column: str, value: str, type_name: str) -> None:
+        super().__init__(
+            f"column {column}: {value} is no {type_name}, which the manifest says it is."
+            " Check the archive with laredo-archive verify"
+        )
+        self.column = column
+        self.value = value

@@ -1,0 +1,63 @@
+"""A table's rows as Arrow record batches: blocks of lines in, typed columns out."""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from laredo_archive.arrow.fragments import BlockSplitter
+from laredo_archive.arrow.types import Typing, schema
+from laredo_archive.arrow.values import converter, texts
+from laredo_model.column import Column, key_columns
+
+
+class RowReader:
+    """Makes record batches of a table's lines.
+
+    ``wanted``: the columns to make, in the table's order; all if None.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        typing: Typing | None = None,
+        wanted: Sequence[str] | None = None,
+    ) -> None:
+        """:raises TypingRefused: if ``typing`` doesn't fit the columns."""
+        chosen = typing or Typing()
+        whole = schema(columns, chosen)
+        self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
+        self._splitter = BlockSplitter([c.name for c in columns], [c.name for c in self._columns])
+        self._converters = {c.name: converter(c, chosen) for c in self._columns}
+        self.schema = pa.schema([whole.field(column.name) for column in self._columns])
+
+    def batch(self, block: bytes) -> pa.RecordBatch:
+        """The rows of ``block``, whole lines that each end with a newline.
+
+        :raises BadLine: if a line isn't a row with these columns.
+        :raises ArrowError: if a value doesn't fit its column's Arrow type.
+        """
+        return self.typed(self.split(block), block.count(b"\n"))
+
+    def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
+        """The JSON fragments of the wanted columns.
+
+        :raises BadLine: if a line isn't a row with these columns.
+        """
+        return self._splitter.split(block)
+
+    def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:
+        """The record batch of columns that were taken apart already; ``rows`` is their length."""
+        arrays = [convert(fragments[name]) for name, convert in self._converters.items()]
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+        return pa.record_batch(arrays, schema=self.schema)
+
+
+def keys_of(fragments: Mapping[str, pa.StringArray], columns: Sequence[Column]) -> pa.StringArray:
+    """The rows' keys (FORMAT.md, the key of a row), from the fragments of the key's columns."""
+    names = [column.name for column in key_columns(columns)]
+    if len(names) == 1:
+        return texts(fragments[names[0]])
+    inside = pc.binary_join_element_wise(*(fragments[name] for name in names), ",")
+    return pc.binary_join_element_wise("[", inside, "]", "")
