@@ -11,7 +11,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.holding import Claim, Holding
 from laredo_archive.manifest import Artifact, Follows, FormatEntry, Manifest
 from laredo_archive.naming import NewNames
-from laredo_archive.placing import is_there, place, stored
+from laredo_archive.placing import holds, is_there, place, stored
 from laredo_model import position as positions
 from laredo_model.history import History
 
@@ -127,7 +127,7 @@ class _Levelling:
 
     def _levelled(self, own: Manifest) -> Manifest | None:
         target = _list_of(self._ahead)
-        unused = self._unused_by_content(own)
+        unused = by_content(own)
         artifacts = tuple(self._own_form(artifact, unused, own) for artifact in target.artifacts)
         if artifacts == own.artifacts:
             return None
@@ -144,19 +144,12 @@ class _Levelling:
         )
         return chain.with_retired(levelled, leaving)
 
-    def _unused_by_content(self, own: Manifest) -> dict[object, list[FormatEntry]]:
-        found: dict[object, list[FormatEntry]] = {}
-        for artifact in own.artifacts:
-            for format_id, entry in artifact.formats.items():
-                found.setdefault(_identity(artifact, format_id, entry), []).append(entry)
-        return found
-
     def _own_form(
         self, artifact: Artifact, unused: dict[object, list[FormatEntry]], own: Manifest
     ) -> Artifact:
         formats: dict[str, FormatEntry] = {}
         for format_id, entry in artifact.formats.items():
-            mine = unused.get(_identity(artifact, format_id, entry))
+            mine = unused.get(identity(artifact, format_id, entry))
             if mine:
                 formats[format_id] = mine.pop(0)
             else:
@@ -176,6 +169,10 @@ class _Levelling:
             avoid.add(entry.key)
         others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
+        if entry.key not in avoid | others and holds(destination, entry.key, content):
+            # A levelling that was broken off got that far: large archives need to get on.
+            self._copied[entry.key] = entry.key
+            return entry.key
         self._copied[entry.key] = place(
             destination,
             entry.key,
@@ -188,7 +185,16 @@ class _Levelling:
         return self._copied[entry.key]
 
 
-def _identity(artifact: Artifact, format_id: str, entry: FormatEntry) -> object:
+def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:
+    """What ``manifest`` names, by identity()."""
+    found: dict[object, list[FormatEntry]] = {}
+    for artifact in manifest.artifacts:
+        for format_id, entry in artifact.formats.items():
+            found.setdefault(identity(artifact, format_id, entry), []).append(entry)
+    return found
+
+
+def identity(artifact: Artifact, format_id: str, entry: FormatEntry) -> object:
     """The same for the same content of the same artifact; a base is matched by epoch too."""
     return (
         artifact.kind,

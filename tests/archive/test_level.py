@@ -137,6 +137,17 @@ def test_a_name_that_is_taken_at_the_other_place_is_not_replaced() -> None:
     assert new.store.objects["public.t/epoch=1/snapshot-0_A.jsonl"][0] == b"someone else's"
 
 
+def test_what_was_copied_before_a_levelling_broke_off_is_not_copied_again() -> None:
+    old, new = memory(2)
+    grown([old])
+    copied = keys(old)[0]
+    new.store.objects[copied] = old.store.objects[copied]
+    opened([new, old], "w2")
+    assert_level(old, new)
+    assert copied in keys(new)
+    assert ("put", copied) not in new.requests
+
+
 def test_what_is_copied_is_hash_checked() -> None:
     old, new = memory(2)
     grown([old])

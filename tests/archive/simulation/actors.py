@@ -1,9 +1,11 @@
 """Who acts in the simulation: writers, collectors, readers, the database, the weather."""
 
+import hashlib
 import io
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
@@ -15,11 +17,13 @@ from laredo_archive.errors import (
     CommitUnavailable,
     DestinationUnavailable,
     Fenced,
+    HistoriesDiffer,
+    ManifestLost,
     NotCollectable,
 )
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.holding import Surroundings
-from laredo_archive.manifest import Artifact
+from laredo_archive.manifest import Artifact, FormatEntry, Manifest, Mark
 from laredo_model.change import Action
 from laredo_model.position import Position
 from tests.archive.simulation.store import MemoryDestination, MemoryStore
@@ -28,10 +32,12 @@ from tests.archive.simulation.world import Actor, World
 
 T = TypeVar("T")
 
+RECOVERY_FRAILTY = 6.0
 TABLE = "public.t"
 MANIFEST = "public.t/manifest.json"
 CUT_OFF_S, GRACE_S, LONGEST_READ_S = 20.0, 120.0, 100.0
-SINK = "arn:sink"
+SINKS = ("arn:sink", "arn:added")
+"""The second one comes into the configuration some time, or never."""
 
 
 @dataclass
@@ -43,13 +49,30 @@ class Scene:
     database: Database
     keep_epochs: int | None
     formats: tuple[str, ...]
-    told: set[tuple[str, int, Position]] = field(default_factory=set)
-    fenced: int = 0
-    commits: int = 0
-    reads: int = 0
+    optional: MemoryStore | None = None
+    """Comes into the configuration and leaves it again."""
+    without_optional: bool = False
+    sinks: int = 1
+    told: set[tuple[str, str, int, Position]] = field(default_factory=set)
+    entered: dict[str, Mark] = field(default_factory=dict)
+    """Where a sink that was added is told from on."""
+    happened: Counter[str] = field(default_factory=Counter)
 
-    def destinations(self, actor: Actor) -> list[MemoryDestination]:
-        return [MemoryDestination(store, actor) for store in self.stores]
+    def configured(self) -> list[MemoryStore]:
+        """The stores of whoever starts now."""
+        return [
+            store for store in self.stores if not (self.without_optional and store is self.optional)
+        ]
+
+    def fill_anew(self, why: HistoriesDiffer) -> None:
+        """The operator does what the message says."""
+        gone = self.optional
+        assert gone is not None, why
+        assert gone.uri in str(why), why
+        self.world.note(f"{gone.name} is emptied: {why}")
+        self.happened["emptied"] += 1
+        gone.objects.clear()
+        gone.uploads.clear()
 
 
 class Writer:
@@ -60,6 +83,9 @@ class Writer:
         self._actor = actor
         self._chance = scene.world.chance
         self._turns = turns
+        self._stores = scene.configured()
+        self._sinks = SINKS[: scene.sinks]
+        self._idle_updates = self._chance.random() < 0.3
         skew = timedelta(hours=self._chance.uniform(-48, 48))
         self._around = Surroundings(
             now=lambda: scene.world.date + skew,
@@ -69,27 +95,36 @@ class Writer:
 
     def run(self) -> None:
         try:
-            with self._open() as archive:
+            with self._recovered() as archive:
                 for _ in range(self._turns):
                     self._actor.step(self._chance.uniform(0, 25))
                     self._one_turn(archive)
                 self._catch_up(archive)
-        except Fenced as fenced:
-            self._scene.fenced += 1
-            self._scene.world.note(f"{self._actor.name} fenced: {fenced}")
+        except (Fenced, ManifestLost) as end:
+            self._scene.happened[type(end).__name__] += 1
+            self._scene.world.note(f"{self._actor.name} ends: {end}")
+
+    def _recovered(self) -> TableArchive:
+        """What a crash before left behind is taken up; a crash meanwhile is likelier."""
+        self._actor.frailty *= RECOVERY_FRAILTY
+        archive = self._open()
+        self._actor.frailty /= RECOVERY_FRAILTY
+        return archive
 
     def _open(self) -> TableArchive:
         scene = self._scene
         while True:
             try:
                 return TableArchive.open(
-                    scene.destinations(self._actor),
+                    [MemoryDestination(store, self._actor) for store in self._stores],
                     TABLE,
                     writer_id=f"{self._chance.getrandbits(64):016x}",
                     keep_epochs=scene.keep_epochs,
-                    sinks=[SINK],
+                    sinks=self._sinks,
                     surroundings=self._around,
                 )
+            except HistoriesDiffer as why:
+                scene.fill_anew(why)
             except DestinationUnavailable:
                 self._actor.step(self._chance.uniform(1, 20))
 
@@ -141,7 +176,7 @@ class Writer:
         if end <= head.position or head.history != self._scene.database.history:
             return
         life = self._scene.database.lives[head.history]
-        changes, truncate = net_changes(life, head.position, end)
+        changes, truncate = net_changes(life, head.position, end, idle=self._idle_updates)
         state = checksum_of(life.state_at(end))
         self._retry(
             lambda: archive.commit_diff(
@@ -155,7 +190,7 @@ class Writer:
                 truncate=truncate,
             )
         )
-        self._scene.commits += 1
+        self._scene.happened["commits"] += 1
 
     def _base(self, archive: TableArchive, *, continues: bool) -> None:
         database = self._scene.database
@@ -185,7 +220,7 @@ class Writer:
             except (CommitUnavailable, ArtifactMissing):
                 self._actor.step(self._chance.uniform(1, 20))
             else:
-                self._scene.commits += 1
+                self._scene.happened["commits"] += 1
                 return
 
     def _see(self, archive: TableArchive) -> None:
@@ -201,14 +236,20 @@ class Writer:
             archive.see(unchanged[-1] if unchanged else head.position)
 
     def _notify(self, archive: TableArchive, patience: float = 0.9) -> None:
+        for sink in self._sinks:
+            self._notify_one(archive, sink, patience)
+
+    def _notify_one(self, archive: TableArchive, sink: str, patience: float) -> None:
         manifest = archive.manifest
         assert manifest is not None
-        for artifact in archive.notices.outstanding(SINK, manifest):
-            self._actor.step(self._chance.expovariate(10))
+        for artifact in archive.notices.outstanding(sink, manifest):
             if self._chance.random() > patience:
                 return
-            self._scene.told.add((artifact.kind, artifact.epoch, artifact.to_position))
-            archive.notices.tell(SINK, artifact)
+            self._actor.step(self._chance.expovariate(10))
+            self._scene.told.add((sink, artifact.kind, artifact.epoch, artifact.to_position))
+            if self._chance.random() > patience:
+                return
+            archive.notices.tell(sink, artifact)
 
 
 class Collector:
@@ -252,8 +293,7 @@ class Reader:
         for _ in range(self._reads):
             self._actor.step(chance.uniform(10, 300))
             store = chance.choice(self._scene.stores)
-            found = store.objects.get(MANIFEST)
-            manifest = manifest_parser.parse(found[0], store.uri) if found else None
+            manifest = manifest_of(store)
             if manifest is None or not manifest.artifacts:
                 continue
             epoch = chance.choice(manifest.artifacts).epoch
@@ -271,7 +311,70 @@ class Reader:
         assert last.history is not None
         expected = self._scene.database.lives[last.history].state_at(last.to_position)
         assert state == expected, f"{store.uri}: not the table at {last.to_position:X}"
-        self._scene.reads += 1
+        self._scene.happened["reads"] += 1
+
+
+class Copier:
+    """Copies a whole archive elsewhere, slowly; what is gone meanwhile is planned anew."""
+
+    def __init__(self, scene: Scene, actor: Actor, *, copies: int) -> None:
+        self._scene = scene
+        self._actor = actor
+        self._copies = copies
+        self._chance = scene.world.chance
+
+    def run(self) -> None:
+        for _ in range(self._copies):
+            self._actor.step(self._chance.uniform(10, 400))
+            self._copy(self._chance.choice(self._scene.stores))
+
+    def _copy(self, store: MemoryStore) -> None:
+        copied = MemoryStore(self._scene.world, store.name)
+        pause = self._chance.choice([5.0, 60.0, 200.0])
+        manifest = manifest_of(store)
+        while manifest is not None and not self._all_copied(store, copied, manifest, pause):
+            self._scene.happened["plans anew"] += 1
+            manifest = manifest_of(store)
+        if manifest is not None and manifest.artifacts:
+            read_back(self._scene, copied, manifest)
+            self._scene.happened["copies"] += 1
+
+    def _all_copied(
+        self, store: MemoryStore, copied: MemoryStore, manifest: Manifest, pause: float
+    ) -> bool:
+        for entry in manifest.named():
+            if entry.key in copied.objects and entry.same_content(_content(copied, entry)):
+                continue
+            self._actor.step(self._chance.uniform(0, pause))
+            if entry.key not in store.objects:
+                now = manifest_of(store)
+                assert now is None or entry.key not in {named.key for named in now.named()}
+                return False
+            copied.objects[entry.key] = store.objects[entry.key]
+            assert entry.same_content(_content(copied, entry)), f"{entry.key} is another one now"
+        return True
+
+
+def _content(store: MemoryStore, entry: FormatEntry) -> FormatEntry:
+    data = store.objects[entry.key][0]
+    return replace(entry, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def manifest_of(store: MemoryStore) -> Manifest | None:
+    """As it is now."""
+    found = store.objects.get(MANIFEST)
+    return manifest_parser.parse(found[0], store.uri) if found else None
+
+
+def read_back(scene: Scene, store: MemoryStore, manifest: Manifest) -> None:
+    """Every boundary, by folding, in every format."""
+    for format_id in scene.formats:
+        state: State = {}
+        for artifact in manifest.artifacts:
+            state = read_into(state, store, artifact, format_id)
+            assert artifact.history is not None
+            life = scene.database.lives[artifact.history]
+            assert state == life.state_at(artifact.to_position)
 
 
 def read_into(state: State, store: MemoryStore, artifact: Artifact, format_id: str) -> State:
@@ -312,8 +415,24 @@ class Nature:
             elif draw < 0.04:
                 database.fail_over()
             elif draw < 0.1:
-                store = world.chance.choice(self._scene.stores)
-                store.away_until = world.now + world.chance.uniform(0, 200)
-                world.note(f"{store.name} away until {store.away_until:.0f}")
+                self._take_away(world.chance.choice([200.0, 200.0, 200.0, 2000.0]))
+            elif draw < 0.14:
+                self._configure()
             else:
                 database.commit()
+
+    def _take_away(self, longest: float) -> None:
+        world = self._scene.world
+        store = world.chance.choice(self._scene.stores)
+        store.away_until = world.now + world.chance.uniform(0, longest)
+        world.note(f"{store.name} away until {store.away_until:.0f}")
+
+    def _configure(self) -> None:
+        """For whoever starts from now on."""
+        scene = self._scene
+        if scene.world.chance.random() < 0.3:
+            scene.sinks = len(SINKS)
+        elif scene.optional is not None:
+            scene.without_optional = not scene.without_optional
+            where = "leaves" if scene.without_optional else "comes into"
+            scene.world.note(f"{scene.optional.name} {where} the configuration")

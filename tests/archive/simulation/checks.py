@@ -6,9 +6,9 @@ from laredo_archive import chain, manifest_parser
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_model.history import History
 from laredo_model.position import Position
-from tests.archive.simulation.actors import MANIFEST, SINK, Scene, read_into
+from tests.archive.simulation.actors import MANIFEST, SINKS, Scene, manifest_of, read_back
 from tests.archive.simulation.store import MemoryStore
-from tests.archive.simulation.truth import State, checksum_of
+from tests.archive.simulation.truth import checksum_of
 
 
 class Watch:
@@ -23,11 +23,13 @@ class Watch:
         assert key == MANIFEST
         new = manifest_parser.parse(after, store.uri)
         assert list(chain.check(new)) == []
-        if before is not None:
-            self._compare(store, manifest_parser.parse(before, store.uri), new)
+        old = None if before is None else manifest_parser.parse(before, store.uri)
+        if old is not None:
+            self._compare(store, old, new)
         for artifact in new.artifacts:
             self._whole(store, artifact)
             self._true(artifact)
+        self._note_sinks(old, new)
         newest = new.last
         self._scene.world.note(
             f"{store.name} rev {new.revision} by {new.writer_id} term {new.writer_term}:"
@@ -48,7 +50,15 @@ class Watch:
             assert new.epoch >= old.epoch
         named = {entry.key for entry in new.named()}
         left = {entry.key for entry in old.named()} - named
-        assert left <= new.retired_keys(), "an object left the manifest without being retired"
+        assert left <= {entry.key for entry in new.retired}, (
+            "an object left the manifest without being retired"
+        )
+
+    def _note_sinks(self, old: Manifest | None, new: Manifest) -> None:
+        entered = self._scene.entered
+        for sink, mark in new.notified.items():
+            if mark is not None and (old is None or sink not in old.notified):
+                entered[sink] = max(mark, entered.get(sink, mark))
 
     def _whole(self, store: MemoryStore, artifact: Artifact) -> None:
         for entry in artifact.formats.values():
@@ -72,26 +82,26 @@ class Watch:
     def on_delete(self, store: MemoryStore, key: str) -> None:
         manifest = manifest_parser.parse(store.objects[MANIFEST][0], store.uri)
         assert key not in {entry.key for entry in manifest.named()}, f"{key} deleted, but named"
-        assert key in manifest.retired_keys(), f"{key} deleted, but not retired"
+        assert key in {entry.key for entry in manifest.retired}, f"{key} deleted, but not retired"
 
 
 def everything_read_back(scene: Scene) -> None:
-    """Every boundary of every store, by folding, in every format."""
+    """Every store, those that left the configuration too."""
     for store in scene.stores:
-        manifest = manifest_parser.parse(store.objects[MANIFEST][0], store.uri)
-        assert manifest.artifacts
-        for format_id in scene.formats:
-            state: State = {}
-            for artifact in manifest.artifacts:
-                state = read_into(state, store, artifact, format_id)
-                assert artifact.history is not None
-                life = scene.database.lives[artifact.history]
-                assert state == life.state_at(artifact.to_position)
+        manifest = manifest_of(store)
+        if manifest is not None:
+            read_back(scene, store, manifest)
+
+
+def no_upload_survived_the_restart(scene: Scene) -> None:
+    """Whoever claims an archive drops what those before it had begun."""
+    for store in scene.configured():
+        assert not store.uploads, f"{store.name}: uploads of writers that are gone"
 
 
 def level_in_the_end(scene: Scene) -> None:
     """All stores name the same artifacts, up to the database's position."""
-    manifests = [manifest_parser.parse(s.objects[MANIFEST][0], s.uri) for s in scene.stores]
+    manifests = [existing(store) for store in scene.configured()]
     first = manifests[0]
     assert first.head_position == scene.database.position
     assert first.history == scene.database.history
@@ -107,15 +117,29 @@ def level_in_the_end(scene: Scene) -> None:
 
 def all_told(scene: Scene) -> None:
     """Every artifact that is still there was announced, but for those before the sink came."""
-    manifest = manifest_parser.parse(scene.stores[0].objects[MANIFEST][0], "")
-    for artifact in manifest.artifacts:
-        assert (artifact.kind, artifact.epoch, artifact.to_position) in scene.told
-    assert manifest.notified[SINK] == manifest.head
+    manifest = existing(scene.configured()[0])
+    for sink in SINKS[: scene.sinks]:
+        start = scene.entered.get(sink)
+        for artifact in manifest.artifacts:
+            place = artifact.epoch, artifact.to_position
+            if start is None or place > start:
+                assert (sink, artifact.kind, *place) in scene.told
+        assert manifest.notified[sink] == manifest.head
 
 
 def only_what_is_named(scene: Scene) -> None:
     """After cut-off and grace nothing is left that isn't needed."""
     for store in scene.stores:
-        manifest = manifest_parser.parse(store.objects[MANIFEST][0], store.uri)
-        assert manifest.retired == ()
-        assert set(store.objects) == {MANIFEST, *(entry.key for entry in manifest.named())}
+        manifest = manifest_of(store)
+        if manifest is not None and manifest.artifacts:
+            assert manifest.retired == ()
+            assert set(store.objects) == {MANIFEST, *(entry.key for entry in manifest.named())}
+            assert not store.uploads, "uploads that were begun and never finished"
+
+
+def existing(store: MemoryStore) -> Manifest:
+    """The manifest of a store that must have one."""
+    manifest = manifest_of(store)
+    assert manifest is not None
+    assert manifest.artifacts
+    return manifest

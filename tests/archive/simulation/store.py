@@ -1,11 +1,17 @@
-"""An object store in memory, and a client of it over a bad network."""
+"""An object store in memory, and a client of it over a bad network.
+
+What S3 adds is here too: answers 409, requests that come twice, listings page by
+page, and uploads in parts, which are completed late, or never.
+"""
 
 import hashlib
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
 from laredo_archive.destination import Found, ObjectInfo, Version
@@ -23,6 +29,16 @@ T = TypeVar("T")
 LATEST_S = 60.0
 """How much later than its answer a request may take effect."""
 
+PAGE = 4
+"""Objects in one answer to a listing."""
+
+PART_BYTES = 100
+READS = 3
+"""How often a destination asks again when nothing is changed by it."""
+
+CONFLICTS = 3
+"""How often a destination asks again after 409."""
+
 
 @dataclass
 class Faults:
@@ -33,19 +49,41 @@ class Faults:
     answer_lost: float = 0.0
     late: float = 0.0
     twice: float = 0.0
+    echo: float = 0.0
+    conflict: float = 0.0
+
+    @classmethod
+    def all(cls, probability: float) -> "Faults":
+        """Every kind as often."""
+        return cls(*[probability] * 7)
+
+
+@dataclass
+class Parts:
+    """An upload in parts that was begun."""
+
+    key: str
+    begun: datetime
+    data: dict[int, bytes] = field(default_factory=dict)
+
+
+class NoSuchUpload(Exception):
+    """It was completed, aborted or collected."""
 
 
 class MemoryStore:
-    """What a store holds. ``watch`` is told of every change of a manifest and every deletion."""
+    """What a store holds. ``on_swap``, ``on_delete``: told of every such change before it."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
         self.objects: dict[str, tuple[bytes, datetime]] = {}
+        self.uploads: dict[int, Parts] = {}
         self.faults = Faults()
         self.away_until = 0.0
         self.on_swap: Callable[[MemoryStore, str, bytes | None, bytes], None] = lambda *_: None
         self.on_delete: Callable[[MemoryStore, str], None] = lambda *_: None
+        self._upload_ids = itertools.count(1)
 
     @property
     def uri(self) -> str:
@@ -69,7 +107,29 @@ class MemoryStore:
             self.on_delete(self, key)
             del self.objects[key]
 
+    def begin(self, key: str) -> int:
+        number = next(self._upload_ids)
+        self.uploads[number] = Parts(key, self.world.date)
+        return number
 
+    def put_part(self, number: int, index: int, data: bytes) -> None:
+        self._parts(number).data[index] = data
+
+    def complete(self, number: int) -> None:
+        parts = self._parts(number)
+        self.create(parts.key, b"".join(data for _, data in sorted(parts.data.items())))
+        del self.uploads[number]
+
+    def drop_upload(self, number: int) -> None:
+        self.uploads.pop(number, None)
+
+    def _parts(self, number: int) -> Parts:
+        if number not in self.uploads:
+            raise NoSuchUpload
+        return self.uploads[number]
+
+
+@lru_cache(maxsize=4096)
 def etag_of(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
@@ -119,23 +179,21 @@ class MemoryDestination:
         return self._ask(key, answer)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        def answer() -> Iterator[ObjectInfo]:
-            return iter(
-                [
-                    ObjectInfo(key, len(data), modified)
-                    for key, (data, modified) in self._store.objects.items()
-                    if key.startswith(prefix)
-                ]
-            )
+        after = ""
+        while page := self._ask(prefix, lambda after=after: self._page(prefix, after)):
+            yield from page
+            after = page[-1].key
 
-        return self._ask(prefix, answer)
+    def _page(self, prefix: str, after: str) -> "list[ObjectInfo]":
+        keys = sorted(key for key in self._store.objects if key.startswith(prefix) and key > after)
+        objects = self._store.objects
+        return [ObjectInfo(key, len(objects[key][0]), objects[key][1]) for key in keys[:PAGE]]
 
     def swap(self, key: str, data: bytes, expected: str | None) -> Version:
         return self._change(key, lambda: self._store.swap(key, data, expected))
 
     def upload(self, key: str) -> "MemoryUpload":
-        self._ask(key, lambda: None)
-        return MemoryUpload(self, key)
+        return MemoryUpload(self, key, in_parts=self._chance.random() < 0.4)
 
     def finish(self, key: str, data: bytes) -> None:
         self._change(key, lambda: self._store.create(key, data))
@@ -144,7 +202,50 @@ class MemoryDestination:
         self._change(key, lambda: self._store.delete(key))
 
     def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
-        return 0
+        def answer() -> list[int]:
+            limit = self._store.world.date - older_than
+            return [
+                number
+                for number, parts in self._store.uploads.items()
+                if parts.key.startswith(prefix) and parts.begun <= limit
+            ]
+
+        found = self._ask(prefix, answer)
+        for number in found:
+            self.drop_upload(prefix, number)
+        return len(found)
+
+    # Uploads in parts.
+
+    def begin(self, key: str) -> int:
+        return self._surely(key, lambda: self._store.begin(key))
+
+    def put_part(self, key: str, number: int, index: int, data: bytes) -> None:
+        self._surely(key, lambda: self._store.put_part(number, index, data))
+
+    def complete(self, key: str, number: int) -> None:
+        try:
+            self._change(key, lambda: self._store.complete(number))
+        except NoSuchUpload:
+            if self.head(key) is not None:
+                raise NameTaken(self.uri_of(key)) from None
+            raise DestinationUnavailable(self.uri_of(key), "the upload is gone") from None
+
+    def drop_upload(self, key: str, number: int) -> None:
+        self._surely(key, lambda: self._store.drop_upload(number))
+
+    def _surely(self, key: str, effect: Callable[[], T]) -> T:
+        """For what may be done twice; what the first time left behind is collected."""
+        for _ in range(3):
+            try:
+                return self._change(key, effect)
+            except OutcomeUnclear:
+                continue
+            except NoSuchUpload:
+                raise DestinationUnavailable(self.uri_of(key), "the upload is gone") from None
+        raise DestinationUnavailable(self.uri_of(key), "unclear, three times")
+
+    # The network.
 
     def _travel(self, key: str) -> None:
         store, chance = self._store, self._chance
@@ -153,26 +254,39 @@ class MemoryDestination:
             raise DestinationUnavailable(self.uri_of(key), "away")
 
     def _ask(self, key: str, answer: Callable[[], T]) -> T:
-        self._travel(key)
+        for _ in range(READS):
+            with suppress(DestinationUnavailable):
+                self._travel(key)
+                break
+        else:
+            raise DestinationUnavailable(self.uri_of(key), f"away, {READS} times")
         answered = answer()
         self._actor.step(self._chance.expovariate(20))
         return answered
 
     def _change(self, key: str, effect: Callable[[], T]) -> T:
-        self._travel(key)
-        faults, draw = self._store.faults, self._chance.random()
-        for probability, fate in [
-            (faults.lost, self._lost),
-            (faults.answer_lost, self._answer_lost),
-            (faults.late, self._late),
-            (faults.twice, self._twice),
-        ]:
-            if draw < probability:
-                return fate(key, effect)
-            draw -= probability
-        done = effect()
-        self._actor.step(self._chance.expovariate(20))
-        return done
+        faults = self._store.faults
+        for _ in range(CONFLICTS):
+            self._travel(key)
+            draw = self._chance.random()
+            if draw < faults.conflict:
+                self._actor.step(self._chance.expovariate(20))
+                continue
+            draw -= faults.conflict
+            for probability, fate in [
+                (faults.lost, self._lost),
+                (faults.answer_lost, self._answer_lost),
+                (faults.late, self._late),
+                (faults.twice, self._twice),
+                (faults.echo, self._echoed),
+            ]:
+                if draw < probability:
+                    return fate(key, effect)
+                draw -= probability
+            done = effect()
+            self._actor.step(self._chance.expovariate(20))
+            return done
+        raise OutcomeUnclear(self.uri_of(key), f"409, {CONFLICTS} times")
 
     def _lost(self, key: str, effect: Callable[[], T]) -> T:
         self._actor.step(self._chance.uniform(0, 5))
@@ -190,30 +304,60 @@ class MemoryDestination:
         raise OutcomeUnclear(self.uri_of(key), "time-out")
 
     def _twice(self, key: str, effect: Callable[[], T]) -> T:
+        """The first answer was lost, and the request was sent again: 412, or no such upload."""
         _whatever_comes(effect)
         self._actor.step(self._chance.expovariate(20))
         return effect()
 
+    def _echoed(self, key: str, effect: Callable[[], T]) -> T:
+        """Answered as it should be, and it comes once more, later."""
+        self._store.world.later(self._chance.uniform(0, LATEST_S), lambda: _whatever_comes(effect))
+        done = effect()
+        self._actor.step(self._chance.expovariate(20))
+        return done
+
 
 def _whatever_comes(effect: Callable[[], object]) -> None:
-    with suppress(SwapLost, NameTaken):
+    with suppress(SwapLost, NameTaken, NoSuchUpload):
         effect()
 
 
 class MemoryUpload:
-    """Bytes that become an object when they are finished."""
+    """Bytes that become an object when they are finished, at once or in parts."""
 
-    def __init__(self, destination: MemoryDestination, key: str) -> None:
+    def __init__(self, destination: MemoryDestination, key: str, *, in_parts: bool) -> None:
         self._destination = destination
         self._key = key
+        self._in_parts = in_parts
         self._data = bytearray()
+        self._number: int | None = None
+        self._sent = 0
+        self._finished = False
 
     def write(self, data: bytes | memoryview) -> int:
         self._data += data
+        if self._in_parts and len(self._data) >= PART_BYTES:
+            self._send_part()
         return len(data)
 
+    def _send_part(self) -> None:
+        if self._number is None:
+            self._number = self._destination.begin(self._key)
+        self._destination.put_part(self._key, self._number, self._sent, bytes(self._data))
+        self._sent += 1
+        self._data.clear()
+
     def finish(self) -> None:
-        self._destination.finish(self._key, bytes(self._data))
+        if self._number is None:
+            self._destination.finish(self._key, bytes(self._data))
+        else:
+            if self._data:
+                self._send_part()
+            self._destination.complete(self._key, self._number)
+        self._finished = True
 
     def abort(self) -> None:
-        pass
+        if self._number is not None and not self._finished:
+            self._finished = True
+            with suppress(DestinationUnavailable):
+                self._destination.drop_upload(self._key, self._number)

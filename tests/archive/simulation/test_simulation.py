@@ -5,6 +5,7 @@ start; a failing seed is printed with its history and repeats exactly.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -15,18 +16,21 @@ from tests.archive.simulation.actors import (
     CUT_OFF_S,
     GRACE_S,
     Collector,
+    Copier,
     Nature,
     Reader,
     Scene,
     Writer,
 )
+from tests.archive.simulation.remembered import remember_manifests
 from tests.archive.simulation.store import LATEST_S, Faults, MemoryStore
 from tests.archive.simulation.truth import Database
 from tests.archive.simulation.world import Actor, World
 
-SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "200"))
+SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "500"))
 FIRST = int(os.environ.get("LAREDO_SIMULATION_FIRST", "0"))
 GROUPS = 10
+SOME_SEED = 6
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +44,9 @@ def simulate(seed: int) -> Scene:
     """One history; raises with its log if anything that must hold doesn't."""
     world = World(seed)
     try:
-        return _simulate(world)
+        with pytest.MonkeyPatch.context() as patch:
+            remember_manifests(patch)
+            return _simulate(world)
     except BaseException as failure:
         history = "\n".join(world.log[-60:])
         failure.add_note(f"seed {seed}; the end of its history:\n{history}")
@@ -70,6 +76,9 @@ def _scene(world: World) -> Scene:
         keep_epochs=chance.choice([None, 1, 2]),
         formats=chance.choice([("jsonl",), ("jsonl",), ("jsonl", "protobuf")]),
     )
+    if len(stores) > 1 and chance.random() < 0.5:
+        scene.optional = chance.choice(stores)
+        scene.without_optional = chance.random() < 0.5
     watch = checks.Watch(scene)
     for store in stores:
         store.on_swap, store.on_delete = watch.on_swap, watch.on_delete
@@ -80,31 +89,43 @@ def _troubled_times(scene: Scene) -> None:
     world, chance = scene.world, scene.world.chance
     bad = chance.choice([0.0, 0.02, 0.08])
     for store in scene.stores:
-        store.faults = Faults(bad, bad, bad, bad, bad)
+        store.faults = Faults.all(bad)
     world.crash_probability = chance.choice([0.0, 0.003, 0.015])
     world.spawn("nature", lambda actor: Nature(scene, actor, turns=60).run())
     for number in range(chance.randint(1, 6)):
-        world.spawn(f"mortal writer {number}", lambda actor: _writer(scene, actor))
+        _start_writer(scene, f"writer {number}", chance.choice([0.0, chance.uniform(0, 600)]))
     for store in scene.stores:
         for _ in range(chance.randint(0, 3)):
             world.spawn(
-                f"mortal collector of {store.name}",
+                f"collector of {store.name}",
                 lambda actor, store=store: Collector(scene, actor, store, runs=15).run(),
+                1.0,
             )
     world.spawn("reader", lambda actor: Reader(scene, actor, reads=6).run())
+    world.spawn("copier", lambda actor: Copier(scene, actor, copies=3).run())
     world.run()
 
 
-def _writer(scene: Scene, actor: Actor) -> None:
-    chance = scene.world.chance
-    actor.step(chance.choice([0.0, chance.uniform(0, 600)]))
-    Writer(scene, actor, turns=chance.randint(2, 25)).run()
+def _start_writer(scene: Scene, name: str, delay: float, restarts: int = 3) -> None:
+    """A process that is mostly started again when it is killed, in its recovery too."""
+    world, chance = scene.world, scene.world.chance
+
+    def write(actor: Actor) -> None:
+        actor.step(delay)
+        Writer(scene, actor, turns=chance.randint(2, 25)).run()
+
+    def start_again() -> None:
+        if restarts and chance.random() < 0.7:
+            _start_writer(scene, f"{name}'", chance.uniform(0, 10), restarts - 1)
+
+    world.spawn(name, write, frailty=1.0, on_killed=start_again)
 
 
 def _quiet_times(scene: Scene) -> None:
     world = scene.world
     world.spawn("last writer", lambda actor: Writer(scene, actor, turns=3).run())
     world.run()
+    checks.no_upload_survived_the_restart(scene)
     checks.level_in_the_end(scene)
     checks.everything_read_back(scene)
     checks.all_told(scene)
@@ -128,15 +149,17 @@ def test_what_must_hold_holds_whatever_happens(group: int) -> None:
 
 
 def test_a_seed_repeats_exactly() -> None:
-    one, two = (simulate(7).world.log for _ in range(2))
+    one, two = (simulate(SOME_SEED).world.log for _ in range(2))
     assert one == two
-    assert len(one) > 20
+    assert len(one) > 100
 
 
 def test_the_histories_are_eventful() -> None:
     scenes = [simulate(seed) for seed in range(20)]
-    assert sum(scene.commits for scene in scenes) > 120
-    assert sum(scene.reads for scene in scenes) > 20
-    assert sum(scene.fenced for scene in scenes) > 5
+    happened = sum((scene.happened for scene in scenes), Counter())
+    assert happened["commits"] > 120
+    assert happened["reads"] > 20
+    assert happened["copies"] > 20
+    assert happened["Fenced"] > 5
     killed = [line for scene in scenes for line in scene.world.log if "is killed" in line]
     assert len(killed) > 5

@@ -15,6 +15,9 @@ COLUMNS = (
     Column("v", "text", -1, nullable=True, ordinal=2, key_ordinal=None),
 )
 
+STEP = 16
+"""Positions are few, so that histories often have the same ones, with other rows."""
+
 State = dict[bytes, bytes]
 
 
@@ -66,7 +69,7 @@ class Database:
     def commit(self) -> None:
         """One transaction."""
         chance, state = self._world.chance, dict(self.life.states[-1])
-        position = Position(self.position + chance.randint(1, 64))
+        position = Position(self.position + STEP * chance.randint(1, 4))
         if chance.random() < 0.03:
             state = {}
             self.life.truncations.append(position)
@@ -89,11 +92,17 @@ class Database:
         before = self.life
         start = self._world.chance.choice(before.positions[-4:])
         history = before.history._replace(timeline=before.history.timeline + 1)
-        self._begin(history, Position(start + 1), before.state_at(start))
+        self._begin(history, Position(start + STEP), before.state_at(start))
 
 
-def net_changes(life: Life, start: Position, end: Position) -> tuple[list[Change], bool]:
-    """What a diff over (start, end] holds, and whether it truncates."""
+def net_changes(
+    life: Life, start: Position, end: Position, *, idle: bool = False
+) -> tuple[list[Change], bool]:
+    """What a diff over (start, end] holds, and whether it truncates.
+
+    ``idle``: as another version of the program might write it, with an update of a row
+    to what it was: other bytes for the same window.
+    """
     truncate = life.truncated_in(start, end)
     old = {} if truncate else life.state_at(start)
     new = life.state_at(end)
@@ -104,6 +113,6 @@ def net_changes(life: Life, start: Position, end: Position) -> tuple[list[Change
             changes.append(Change(Action.INSERT, key, None, after))
         elif after is None:
             changes.append(Change(Action.DELETE, key, before, None))
-        elif before != after:
+        elif before != after or idle:
             changes.append(Change(Action.UPDATE, key, before, after))
     return changes, truncate and bool(life.state_at(start))
