@@ -112,12 +112,11 @@ def _settings_in_environment() -> bool:
 
 
 def _finish(code: int) -> None:
-    """Exit without waiting for a thread that hangs in a destination which is away."""
+    """Exit without waiting for threads: one may hang in a destination which is away, another
+    be in the middle of a collection, which may end anywhere."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if code:
-        os._exit(code)
-    sys.exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -2,26 +2,22 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from laredo_archive import local
 from laredo_archive.aws import profile as profile_
 from laredo_archive.aws.errors import ProfileError
 from laredo_archive.aws.profile import Profile
+from laredo_archive.s3.place import BadPlace, S3Place
 from laredo_model.settings import Secret, Section, WrongAt
-
-MAX_TAGS = 10
-"""Of an object: Amazon S3 User Guide, "Categorizing your objects using tags"."""
-
-_OFFLINE_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
-"""Storage classes whose objects can't be read before they are restored."""
 
 
 def _endpoint(url: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s]+/?", url):
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
         raise ValueError(f'"{url}" is no endpoint; write https://host or http://host:port')
     return url.rstrip("/")
 
@@ -78,71 +74,39 @@ class S3Destination(Section):
     tags: dict[str, str] = Field(default_factory=dict)
     unsafe_single_writer: bool = False
 
-    @field_validator("bucket")
-    @classmethod
-    def _name(cls, bucket: str) -> str:
-        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
-        if bucket.startswith("arn:") or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", bucket):
-            return bucket
-        raise ValueError(
-            f'"{bucket}" is no bucket\'s name; give the name alone, and what follows it as prefix'
-        )
-
-    @field_validator("prefix")
-    @classmethod
-    def _whole_names(cls, prefix: str) -> str:
-        if prefix.startswith("/") or any(
-            part in ("", ".", "..") for part in prefix.rstrip("/").split("/") if prefix
-        ):
-            raise ValueError(f'"{prefix}" is no prefix; write it as a/b/, without / in front')
-        return f"{prefix.rstrip('/')}/" if prefix else ""
-
-    @field_validator("storage_class")
-    @classmethod
-    def _readable(cls, name: str | None) -> str | None:
-        if name in _OFFLINE_CLASSES:
-            raise ValueError(
-                f"objects of class {name} can't be read without being restored first, and the "
-                "writer reads what it wrote; use another, and let the bucket's lifecycle move "
-                "old epochs"
-            )
-        return name
-
-    @field_validator("tags")
-    @classmethod
-    def _acceptable(cls, tags: dict[str, str]) -> dict[str, str]:
-        if len(tags) > MAX_TAGS:
-            raise ValueError(f"an object can have {MAX_TAGS} tags at most, these are {len(tags)}")
-        for key, value in tags.items():
-            if key.startswith("aws:") or not 0 < len(key) <= 128 or len(value) > 256:
-                raise ValueError(
-                    f"\"{key}\" can't be a tag; keys have 1 to 128 characters and don't begin "
-                    "with aws:, values have at most 256"
-                )
-        return tags
-
     @model_validator(mode="after")
-    def _key_is_used(self) -> "S3Destination":
-        if self.kms_key_id is not None and self.server_side_encryption != "aws:kms":
-            raise WrongAt(
-                ("kms_key_id",), 'goes with server_side_encryption = "aws:kms"; set that too'
-            )
+    def _is_possible(self) -> "S3Destination":
+        try:
+            self.s3_place  # noqa: B018  # its maker checks it
+        except BadPlace as wrong:
+            raise ValueError(str(wrong)) from wrong
         return self
 
     @property
+    def s3_place(self) -> S3Place:
+        """The same, as S3's part of the archive knows it.
+
+        :raises BadPlace: if it can't be one.
+        """
+        return S3Place(**{name: getattr(self, name) for name in _OF_PLACE})
+
+    @property
     def uri(self) -> str:
-        """Canonical, with ``/`` at the end; two stores may have buckets of the same name."""
-        return f"s3://{self.bucket}/{self.prefix}"
+        """With ``/`` at the end; two stores may have buckets of the same name."""
+        return self.s3_place.uri
 
     @property
     def place(self) -> str:
         """The same for the same place, however it is written."""
-        return self.uri if self.endpoint is None else f"{self.uri}?endpoint={self.endpoint}"
+        return self.s3_place.identity
 
     def below(self, key_prefix: str) -> tuple[str, str]:
         """The store, and where in it an archive is."""
-        return self.endpoint or "S3", f"{self.bucket}/{self.prefix}{key_prefix}"
+        store = self.place.removeprefix(self.uri)
+        return store.removeprefix("?endpoint=") or "S3", f"{self.uri}{key_prefix}"
 
+
+_OF_PLACE = [field.name for field in fields(S3Place)]
 
 DestinationConfig = LocalDestination | S3Destination
 

@@ -1,6 +1,7 @@
 """Prometheus metrics: counters told as things happen, the rest read off each table when scraped."""
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -15,6 +16,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.subscription import Observer
@@ -86,7 +88,30 @@ class Metrics:
             ["table"],
             registry=self.registry,
         )
+        self.objects_deleted = Counter(
+            "snapshotter_objects_deleted",
+            "Objects that no manifest needed any more, deleted",
+            ["table", "destination"],
+            registry=self.registry,
+        )
+        self.collections = Counter(
+            "snapshotter_collections",
+            "Runs of the garbage collector",
+            ["table", "destination", "outcome"],
+            registry=self.registry,
+        )
+        self.aws_requests = Counter(
+            "snapshotter_aws_requests",
+            "Requests to AWS services, by the answer's HTTP status",
+            ["service", "operation", "status"],
+            registry=self.registry,
+        )
         self.registry.register(_TableCollector(tables))
+
+    def called(self, called: Called) -> None:
+        """A request to an AWS service was answered, or wasn't."""
+        status = "none" if called.status is None else str(called.status)
+        self.aws_requests.labels(called.service, called.operation, status).inc()
 
     def text(self) -> bytes:
         """What a scrape gets."""
@@ -121,6 +146,20 @@ class TableCounters(Observer):
     def notice_refused(self, sink: str) -> None:
         """``sink`` didn't take one, or didn't say so."""
         self._metrics.event_errors.labels(self._table, sink).inc()
+
+    def destination(self, place: str) -> None:
+        """There is a destination at ``place``; its counters begin at 0."""
+        self._metrics.objects_deleted.labels(self._table, place)
+        for outcome in ("done", "failed"):
+            self._metrics.collections.labels(self._table, place, outcome)
+
+    def collected(self, place: str, outcome: str) -> None:
+        """A run of the garbage collector ended."""
+        self._metrics.collections.labels(self._table, place, outcome).inc()
+
+    def object_deleted(self, place: str) -> None:
+        """An object was deleted."""
+        self._metrics.objects_deleted.labels(self._table, place).inc()
 
     def restarted(self) -> None:
         """The table's writer began again."""
@@ -158,16 +197,61 @@ class _TableCollector(Collector):
             "Manifest swaps that somebody else came before",
             labels=["table"],
         )
-        errors = CounterMetricFamily(
-            "snapshotter_destination_errors",
-            "Requests that a destination refused or didn't answer",
-            labels=["table", "destination"],
-        )
         for table in tables:
             conflicts.add_metric([table.table], table.cas_conflicts)
-            for destination in {*table.destinations, *table.destination_errors}:
-                errors.add_metric(
-                    [table.table, destination], table.destination_errors.get(destination, 0)
-                )
         yield conflicts
-        yield errors
+        yield from _of_destinations(tables)
+        yield from _of_sinks(tables)
+
+
+def _of_destinations(tables: Iterable[TableStatus]) -> Iterator[Metric]:
+    labels = ["table", "destination"]
+    errors = CounterMetricFamily(
+        "snapshotter_destination_errors",
+        "Requests that a destination refused or didn't answer",
+        labels=labels,
+    )
+    up = GaugeMetricFamily(
+        "snapshotter_destination_up",
+        "1 if the destination takes commits, 0 if it holds them up",
+        labels=labels,
+    )
+    away = GaugeMetricFamily(
+        "snapshotter_destination_away_seconds",
+        "How long the destination has held commits up",
+        labels=labels,
+    )
+    for table in tables:
+        for place in table.destinations:
+            names = [table.table, place.place]
+            errors.add_metric(names, place.errors)
+            if place.state != "unknown":
+                is_up = place.state == "level"
+                up.add_metric(names, float(is_up))
+                away.add_metric(names, 0.0 if is_up else _seconds_since(place.since))
+    yield from (errors, up, away)
+
+
+def _of_sinks(tables: Iterable[TableStatus]) -> Iterator[Metric]:
+    labels = ["table", "sink"]
+    backlog = GaugeMetricFamily(
+        "snapshotter_event_backlog",
+        "Artifacts that the sink is still to be told of",
+        labels=labels,
+    )
+    failing = GaugeMetricFamily(
+        "snapshotter_event_failing_seconds",
+        "How long the sink has refused notices",
+        labels=labels,
+    )
+    for table in tables:
+        for sink in table.sinks:
+            names = [table.table, sink.name]
+            if sink.outstanding is not None:
+                backlog.add_metric(names, sink.outstanding)
+            failing.add_metric(names, _seconds_since(sink.since))
+    yield from (backlog, failing)
+
+
+def _seconds_since(moment: datetime | None) -> float:
+    return 0.0 if moment is None else (datetime.now(UTC) - moment).total_seconds()

@@ -14,6 +14,7 @@ import structlog
 from laredo_snapshotter import http
 from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.cuts import cut_each
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import PortTaken
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import TableStatus
@@ -35,8 +36,11 @@ class Service:
         self._settings = settings
         self._flush_timeout = flush_timeout
         self._metrics = Metrics(self.statuses)
+        stores = Stores(self._metrics.called)
         self._writers = {
-            table.name: TableWriter(table, TableCounters(self._metrics, table.name), flush_timeout)
+            table.name: TableWriter(
+                table, TableCounters(self._metrics, table.name), stores, flush_timeout
+            )
             for table in tables
         }
         self._stopping = asyncio.Event()

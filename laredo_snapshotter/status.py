@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from laredo_model import position as position_
 
@@ -27,6 +27,57 @@ class State(StrEnum):
     """Something that only people can put right."""
     STOPPED = "stopped"
     """The last diff was flushed."""
+
+
+@dataclass(frozen=True)
+class DestinationStatus:
+    """One of a table's destinations."""
+
+    uri: str
+    place: str
+    """The URI, and the endpoint if it isn't AWS's."""
+    state: Literal["level", "away", "unknown"]
+    """level: it has what the others have, but for a commit that is on its way."""
+    since: datetime | None
+    problem: str | None
+    head_position: int | None
+    """What its manifest was last seen or made to say."""
+    errors: int
+    collection: dict[str, Any] | None
+    """How the last collection of garbage went; None before the first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As /status shows it."""
+        shown = asdict(self)
+        shown["since"] = None if self.since is None else self.since.isoformat()
+        shown["head_position"] = _text(self.head_position)
+        return shown
+
+
+@dataclass(frozen=True)
+class SinkStatus:
+    """One of a table's sinks."""
+
+    name: str
+    type: str
+    outstanding: int | None
+    """Artifacts that it is still to be told of; None before the archive is claimed."""
+    missed: int
+    """Artifacts that left the manifest before it was told of them."""
+    last_notified: dict[str, Any] | None
+    """Epoch and position of the newest artifact that it was told of."""
+    last_notified_at: datetime | None
+    since: datetime | None
+    """Since when it refuses."""
+    problem: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As /status shows it."""
+        shown = asdict(self)
+        for name in ("last_notified_at", "since"):
+            at = shown[name]
+            shown[name] = None if at is None else at.isoformat()
+        return shown
 
 
 @dataclass(frozen=True)
@@ -65,17 +116,23 @@ class TableStatus:
     holding: dict[str, Any] | None
     journal: dict[str, Any] | None
     """How far back the server's journal reaches, asked while the stream is closed."""
-    destinations: tuple[str, ...]
+    destinations: tuple[DestinationStatus, ...]
+    """As configured."""
+    sinks: tuple[SinkStatus, ...]
     cas_conflicts: int
-    destination_errors: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """As /status shows it: positions as text, times in ISO format."""
         shown = asdict(self)
         shown["state"] = self.state.value
         for name in ("head_position", "seen_position", "stream_position"):
-            shown[name] = None if shown[name] is None else position_.text(shown[name])
+            shown[name] = _text(shown[name])
         if self.snapshot_created_at is not None:
             shown["snapshot_created_at"] = self.snapshot_created_at.isoformat()
-        shown["destinations"] = list(self.destinations)
+        shown["destinations"] = [place.to_json() for place in self.destinations]
+        shown["sinks"] = [sink.to_json() for sink in self.sinks]
         return shown
+
+
+def _text(position: int | None) -> str | None:
+    return None if position is None else position_.text(position)

@@ -6,18 +6,21 @@ at the archive's head. Only what people must put right ends it for good.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import structlog
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.errors import AwsError
 from laredo_archive.commit import TableArchive
+from laredo_archive.destination import Destination
 from laredo_archive.errors import (
     ArchiveError,
     ChecksumDiffers,
     CommitUnavailable,
-    DestinationUnavailable,
+    ConditionalWritesMissing,
+    DestinationError,
     Fenced,
     HistoriesDiffer,
     ManifestError,
@@ -25,8 +28,10 @@ from laredo_archive.errors import (
 from laredo_archive.holding import Counts
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.subscription import Backoff
-from laredo_snapshotter import destinations, table_status
+from laredo_snapshotter import table_status
+from laredo_snapshotter.collector import Collector
 from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
 from laredo_snapshotter.events.build import build_all
 from laredo_snapshotter.events.notifier import Notifier
@@ -40,14 +45,27 @@ AGAIN = Backoff(initial=0.5, maximum=30.0)
 LONG_LIFE_S = 60.0
 """A life that lasted so long says that what ended the ones before is over."""
 
-FINAL = (Fenced, ManifestError, HistoriesDiffer, ChecksumDiffers, KeyFieldsDiffer)
+CLOSE_S = 5.0
+"""What giving temporary files back may take, where a destination hangs."""
+
+FINAL = (
+    Fenced,
+    ManifestError,
+    HistoriesDiffer,
+    ChecksumDiffers,
+    KeyFieldsDiffer,
+    ConditionalWritesMissing,
+    AwsError,
+)
 """What trying again can't cure, and might make worse."""
 
 
 class TableWriter:
     """Writes one table's archive. All methods belong to one event loop."""
 
-    def __init__(self, config: TableConfig, counters: TableCounters, flush_timeout: float) -> None:
+    def __init__(
+        self, config: TableConfig, counters: TableCounters, stores: Stores, flush_timeout: float
+    ) -> None:
         """``flush_timeout``: seconds that the last diff may take."""
         self.config = config
         self.state = State.STARTING
@@ -58,10 +76,16 @@ class TableWriter:
         self.life: Life | None = None
         self.notifier: Notifier | None = None
         """Tells the sinks, from the claim on; also between two lives."""
+        self.collector: Collector | None = None
+        """Deletes what isn't needed, as long as the archive is ours."""
         self.counters = counters
         self.counts = Counts()
         """What the archive counted, before it is open too."""
-        self._sinks = build_all(config.sinks, Clients(config.profiles))
+        self._stores = stores
+        self._sinks = build_all(config.sinks, stores.clients(config.profiles))
+        self._collecting: asyncio.Task[None] | None = None
+        for place in config.destinations:
+            counters.destination(place.place)
         self._flush_timeout = flush_timeout
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
@@ -119,6 +143,12 @@ class TableWriter:
 
     async def run(self) -> None:
         """Write until stopped, or until something happened that only people can put right."""
+        try:
+            await self._write()
+        finally:
+            await self._close()
+
+    async def _write(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -131,18 +161,32 @@ class TableWriter:
                 failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
                 await self._wait_again(failure, failures)
         self.state = State.STOPPED
-        if self.notifier is not None:
-            self.notifier.stop()
         self._refuse_requests("the writer has stopped")
+
+    async def _close(self) -> None:
+        """Nothing goes on here any more; the archive stays as it is."""
+        if self.notifier is not None and self.state is not State.FAILED:
+            # Of a writer that was fenced, the one that took over tells the rest.
+            self.notifier.stop()
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.wait([self._collecting])
+        if self.archive is not None:
+            loop = asyncio.get_running_loop()
+            closing = loop.run_in_executor(self._executor, self.archive.close)
+            await asyncio.wait([closing], timeout=CLOSE_S)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _live_once(self) -> None:
         loop = asyncio.get_running_loop()
         if self.archive is None or self.notifier is None:
             self.state = State.STARTING
-            self.archive = await loop.run_in_executor(self._executor, self._open)
+            destinations = await loop.run_in_executor(self._executor, self._destinations)
+            self.archive = await loop.run_in_executor(self._executor, self._open, destinations)
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
             self.notifier.start()
+            self.collector = Collector(self.config, destinations, self.counters, self._has_base)
+            self._collecting = asyncio.create_task(self.collector.run())
         # A life that ended may have left a commit that isn't everywhere yet.
         await loop.run_in_executor(self._executor, self.archive.settle)
         self.problem = None
@@ -162,12 +206,15 @@ class TableWriter:
         finally:
             self.life = None
 
-    def _open(self) -> TableArchive:
+    def _has_base(self) -> bool:
+        return self.archive is not None and self.archive.head is not None
+
+    def _open(self, destinations: Sequence[Destination]) -> TableArchive:
         config = self.config
         if config.spill_directory is not None:
             config.spill_directory.mkdir(parents=True, exist_ok=True)
         return TableArchive.open(
-            destinations.build(config.destinations),
+            destinations,
             config.name,
             key_prefix=config.key_prefix,
             keep_epochs=config.retention.keep_epochs,
@@ -176,8 +223,16 @@ class TableWriter:
             counts=self.counts,
         )
 
+    def _destinations(self) -> list[Destination]:
+        try:
+            return self._stores.open(self.config)
+        except DestinationError as failure:
+            if failure.place is not None:
+                self.counts.failed(failure.place, failure)
+            raise
+
     async def _wait_again(self, failure: Exception, failures: int) -> None:
-        away = isinstance(failure, DestinationUnavailable | CommitUnavailable)
+        away = isinstance(failure, DestinationError | CommitUnavailable)
         self.state = State.HOLDING if away else State.CONNECTING
         self.problem = str(failure) or type(failure).__name__
         self.counters.restarted()
@@ -206,9 +261,6 @@ class TableWriter:
     def _end(self, state: State, why: Exception) -> None:
         self.state = state
         self.problem = str(why)
-        if state is State.FENCED and self.notifier is not None:
-            # The one that took over tells the rest.
-            self.notifier.stop()
         self._log.error("stopped for good", state=state.value, error=str(why))
         self._refuse_requests(f"{self.config.name} is {state}: {why}")
 

@@ -1,12 +1,15 @@
 """A table's status, read off its writer."""
 
 import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from laredo_archive.head import Head
+from laredo_model import position as position_
+from laredo_snapshotter.config_places import DestinationConfig
 from laredo_snapshotter.life import Life
-from laredo_snapshotter.status import State, TableStatus
+from laredo_snapshotter.status import DestinationStatus, SinkStatus, State, TableStatus
 
 if TYPE_CHECKING:
     from laredo_snapshotter.table import TableWriter
@@ -23,9 +26,9 @@ def of(writer: "TableWriter") -> TableStatus:
         ready=state is State.FOLLOWING and head is not None,
         problem=problem,
         writer_id=archive.claim.writer_id if archive is not None else None,
-        destinations=tuple(place.place for place in writer.config.destinations),
+        destinations=tuple(_destination(writer, place) for place in writer.config.destinations),
+        sinks=tuple(_sinks(writer)),
         cas_conflicts=writer.counts.cas_conflicts,
-        destination_errors=dict(writer.counts.destination_errors),
         **_of_head(head),
         **_of_life(life, head),
     )
@@ -44,6 +47,49 @@ def _state(writer: "TableWriter") -> tuple[State, str | None]:
     if life.feed.live:
         return State.FOLLOWING, None
     return State.COPYING, None
+
+
+def _destination(writer: "TableWriter", configured: DestinationConfig) -> DestinationStatus:
+    place = configured.place
+    standing = writer.counts.standings.of(place)
+    collection = writer.collector.latest.get(place) if writer.collector is not None else None
+    state: Literal["level", "away", "unknown"] = "unknown"
+    if standing is not None and standing.problem is not None:
+        state = "away"
+    elif standing is not None and writer.archive is not None:
+        state = "level"
+    return DestinationStatus(
+        uri=configured.uri,
+        place=place,
+        state=state,
+        since=standing.since if standing is not None and state != "unknown" else None,
+        problem=standing.problem if standing is not None else None,
+        head_position=writer.archive.heads.get(place) if writer.archive is not None else None,
+        errors=writer.counts.destination_errors[place],
+        collection=collection.to_json() if collection is not None else None,
+    )
+
+
+def _sinks(writer: "TableWriter") -> Iterator[SinkStatus]:
+    known = {sink.name: sink for sink in writer.notifier.statuses()} if writer.notifier else {}
+    for configured in writer.config.sinks:
+        found = known.get(configured.name)
+        mark = found.last_notified if found is not None else None
+        trouble = found.trouble if found is not None else None
+        yield SinkStatus(
+            name=configured.name,
+            type=configured.type,
+            outstanding=found.outstanding if found is not None else None,
+            missed=found.missed if found is not None else 0,
+            last_notified=None
+            if mark is None
+            else {"epoch": mark.epoch, "position": position_.text(mark.position)},
+            last_notified_at=found.last_notified_at if found is not None else None,
+            since=None
+            if trouble is None
+            else datetime.now(UTC) - timedelta(seconds=time.monotonic() - trouble.since),
+            problem=trouble.problem if trouble is not None else None,
+        )
 
 
 def _of_head(head: Head | None) -> dict[str, Any]:

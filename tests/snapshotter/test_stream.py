@@ -14,6 +14,7 @@ from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 from laredo_snapshotter import config
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import State
 from laredo_snapshotter.table import TableWriter
@@ -69,7 +70,7 @@ class Writing:
         block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
         (table,) = config.tables(block)
         self.metrics = Metrics(lambda: [self.writer.status()])
-        self.writer = TableWriter(table, TableCounters(self.metrics, table.name), 5.0)
+        self.writer = TableWriter(table, TableCounters(self.metrics, table.name), Stores(), 5.0)
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         async with asyncio.timeout(20):

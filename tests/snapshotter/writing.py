@@ -1,7 +1,7 @@
 """The writer's real process over a served store, and its archives read without our code."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import httpx
 
 from tests.end_to_end.oracle import boundaries
 from tests.processes import Program, free_port, wait_until
+from tests.snapshotter.buckets import BucketPath
 from tests.snapshotter.served import Served
 
 CONFIG = """
@@ -33,11 +34,15 @@ class Writer:
         *tables: str,
         interval: str = "200ms",
         more: str = "",
-        destinations: tuple[Path, ...] = (),
+        destinations: Sequence[Path | BucketPath | str] = (),
         name: str = "snapshotter",
     ) -> None:
         self.tables = tables or ("users",)
-        self.archive = directory / "archive"
+        places = tuple(destinations) or (directory / "archive",)
+        self.archive: Path | BucketPath = next(
+            (place for place in places if not isinstance(place, str)), directory / "archive"
+        )
+        """Where the test looks."""
         self._served = served
         config = directory / f"{name}.conf"
         http_port = free_port()
@@ -45,10 +50,7 @@ class Writer:
             CONFIG.format(
                 server=served.address,
                 interval=interval,
-                destinations=", ".join(
-                    f'{{ type = local, path = "{path}" }}'
-                    for path in destinations or (self.archive,)
-                ),
+                destinations=", ".join(map(_configured, places)),
                 http_port=http_port,
                 tables=", ".join(f"{{ source {{ table = {table} }} }}" for table in self.tables),
                 more=more,
@@ -90,6 +92,14 @@ class Writer:
     def manifest(self, table: str = "users") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.archive / table / "manifest.json").read_bytes())
         return found
+
+    def destination(self, place: Path | BucketPath, table: str = "users") -> dict[str, Any]:
+        """What /status says of one destination."""
+        uri = f"{place.uri.rstrip('/')}/" if isinstance(place, BucketPath) else f"{place.as_uri()}/"
+        found = [told for told in self.status(table)["destinations"] if told["uri"] == uri]
+        assert len(found) == 1, f"{uri}: {self.status(table)['destinations']}"
+        told: dict[str, Any] = found[0]
+        return told
 
     def artifacts(self, table: str = "users") -> list[dict[str, Any]]:
         if not (self.archive / table / "manifest.json").exists():
@@ -146,6 +156,14 @@ class Writer:
     def kinds(self, table: str = "users") -> list[tuple[str, int]]:
         """Kind and epoch of every artifact."""
         return [(found["kind"], found["epoch"]) for found in self.artifacts(table)]
+
+
+def _configured(place: Path | BucketPath | str) -> str:
+    if isinstance(place, str):
+        return place
+    if isinstance(place, BucketPath):
+        return place.configured()
+    return f'{{ type = local, path = "{place}" }}'
 
 
 def integer(position: str) -> int:
