@@ -125,6 +125,7 @@ class Notifier:
         now, recorded = time.monotonic(), self._notified()
         if recorded != self._recorded or not self.unrecorded:
             self._recorded, self._recorded_at = recorded, now
+            return False
         return now - self._recorded_at >= idle
 
     def _told(self) -> dict[str, Mark | None]:

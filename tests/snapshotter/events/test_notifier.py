@@ -1,0 +1,357 @@
+"""The notifier over real HTTP: what each sink hears when sinks, commits and restarts go wrong."""
+
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from structlog.testing import capture_logs
+
+from laredo_archive.aws import clients as clients_
+from laredo_archive.aws.clients import Clients
+from laredo_archive.commit import TableArchive
+from laredo_archive.manifest import Artifact, FormatEntry, Kind, Mark
+from laredo_fanout.client.subscription import Backoff
+from laredo_model.position import Position
+from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.sink import Sink
+from tests.archive.archiving import (
+    HISTORY,
+    MANIFEST,
+    MORNING,
+    ONE,
+    TWO,
+    ScriptedDestination,
+    base_of,
+    diffed,
+    memory,
+    opened,
+    rebased,
+)
+from tests.faults.fault import Rule, answer, delay, drop
+from tests.faults.proxy import FaultProxy
+from tests.processes import wait_until
+from tests.snapshotter.events.recording import Recorder
+from tests.snapshotter.events.telling import Telling, marks, queue
+
+NEVER_S = 600.0
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    with Recorder() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
+    with FaultProxy(recorder.endpoint) as between:
+        yield between
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    made = Clients()
+    yield made
+    made.close()
+
+
+def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> TableArchive:
+    """A base and a diff."""
+    archive = opened(stores or memory(2), sinks=[sink.name])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    return archive
+
+
+def test_everything_is_told_in_order_as_it_is_committed(
+    recorder: Recorder, clients: Clients
+) -> None:
+    sink = queue(recorder.endpoint, "q", clients)
+    archive = opened(memory(2), sinks=[sink.name])
+    with Telling(archive, sink) as notifier:
+        rebased(archive, 10, ONE, continues=False)
+        for end in (20, 30, 40):
+            diffed(archive, end - 10, end, ONE, ONE)
+            notifier.wake()
+        assert notifier.settle(10)
+        late_base = base_of(archive, 30, ONE)
+        archive.commit_base(late_base, continues=True)
+        notifier.wake()
+        assert notifier.settle(10)
+    told = [
+        (1, 10, "snapshot"),
+        (1, 20, "diff"),
+        (1, 30, "diff"),
+        (1, 40, "diff"),
+        (2, 30, "snapshot"),
+        (2, 40, "diff"),  # its epoch is another one now
+    ]
+    assert recorder.artifacts(sink.name) == told
+    assert archive.notices.told == {sink.name: Mark(2, Position(40))}
+
+
+def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
+    recorder: Recorder, proxy: FaultProxy, clients: Clients
+) -> None:
+    hanging = queue(proxy.endpoint, "hanging", clients)
+    refusing = queue(recorder.endpoint.replace("127.0.0.1", "localhost"), "refusing", clients)
+    well = queue(recorder.endpoint, "well", clients)
+    proxy.add(Rule(delay(NEVER_S), times=None))
+    with FaultProxy(recorder.endpoint) as other:
+        other.add(Rule(answer(403, "AccessDenied"), times=None))
+        refusing = queue(other.endpoint, "refusing", clients)
+        archive = opened(memory(2), sinks=[s.name for s in (hanging, refusing, well)])
+        with Telling(archive, hanging, refusing, well) as notifier:
+            rebased(archive, 10, ONE, continues=False)
+            notifier.wake()
+            wait_until(proxy.requests, "it hangs")
+            for end in range(20, 220, 10):
+                diffed(archive, end - 10, end, ONE, ONE)
+                notifier.wake()
+            wait_until(lambda: recorder.artifacts(well.name) == marks(archive), "one hears all")
+            wait_until(lambda: other.faults()["403 AccessDenied before"] > 3, "the other tries")
+            archive.record_notices()
+            assert not notifier.settle(0.0)
+            statuses = {status.name: status for status in notifier.statuses()}
+        assert not recorder.artifacts(hanging.name)
+        assert len(proxy.requests()) == 1
+    assert statuses[well.name].outstanding == 0
+    assert statuses[well.name].trouble is None
+    assert statuses[well.name].last_notified == Mark(1, Position(210))
+    assert statuses[hanging.name].outstanding == statuses[refusing.name].outstanding == 21
+    trouble = statuses[refusing.name].trouble
+    assert trouble is not None
+    assert trouble.problem.startswith(f"sqs:SendMessage on {refusing.name} as profile ambient")
+    assert trouble.attempts > 3
+    assert archive.manifest is not None
+    assert archive.manifest.notified == {
+        hanging.name: None,
+        refusing.name: None,
+        well.name: Mark(1, Position(210)),
+    }
+
+
+def test_failures_are_counted_logged_and_forgotten_with_the_next_success(
+    proxy: FaultProxy, recorder: Recorder, clients: Clients
+) -> None:
+    sink = queue(proxy.endpoint, "q", clients)
+    proxy.add(Rule(answer(503, "ServiceUnavailable"), times=3), Rule(drop(after=True)))
+    archive = written(sink)
+    telling = Telling(archive, sink)
+    with capture_logs() as logs, telling as notifier:
+        wait_until(lambda: recorder.artifacts(sink.name)[2:], "both are told, one of them twice")
+        assert wait_until(lambda: telling.counts.sent[sink.name] == 2, "all is told")
+        [status] = notifier.statuses()
+    assert recorder.artifacts(sink.name) == [marks(archive)[0], *marks(archive)]
+    assert telling.counts.sinks == [sink.name]
+    assert telling.counts.refused == {sink.name: 4}
+    assert (status.outstanding, status.trouble) == (0, None)
+    assert status.last_notified_at is not None
+    failed = [line for line in logs if line["event"] == "not notified"]
+    assert [(line["attempt"], line["kind"]) for line in failed] == [
+        (number, "SinkUnreachable") for number in (1, 2, 3, 4)
+    ]
+    assert all(line["sink"] == sink.name and line["table"] == "public.t" for line in failed)
+    assert [line["failed_attempts"] for line in logs if line["event"] == "notified"] == [4, 0]
+
+
+def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: Clients) -> None:
+    class Defect:
+        name = "arn:defect"
+
+        def send(self, notice: Notice) -> None:
+            raise ZeroDivisionError(notice.table)
+
+        def check(self) -> str:
+            raise AssertionError
+
+    well = queue(recorder.endpoint, "q", clients)
+    archive = opened(memory(1), sinks=["arn:defect", well.name])
+    rebased(archive, 10, ONE, continues=False)
+    telling = Telling(archive, Defect(), well)
+    with capture_logs() as logs, telling:
+        wait_until(lambda: telling.counts.refused["arn:defect"] > 2, "it is tried again")
+        wait_until(lambda: recorder.artifacts(well.name) == marks(archive), "the other hears all")
+    assert any(isinstance(line.get("exc_info"), ZeroDivisionError) for line in logs)
+
+
+def test_what_was_told_and_not_written_down_is_told_again(
+    recorder: Recorder, clients: Clients
+) -> None:
+    stores, sink = memory(2), queue(recorder.endpoint, "q", clients)
+    archive = written(sink, stores=stores)
+    with Telling(archive, sink) as notifier:
+        assert notifier.settle(10)
+        assert notifier.unrecorded
+    again = opened(stores, "w2", sinks=[sink.name])
+    with Telling(again, sink) as notifier:
+        assert notifier.settle(10)
+        again.record_notices()
+        assert not notifier.unrecorded
+    third = opened(stores, "w3", sinks=[sink.name])
+    with Telling(third, sink) as notifier:
+        assert notifier.settle(10)
+    assert recorder.artifacts(sink.name) == marks(archive) * 2
+
+
+def test_a_sink_that_is_new_begins_with_the_newest(recorder: Recorder, clients: Clients) -> None:
+    stores, old = memory(2), queue(recorder.endpoint, "old", clients)
+    written(old, stores=stores)
+    new = queue(recorder.endpoint, "new", clients)
+    archive = opened(stores, "w2", sinks=[old.name, new.name])
+    with Telling(archive, old, new) as notifier:
+        assert notifier.settle(10)
+        diffed(archive, 20, 30, TWO, ONE)
+        notifier.wake()
+        assert notifier.settle(10)
+    assert recorder.artifacts(old.name) == marks(archive)
+    assert recorder.artifacts(new.name) == marks(archive)[1:]
+
+
+def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
+    recorder: Recorder, proxy: FaultProxy, clients: Clients
+) -> None:
+    down, well = queue(proxy.endpoint, "down", clients), queue(recorder.endpoint, "well", clients)
+    archive = opened(memory(2), sinks=[down.name, well.name], keep_epochs=1)
+    rebased(archive, 10, ONE, continues=False)
+    telling = Telling(archive, down, well)
+    with capture_logs() as logs, telling as notifier:
+        assert notifier.settle(10)
+        with proxy.away():
+            for end in (20, 30, 40):
+                diffed(archive, end - 10, end, ONE, ONE)
+            notifier.wake()
+            wait_until(lambda: notifier.statuses()[0].trouble, "it is away")
+            wait_until(lambda: len(recorder.artifacts(well.name)) == 4, "the other isn't")
+            # 10 to 30 leave; the diff to 40 becomes the new epoch's.
+            archive.commit_base(base_of(archive, 30, ONE), continues=True)
+            notifier.wake()
+            wait_until(lambda: len(recorder.artifacts(well.name)) == 6, "all of the new epoch")
+            assert [status.missed for status in notifier.statuses()] == [2, 0]
+        wait_until(lambda: notifier.statuses()[0].outstanding == 0, "it is back")
+    assert recorder.artifacts(down.name) == [(1, 10, "snapshot"), *marks(archive)]
+    [warned] = [line for line in logs if line["event"].startswith("artifacts left the manifest")]
+    assert (warned["sink"], warned["artifacts"], warned["epochs"]) == (down.name, 2, [1])
+    assert "keep_epochs" in warned["advice"]
+
+
+def test_stopping_waits_for_no_sink(
+    recorder: Recorder, proxy: FaultProxy, clients: Clients
+) -> None:
+    sink = queue(proxy.endpoint, "q", clients)
+    proxy.add(Rule(delay(NEVER_S)))
+    archive = written(sink)
+    telling = Telling(archive, sink, retry=Backoff(NEVER_S, NEVER_S))
+    with telling as notifier:
+        wait_until(proxy.requests, "it hangs")
+        began = time.monotonic()
+        assert not notifier.settle(0.05)
+    assert time.monotonic() - began < NEVER_S / 10
+    assert all(t.daemon for t in threading.enumerate() if t.name.endswith(f"to {sink.name}"))
+
+
+def test_stopping_ends_the_wait_before_the_next_attempt(
+    proxy: FaultProxy, clients: Clients
+) -> None:
+    sink = queue(proxy.endpoint, "q", clients)
+    proxy.add(Rule(answer(403, "AccessDenied"), times=None))
+    archive = written(sink)
+    with Telling(archive, sink, retry=Backoff(NEVER_S, NEVER_S)) as notifier:
+        assert notifier.settle(10), "in trouble is settled"
+    wait_until(lambda: not telling_threads(sink), "its thread ends")
+    assert len(proxy.requests()) == 1
+
+
+def telling_threads(sink: Sink) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.endswith(f"to {sink.name}")]
+
+
+def test_a_record_is_due_once_nothing_was_committed_for_a_while(
+    recorder: Recorder, clients: Clients
+) -> None:
+    sink = queue(recorder.endpoint, "q", clients)
+    archive = opened(memory(2), sinks=[sink.name])
+    with Telling(archive, sink) as notifier:
+        assert not notifier.recording_due(0.0), "nothing was told"
+        rebased(archive, 10, ONE, continues=False)
+        notifier.wake()
+        assert notifier.settle(10)
+        assert not notifier.recording_due(NEVER_S)
+        assert notifier.recording_due(0.0)
+        diffed(archive, 10, 20, ONE, TWO)
+        assert not notifier.recording_due(0.0), "the commit has recorded it"
+        notifier.wake()
+        assert notifier.settle(10)
+        assert notifier.recording_due(0.0)
+        archive.record_notices()
+        assert not notifier.recording_due(0.0)
+
+
+def test_thousands_of_outstanding_notices_cost_no_memory(
+    recorder: Recorder, proxy: FaultProxy, clients: Clients
+) -> None:
+    count = 3000
+    [store], sink = memory(1), queue(proxy.endpoint, "q", clients)
+    rebased(opened([store], sinks=[sink.name]), 10, ONE, continues=False)
+    long = replace(store.manifest, artifacts=(store.manifest.artifacts[0], *diffs(count)))
+    long = replace(long, head_position=long.artifacts[-1].to_position)
+    store.store.objects[MANIFEST] = (long.to_bytes(), *store.store.objects[MANIFEST][1:])
+    archive = opened([store], "w2", sinks=[sink.name])
+    telling = Telling(archive, sink)
+    proxy.add(Rule(answer(503, "ServiceUnavailable"), times=None))
+    tracemalloc.start()
+    with telling as notifier:
+        wait_until(lambda: telling.counts.refused.total() > 10, "tried")
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(count):
+            notifier.wake()
+            assert [status.outstanding for status in notifier.statuses()] == [count + 1]
+        wait_until(lambda: telling.counts.refused.total() > 50, "tried")
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        assert sum(isinstance(thing, Notice) for thing in gc.get_objects()) <= 1
+        assert grown < 200 * count, "not even a list of what is outstanding"
+        tracemalloc.stop()
+        proxy.clear()
+        wait_until(lambda: telling.counts.sent.total() > count / 10, "it is told", 100)
+    told = recorder.artifacts(sink.name)
+    assert told == marks(archive)[: len(told)]
+
+
+def diffs(count: int) -> list[Artifact]:
+    """Entries such as a manifest has, without their objects."""
+    return [
+        Artifact(
+            kind=Kind.DIFF,
+            epoch=1,
+            from_position=Position(10 + number),
+            to_position=Position(11 + number),
+            created_at=datetime(2026, 6, 3, tzinfo=UTC),
+            formats={"jsonl": FormatEntry(f"mem://d{number}", 1, f"d{number}")},
+            change_count=1,
+            history=HISTORY,
+            to_time=MORNING,
+        )
+        for number in range(count)
+    ]
+
+
+def test_a_sink_that_answers_too_late_is_told_again(
+    recorder: Recorder,
+    proxy: FaultProxy,
+    clients: Clients,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clients_, "READ_TIMEOUT_S", 0.2)
+    sink = queue(proxy.endpoint, "q", clients)
+    proxy.add(Rule(delay(1.0, after=True)))
+    archive = written(sink)
+    with Telling(archive, sink):
+        wait_until(lambda: len(recorder.artifacts(sink.name)) == 3, "told, one of them twice")
+    assert recorder.artifacts(sink.name) == [marks(archive)[0], *marks(archive)]
