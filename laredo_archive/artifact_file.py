@@ -17,6 +17,7 @@ from laredo_archive.codec import BadBytes, Source
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown
 from laredo_archive.manifest import Artifact, FormatEntry
+from laredo_archive.progress import UNWATCHED, Progress
 from laredo_model.change import Action, Change
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import ModelError
@@ -45,11 +46,20 @@ class Shape:
 
 
 class ArtifactFiles:
-    """The objects of one archive. ``locate`` turns a manifest's key into the destination's."""
+    """The objects of one archive. ``locate`` turns a manifest's key into the destination's.
 
-    def __init__(self, destination: Destination, locate: Callable[[str], str]) -> None:
+    ``progress`` is told of what is read from beginning to end.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        locate: Callable[[str], str],
+        progress: Progress = UNWATCHED,
+    ) -> None:
         self._destination = destination
         self._locate = locate
+        self._progress = progress
 
     def uri(self, entry: FormatEntry) -> str:
         """Where the object is."""
@@ -60,14 +70,17 @@ class ArtifactFiles:
 
         :raises FormatUnknown: if it is there in none that is known here.
         """
-        wanted = PREFERRED_FORMATS if format_id is None else (format_id,)
-        for candidate in wanted:
-            entry = artifact.formats.get(candidate)
-            if entry is not None and candidate in codec.FORMATS:
-                return candidate, entry
+        readable = _readable(artifact, format_id)
+        if readable:
+            return readable[0], artifact.formats[readable[0]]
         entries = list(artifact.formats.values())
         uri = self.uri(entries[0]) if entries else self._destination.uri
         raise FormatUnknown(uri, sorted(artifact.formats), list(PREFERRED_FORMATS))
+
+    def size_to_read(self, artifact: Artifact) -> int:
+        """Bytes of the format that it is read in; 0 if it can't be read."""
+        readable = _readable(artifact)
+        return artifact.formats[readable[0]].size_bytes if readable else 0
 
     def check_size(self, entry: FormatEntry) -> None:
         """Look at the object without reading it.
@@ -87,7 +100,7 @@ class ArtifactFiles:
         :raises ArtifactDamaged: if size or sha256 aren't those of its entry.
         """
         with closing(self._destination.open(self._locate(entry.key))) as opened:
-            checked = _Checked(opened, entry, self.uri(entry))
+            checked = _Checked(opened, entry, self.uri(entry), self._progress)
             while checked.read(_DRAIN_BYTES):
                 pass
 
@@ -184,7 +197,7 @@ class ArtifactFiles:
     def _guarded(self, entry: FormatEntry, read: Callable[[Source], Iterator[T]]) -> Iterator[T]:
         uri = self.uri(entry)
         with closing(self._destination.open(self._locate(entry.key))) as opened:
-            checked = _Checked(opened, entry, uri)
+            checked = _Checked(opened, entry, uri, self._progress)
             try:
                 yield from read(checked)
             except (BadBytes, ModelError) as wrong:
@@ -198,6 +211,12 @@ class ArtifactFiles:
             raise ArtifactDamaged(
                 self.uri(entry), f"it has {count} {what}, the manifest says {expected}"
             )
+
+
+def _readable(artifact: Artifact, format_id: str | None = None) -> list[str]:
+    """The formats that it can be read in here, the preferred one first."""
+    wanted = PREFERRED_FORMATS if format_id is None else (format_id,)
+    return [id_ for id_ in wanted if id_ in artifact.formats and id_ in codec.FORMATS]
 
 
 _MISSING = (
@@ -247,10 +266,11 @@ def _refuse_change(uri: str, change: Change) -> NoReturn:
 class _Checked:
     """Passes bytes on; at their end compares size and sha256."""
 
-    def __init__(self, source: Source, entry: FormatEntry, uri: str) -> None:
+    def __init__(self, source: Source, entry: FormatEntry, uri: str, progress: Progress) -> None:
         self._source = source
         self._entry = entry
         self._uri = uri
+        self._progress = progress
         self._hash = sha256()
         self._size = 0
 
@@ -261,6 +281,7 @@ class _Checked:
             raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
         self._size += len(data)
         self._hash.update(data)
+        self._progress.advance(len(data))
         if not data:
             self._compare()
         return data

@@ -7,6 +7,7 @@ import click
 import structlog
 
 from laredo_archive.cli_checking import collect_garbage, verify_archive
+from laredo_archive.cli_copying import copy_archive
 from laredo_archive.cli_options import Commands
 from laredo_archive.cli_reading import export_table, list_artifacts, print_changes, print_rows
 
@@ -16,7 +17,8 @@ from laredo_archive.cli_reading import export_table, list_artifacts, print_chang
 def main() -> None:
     """Read and prove an archive of laredo-snapshotter.
 
-    ARCHIVE is the directory that holds its manifest.json, or that file; a path or a file:// URI.
+    ARCHIVE is what holds its manifest.json, or that file: a path, a file:// or an s3:// URI.
+    S3 is reached as AWS_* variables and AWS configuration files say, or as the options do.
     """
     # stdout is for rows.
     structlog.configure(
@@ -32,5 +34,6 @@ for command in (
     verify_archive,
     collect_garbage,
     export_table,
+    copy_archive,
 ):
     main.add_command(command)

@@ -4,15 +4,23 @@ import sys
 from datetime import timedelta
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from laredo_archive import garbage
+from laredo_archive.access import S3Access
 from laredo_archive.against import Outcome, Verdict, compare
-from laredo_archive.cli_options import FAILED, archive_argument, key_option, opened
+from laredo_archive.cli_options import (
+    FAILED,
+    archive_argument,
+    key_option,
+    opened,
+    s3_options,
+    writing_options,
+)
+from laredo_archive.cli_progress import shown
 from laredo_archive.errors import DatabaseUnusable, NotCollectable
+from laredo_archive.progress import Progress
 from laredo_archive.reader import Archive
-from laredo_archive.verify import Progress, Report, verify
+from laredo_archive.verify import Report, verify
 
 UNDECIDED = 3
 UNUSABLE = 2
@@ -39,6 +47,7 @@ SHOWN_REMARKS = 5
 )
 @click.option("--quiet", is_flag=True, help="Print problems only.")
 @key_option
+@s3_options()
 def verify_archive(
     *,
     place: str,
@@ -47,6 +56,7 @@ def verify_archive(
     wait_s: float,
     quiet: bool,
     key_fields: tuple[str, ...],
+    access: S3Access,
 ) -> None:
     """Prove an archive: every file by size, sha256 and rows, every state by folding.
 
@@ -55,16 +65,11 @@ def verify_archive(
     """
     if lock and dsn is None:
         raise click.UsageError("--lock is of use with --against only")
-    archive = opened(place, key_fields)
-    console = Console(stderr=True)
-    with console.status(escape(archive.uri)) as status:
-
-        def show(step: str) -> None:
-            status.update(escape(step))
-
-        verdict = _compared(archive, dsn, lock, wait_s, show)
+    archive = opened(place, access, key_fields)
+    with shown(archive.uri) as progress:
+        verdict = _compared(archive, dsn, lock, wait_s, progress)
         archive = archive.refreshed()
-        report = verify(archive, show)
+        report = verify(archive, progress)
     _print(archive, report, verdict, quiet)
     if not report.sound or (verdict and verdict.outcome is Outcome.DIFFERENT):
         sys.exit(FAILED)
@@ -73,12 +78,12 @@ def verify_archive(
 
 
 def _compared(
-    archive: Archive, dsn: str | None, lock: bool, wait_s: float, show: Progress
+    archive: Archive, dsn: str | None, lock: bool, wait_s: float, progress: Progress
 ) -> Verdict | None:
     if dsn is None:
         return None
     try:
-        return compare(archive, dsn, lock=lock, wait_s=wait_s, progress=show)
+        return compare(archive, dsn, lock=lock, wait_s=wait_s, progress=progress.step)
     except DatabaseUnusable as failure:
         click.echo(f"laredo-archive: {failure}", err=True)
         sys.exit(UNUSABLE)
@@ -120,9 +125,12 @@ def _print(archive: Archive, report: Report, verdict: Verdict | None, quiet: boo
     show_default=True,
     help="How long a retired object stays; longer than the longest read.",
 )
-def collect_garbage(*, place: str, dry_run: bool, cut_off_hours: float, grace_hours: float) -> None:
+@s3_options(writing_options)
+def collect_garbage(
+    *, place: str, dry_run: bool, cut_off_hours: float, grace_hours: float, access: S3Access
+) -> None:
     """Retire what no manifest names, delete what has been retired long enough."""
-    archive = opened(place)
+    archive = opened(place, access)
     found = archive.found
     if found.is_renamed_copy:
         raise NotCollectable(
@@ -131,13 +139,15 @@ def collect_garbage(*, place: str, dry_run: bool, cut_off_hours: float, grace_ho
             " archive where it is written",
         )
     policy = garbage.Policy(timedelta(hours=cut_off_hours), timedelta(hours=grace_hours))
-    collected = garbage.collect(
-        found.destination,
-        archive.manifest.table,
-        key_prefix=found.key_prefix,
-        policy=policy,
-        dry_run=dry_run,
-    )
+    with shown(archive.uri) as progress:
+        collected = garbage.collect(
+            found.destination,
+            archive.manifest.table,
+            key_prefix=found.key_prefix,
+            policy=policy,
+            dry_run=dry_run,
+            progress=progress,
+        )
     would = "would be " if dry_run else ""
     for orphan in collected.orphans:
         click.echo(f"{would}retired: {orphan.key} ({orphan.size_bytes:,} bytes, named by nobody)")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laredo_archive import export as exporting
+from laredo_archive.access import S3Access
 from laredo_archive.cli_options import (
     AsOf,
     archive_argument,
@@ -19,7 +20,10 @@ from laredo_archive.cli_options import (
     exact_option,
     key_option,
     opened,
+    s3_options,
+    size_text,
 )
+from laredo_archive.cli_progress import shown
 from laredo_archive.codec import jsonl
 from laredo_archive.manifest import Artifact, text_of_time
 from laredo_archive.reader import Archive
@@ -32,9 +36,10 @@ Moment = Position | datetime
 @click.command("ls")
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
-def list_artifacts(*, place: str, as_json: bool) -> None:
+@s3_options()
+def list_artifacts(*, place: str, as_json: bool, access: S3Access) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line."""
-    archive = opened(place)
+    archive = opened(place, access)
     if as_json or not sys.stdout.isatty():
         for artifact in archive.manifest.artifacts:
             sys.stdout.buffer.write(orjson.dumps(_described(artifact)) + b"\n")
@@ -101,7 +106,7 @@ def _table(archive: Archive) -> Table:
             _time(artifact.to_time or artifact.created_at),
             changes,
             "" if rows is None else f"{rows:,}",
-            ", ".join(f"{id_} {_size(e.size_bytes)}" for id_, e in artifact.formats.items()),
+            ", ".join(f"{id_} {size_text(e.size_bytes)}" for id_, e in artifact.formats.items()),
             (artifact.state_checksum or "")[:8],
         )
     return table
@@ -111,26 +116,24 @@ def _time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
-def _size(size_bytes: int) -> str:
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 @click.command("cat")
 @archive_argument
 @as_of_option
 @exact_option
 @epoch_option
 @key_option
+@s3_options()
 def print_rows(
-    *, place: str, as_of: Moment | None, exact: bool, epoch: int | None, key_fields: tuple[str, ...]
+    *,
+    place: str,
+    as_of: Moment | None,
+    exact: bool,
+    epoch: int | None,
+    key_fields: tuple[str, ...],
+    access: S3Access,
 ) -> None:
     """Print the table's rows, one JSON object a line, in key order."""
-    archive = opened(place, key_fields)
+    archive = opened(place, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
     out = sys.stdout.buffer
     for _, lines in archive.rows(boundary):
@@ -144,14 +147,21 @@ def print_rows(
 @click.option("--to", "end", type=AsOf(), help="A position or a time. Default: the head.")
 @exact_option
 @key_option
+@s3_options()
 def print_changes(
-    *, place: str, start: Moment, end: Moment | None, exact: bool, key_fields: tuple[str, ...]
+    *,
+    place: str,
+    start: Moment,
+    end: Moment | None,
+    exact: bool,
+    key_fields: tuple[str, ...],
+    access: S3Access,
 ) -> None:
     """Print what changed, net per key, one JSON object a line, in key order.
 
     After a TRUNCATE between the two, that comes first and the rest is INSERT.
     """
-    archive = opened(place, key_fields)
+    archive = opened(place, access, key_fields)
     first = archive.boundary(start, exact=exact)
     last = archive.boundary(end, exact=exact)
     truncated, changes = archive.changes(first, last)
@@ -176,6 +186,7 @@ def print_changes(
 @exact_option
 @epoch_option
 @key_option
+@s3_options()
 def export_table(
     *,
     place: str,
@@ -186,17 +197,21 @@ def export_table(
     exact: bool,
     epoch: int | None,
     key_fields: tuple[str, ...],
+    access: S3Access,
 ) -> None:
     """Write the table into one file, whole or not at all, and compare its checksum."""
     chosen = format_id or exporting.EXTENSIONS.get(target.suffix)
     if chosen is None:
         known = ", ".join(exporting.EXTENSIONS)
         raise click.UsageError(f"{target} doesn't end in {known}; say --format")
-    archive = opened(place, key_fields)
+    archive = opened(place, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
-    written = exporting.export(archive, boundary, target, chosen, replace=force)
+    with shown(archive.uri) as progress:
+        written = exporting.export(
+            archive, boundary, target, chosen, replace=force, progress=progress
+        )
     click.echo(
         f"{target}: {written.rows} rows of {archive.manifest.table} at {boundary},"
-        f" {_size(written.size_bytes)}, sha256 {written.sha256},"
+        f" {size_text(written.size_bytes)}, sha256 {written.sha256},"
         f" state checksum {written.state_checksum}"
     )

@@ -14,6 +14,8 @@ ArchiveError
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── DatabaseUnusable          the database to compare with can't be asked
 ├── ExportRefused             the file that was to be written isn't
+├── CopyRefused               an archive isn't copied there
+├── CopyStopped               a copy ended halfway; begun again, it goes on
 ├── HistoriesDiffer           two destinations hold archives that don't fit together
 ├── ChecksumDiffers           a base isn't the state that the diffs lead to
 ├── OutOfOrder                an artifact that doesn't continue the chain
@@ -157,6 +159,25 @@ class ExportRefused(ArchiveError):
 
     def __init__(self, target: str, reason: str) -> None:
         super().__init__(f"{target}: {reason}. Nothing was written")
+
+
+class CopyRefused(ArchiveError):
+    """An archive isn't copied to, or from, ``where``."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}. Its manifest is as it was")
+        self.where = where
+
+
+class CopyStopped(ArchiveError):
+    """A copy to ``where`` ended halfway, because of what is its cause."""
+
+    def __init__(self, failure: ArchiveError, where: str, done: int, wanted: int) -> None:
+        super().__init__(
+            f"{str(failure).rstrip('.')}. {done} of {wanted} objects are in place and stay;"
+            f" {where} is as it was. The same command goes on from there"
+        )
+        self.where = where
 
 
 class HistoriesDiffer(ArchiveError):

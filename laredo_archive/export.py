@@ -19,6 +19,7 @@ from laredo_archive.artifact_file import Shape
 from laredo_archive.codec.split_line import splitter
 from laredo_archive.errors import ExportRefused
 from laredo_archive.fold import Rows
+from laredo_archive.progress import UNWATCHED, Progress
 from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
 from laredo_model import line as lines_
@@ -43,7 +44,13 @@ class Exported(NamedTuple):
 
 
 def export(
-    archive: Archive, boundary: Boundary, target: Path, format_id: str, *, replace: bool = False
+    archive: Archive,
+    boundary: Boundary,
+    target: Path,
+    format_id: str,
+    *,
+    replace: bool = False,
+    progress: Progress = UNWATCHED,
 ) -> Exported:
     """Write the table at ``boundary`` to ``target``, which appears whole or not at all.
 
@@ -55,6 +62,9 @@ def export(
     if target.exists() and not replace:
         raise ExportRefused(str(target), "it is there already; --force replaces it")
     hidden = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
+    archive = archive.watched(progress)
+    progress.expect(sum(map(archive.files.size_to_read, boundary.artifacts)))
+    progress.step(f"{archive.manifest.table} at {boundary}")
     try:
         with hidden.open("xb") as sink:
             written = _write(archive, boundary, sink, format_id)

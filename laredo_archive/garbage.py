@@ -10,7 +10,7 @@ late or repeated request deletes a name that has been given out again.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -22,10 +22,12 @@ from laredo_archive.errors import DestinationUnavailable, NotCollectable, Outcom
 from laredo_archive.failpoint import reach
 from laredo_archive.holding import Counts, Holding, Surroundings
 from laredo_archive.manifest import Manifest, Retired
+from laredo_archive.progress import UNWATCHED, Progress
 
 log = structlog.get_logger(__name__)
 
 DAY = timedelta(days=1)
+LISTED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,12 @@ def collect(
     policy: Policy | None = None,
     dry_run: bool = False,
     surroundings: Surroundings | None = None,
+    progress: Progress = UNWATCHED,
+    on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
     """One run over one table's archive in one destination, whoever writes it.
+
+    ``on_deleted`` is told of each key that was deleted, also by a run that fails later.
 
     :raises NotCollectable: if there is no manifest, or one without artifacts.
     :raises ManifestDamaged, ManifestNewer: if it can't be read.
@@ -69,25 +75,37 @@ def collect(
     """
     prefix = naming.default_prefix(table) if key_prefix is None else key_prefix
     holding = Holding(destination, table, prefix, surroundings or Surroundings(), Counts())
-    return _Run(holding, prefix, policy or Policy(), dry_run=dry_run).run()
+    run = _Run(holding, prefix, policy or Policy(), progress, dry_run=dry_run)
+    run.on_deleted = on_deleted
+    return run.run()
 
 
 class _Run:
-    def __init__(self, holding: Holding, prefix: str, policy: Policy, *, dry_run: bool) -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        prefix: str,
+        policy: Policy,
+        progress: Progress,
+        *,
+        dry_run: bool,
+    ) -> None:
         self._holding = holding
         self._destination = holding.destination
         self._prefix = prefix
         self._policy = policy
+        self._progress = progress
         self._token = secrets.token_hex(8)
         self._result = Collected(holding.destination.uri_of(holding.key), dry_run)
         self._listed: list[ObjectInfo] = []
+        self.on_deleted: Callable[[str], None] | None = None
 
     def run(self) -> Collected:
         manifest = self._holding.read()
         if manifest is None or not manifest.artifacts:
             reason = "there is no manifest" if manifest is None else "it names no artifacts"
             raise NotCollectable(self._holding.uri, reason)
-        self._listed = list(self._destination.list(self._prefix))
+        self._listed = self._list()
         if self._result.dry_run:
             self._planned(manifest)
         else:
@@ -103,6 +121,14 @@ class _Run:
             )
         self._report()
         return self._result
+
+    def _list(self) -> list[ObjectInfo]:
+        listed: list[ObjectInfo] = []
+        for info in self._destination.list(self._prefix):
+            if len(listed) % LISTED_AT_ONCE == 0:
+                self._progress.step(f"listing: {len(listed):,} objects")
+            listed.append(info)
+        return listed
 
     def _planned(self, manifest: Manifest) -> None:
         date = self._date()
@@ -149,9 +175,14 @@ class _Run:
         )
 
     def _delete(self, keys: Iterable[str]) -> None:
+        going = list(keys)
+        sizes = {info.key: info.size_bytes for info in self._listed}
+        self._progress.expect(sum(sizes.get(key, 0) for key in going))
         try:
-            for key in keys:
+            for number, key in enumerate(going, 1):
+                self._progress.step(f"deleting {number:,} of {len(going):,}")
                 self._delete_one(key)
+                self._progress.advance(sizes.get(key, 0))
         finally:
             if self._result.deleted:
                 reach("garbage.deleted")
@@ -171,6 +202,8 @@ class _Run:
             raise
         log.info("object deleted", uri=self._destination.uri_of(key))
         self._result.deleted.append(key)
+        if self.on_deleted is not None:
+            self.on_deleted(key)
 
     def _without_deleted(self, manifest: Manifest) -> Manifest | None:
         gone = set(self._result.deleted)

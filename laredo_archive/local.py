@@ -346,11 +346,11 @@ def _explanation(path: Path, failure: OSError) -> DestinationUnavailable:
         return DestinationFull(
             uri,
             f"no space left ({failure.strerror}) at {at}; free some, enlarge the volume or raise"
-            " the quota, and it goes on by itself",
+            " the quota",
         )
     if failure.errno == errno.EROFS:
         return DestinationReadOnly(
-            uri, f"the file system at {at} is read-only; mount it read-write, and it goes on"
+            uri, f"the file system at {at} is read-only; mount it read-write"
         )
     if failure.errno in (errno.EACCES, errno.EPERM):
         return DestinationDenied(

@@ -5,16 +5,23 @@ that are relative to the destination it was written to. An archive that was
 copied elsewhere, under another name, is read all the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from laredo_archive import manifest_parser, naming
+from laredo_archive.access import S3Access
 from laredo_archive.destination import Destination
-from laredo_archive.errors import ArchiveMissing, DestinationError
+from laredo_archive.errors import ArchiveMissing, DestinationDenied, DestinationError
 from laredo_archive.local import LocalDestination
 from laredo_archive.manifest import Manifest
+from laredo_archive.s3 import place as s3
+
+LISTED_FOR_ADVICE = 2000
+"""Objects looked at to find an archive near the place where none is: two requests' worth."""
 
 
 class Found(NamedTuple):
@@ -36,6 +43,35 @@ class Found(NamedTuple):
         return self.locate is not as_it_is
 
 
+class Place(NamedTuple):
+    """Where a manifest is to be, whether there is one or not.
+
+    ``parts`` lead from the outermost place that ``destination_at`` knows (a file
+    system, a bucket) to what holds the manifest; ``stem`` is what its name begins with.
+    """
+
+    destination_at: Callable[[Sequence[str]], Destination]
+    parts: tuple[str, ...]
+    stem: str
+
+    def seen_from(self, depth: int) -> tuple[Destination, str]:
+        """The destination ``depth`` levels above the manifest, and the key prefix there."""
+        outer = len(self.parts) - depth
+        prefix = "".join(f"{part}/" for part in self.parts[outer:])
+        return self.destination_at(self.parts[:outer]), f"{prefix}{self.stem}"
+
+    def depth_of(self, keys: Sequence[str]) -> int | None:
+        """From how many levels above it all ``keys`` begin as the manifest's own key does.
+
+        The most, if there are several; None if there is none, or nothing to tell it by.
+        """
+        for depth in range(len(self.parts), -1, -1):
+            prefix = "/".join([*self.parts[len(self.parts) - depth :], self.stem])
+            if keys and prefix and all(key.startswith(prefix) for key in keys):
+                return depth
+        return None
+
+
 def read_manifest(destination: Destination, manifest_key: str) -> Manifest:
     """The manifest, as it is now.
 
@@ -50,9 +86,13 @@ def read_manifest(destination: Destination, manifest_key: str) -> Manifest:
 
 
 def _advice(destination: Destination) -> str:
+    try:
+        listed = list(islice(destination.list(""), LISTED_FOR_ADVICE))
+    except DestinationDenied:
+        listed = []  # who may read the objects needn't be allowed to list them
     below = sorted(
         info.key
-        for info in destination.list("")
+        for info in listed
         if info.key.endswith(naming.MANIFEST) and info.key.count("/") < 3
     )
     if not below:
@@ -61,65 +101,82 @@ def _advice(destination: Destination) -> str:
     return f"There is one at {shown}" if len(below) == 1 else f"There are some at {shown}"
 
 
-def find(place: str) -> Found:
+def find(place: str, access: S3Access | None = None) -> Found:
     """The archive at ``place``: a path or URI, of the manifest or of what holds it.
+
+    ``access`` is how S3 is reached; without it, as the environment says.
 
     :raises ArchiveMissing: if there is no manifest.
     :raises ManifestError: if it is damaged or newer than this program.
     :raises DestinationError: if the place can't be read, or isn't one that is known here.
     """
-    directory, stem = _parts(_path_of(place))
-    destination = LocalDestination(directory)
-    manifest_key = f"{stem}{naming.MANIFEST}"
+    return found(parse(place, access))
+
+
+def found(said: Place) -> Found:
+    """The archive at a place that was parsed; raises like :func:`find`."""
+    destination, stem = said.seen_from(0)
+    manifest_key = naming.manifest_key(stem)
     manifest = read_manifest(destination, manifest_key)
     keys = [entry.key for entry in manifest.named()]
-    prefix = _own_prefix(Path(directory).resolve(), stem, keys)
-    if prefix is not None:
-        root = Path(directory).resolve()
-        for _ in Path(prefix).parts if prefix.endswith("/") else Path(prefix).parts[:-1]:
-            root = root.parent
-        return Found(LocalDestination(root), f"{prefix}{naming.MANIFEST}", manifest, as_it_is)
-    return Found(destination, manifest_key, manifest, _locator(destination, keys))
+    depth = said.depth_of(keys)
+    if depth is None:
+        return Found(destination, manifest_key, manifest, _locator(destination, keys))
+    root, prefix = said.seen_from(depth)
+    return Found(root, naming.manifest_key(prefix), manifest, as_it_is)
 
 
-def _path_of(place: str) -> str:
-    scheme = urlsplit(place).scheme
+def parse(place: str, access: S3Access | None = None) -> Place:
+    """What ``place`` says, without looking there.
+
+    :raises DestinationError: if it isn't a kind of place that is known here.
+    """
+    scheme = urlsplit(place).scheme if "://" in place else ""
+    if f"{scheme}://" in s3.SCHEMES:
+        return _parse_s3(place, access or S3Access())
     if scheme == "file":
-        return unquote(urlsplit(place).path)
-    if scheme and "://" in place:
+        return _parse_path(unquote(urlsplit(place).path))
+    if scheme:
         raise DestinationError(
-            place, f"{scheme}:// isn't known here; give a directory or a file:// URI"
+            place,
+            f"{scheme}:// isn't known here; give a directory, or a URI that begins with file://"
+            " or s3://",
         )
-    return place
+    return _parse_path(place)
 
 
-def _parts(path: str) -> tuple[str, str]:
-    """The directory, and what stands in it in front of ``manifest.json``."""
-    if path.endswith(naming.MANIFEST):
-        directory, _, name = path.rpartition("/")
-        return directory or ("/" if path.startswith("/") else "."), name[: -len(naming.MANIFEST)]
-    return path or ".", ""
+def _parse_path(path: str) -> Place:
+    directory, stem = _without_manifest(path)
+    parts = Path(directory or ".").expanduser().resolve().parts[1:]
+    return Place(lambda outer: LocalDestination(Path("/", *outer)), parts, stem)
 
 
-def _own_prefix(directory: Path, stem: str, keys: list[str]) -> str | None:
-    """The longest end of the manifest's own path that all keys begin with."""
-    if not keys:
-        return None
-    parts = directory.parts[1:]
-    for count in range(len(parts), -1, -1):
-        prefix = "/".join([*parts[len(parts) - count :], stem])
-        if prefix and all(key.startswith(prefix) for key in keys):
-            return prefix
-    return None
+def _parse_s3(uri: str, access: S3Access) -> Place:
+    holder, stem = _without_manifest(uri)
+    said = s3.parse(holder)
+    parts = tuple(said.prefix.removesuffix("/").split("/")) if said.prefix else ()
+    return Place(lambda outer: access.destination(said.bucket, outer), parts, stem)
+
+
+def _without_manifest(path: str) -> tuple[str, str]:
+    """What holds the manifest, and what its name begins with, if ``path`` is a manifest's."""
+    if not path.endswith(naming.MANIFEST):
+        return path, ""
+    holder, slash, name = path.rpartition("/")
+    return holder or slash, name.removesuffix(naming.MANIFEST)
 
 
 def _locator(destination: Destination, keys: list[str]) -> Callable[[str], str]:
     """Leaves out as many leading directories of the keys as it takes to find an object."""
     for key in keys[:10]:
         for count in range(key.count("/") + 1):
-            if destination.head("/".join(key.split("/")[count:])) is not None:
-                return lambda key: "/".join(key.split("/")[count:])
+            if destination.head(_without_leading(count, key)) is not None:
+                return partial(_without_leading, count) if count else as_it_is
     return as_it_is
+
+
+def _without_leading(count: int, key: str) -> str:
+    return "/".join(key.split("/")[count:])
 
 
 def as_it_is(key: str) -> str:

@@ -35,7 +35,7 @@ class Notices:
         for manifest in manifests:
             for sink, mark in manifest.notified.items() if manifest else ():
                 if sink in self._told:
-                    self._told[sink] = _later(self._told[sink], mark)
+                    self._told[sink] = later(self._told[sink], mark)
 
     @property
     def told(self) -> dict[str, Mark | None]:
@@ -52,7 +52,7 @@ class Notices:
     def tell(self, sink: str, artifact: Artifact) -> None:
         """``sink`` was told of ``artifact`` and all before it."""
         with self._lock:
-            self._told[sink] = _later(self._told.get(sink), _mark_of(artifact))
+            self._told[sink] = later(self._told.get(sink), _mark_of(artifact))
 
     def outstanding(self, sink: str, manifest: Manifest) -> list[Artifact]:
         """What ``sink`` is still to be told, in (epoch, position) order."""
@@ -71,7 +71,7 @@ class Notices:
         """``manifest`` with what was told; itself if it says so already."""
         notified = dict(manifest.notified)
         for sink, mark in self.told.items():
-            notified[sink] = _later(notified.get(sink), mark)
+            notified[sink] = later(notified.get(sink), mark)
         return manifest if notified == manifest.notified else replace(manifest, notified=notified)
 
     def follow(self, before: Manifest | None, after: Manifest | None) -> None:
@@ -119,7 +119,8 @@ def _identity(artifact: Artifact) -> tuple[object, ...]:
     return artifact.kind, epoch, artifact.history, artifact.from_position, artifact.to_position
 
 
-def _later(one: Mark | None, other: Mark | None) -> Mark | None:
+def later(one: Mark | None, other: Mark | None) -> Mark | None:
+    """The one that goes further."""
     if one is None or other is None:
         return one or other
     return max(one, other)

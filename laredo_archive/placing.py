@@ -1,7 +1,7 @@
 """Puts content where a manifest can name it, never replacing anything (commit protocol, 3)."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
@@ -23,6 +23,12 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 6
 PIECE_BYTES = 1 << 20
+
+Advance = Callable[[int], None]
+
+
+def _to_nobody(_: int) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -110,11 +116,10 @@ def finish(upload: Upload, surroundings: Surroundings) -> None:
 
 def _copy(content: Content, upload: Upload) -> None:
     digest, size = hashlib.sha256(), 0
-    with content.open() as source:
-        while piece := source.read(PIECE_BYTES):
-            upload.write(piece)
-            digest.update(piece)
-            size += len(piece)
+    for piece in pieces(content):
+        upload.write(piece)
+        digest.update(piece)
+        size += len(piece)
     if size != content.size_bytes:
         raise ArtifactDamaged(
             content.origin, f"it has {size} bytes, its entry says {content.size_bytes}"
@@ -131,12 +136,27 @@ def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
     return found is not None and found.size_bytes == size_bytes
 
 
-def holds(destination: Destination, key: str, content: Content) -> bool:
+def holds(
+    destination: Destination, key: str, content: Content, advance: Advance = _to_nobody
+) -> bool:
     """Whether the object ``key`` has the bytes of ``content``."""
     if content.sha256 is None or not is_there(destination, key, content.size_bytes):
         return False
+    there = stored(destination, key, content.size_bytes, content.sha256)
+    return sha256_of(there, advance) == content.sha256
+
+
+def sha256_of(content: Content, advance: Advance = _to_nobody) -> str:
+    """What ``content`` is when it is read now; ``advance`` is told of each piece's size."""
     digest = hashlib.sha256()
-    with closing(destination.open(key)) as source:
+    for piece in pieces(content):
+        digest.update(piece)
+        advance(len(piece))
+    return digest.hexdigest()
+
+
+def pieces(content: Content) -> Iterator[bytes]:
+    """Its bytes, about a megabyte at a time."""
+    with content.open() as source:
         while piece := source.read(PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest() == content.sha256
+            yield piece

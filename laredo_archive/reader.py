@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from laredo_archive import fold, location, timeline
+from laredo_archive.access import S3Access
 from laredo_archive.artifact_file import ArtifactFiles, Shape
 from laredo_archive.destination import Destination
 from laredo_archive.errors import NoSuchBoundary
@@ -16,6 +17,7 @@ from laredo_archive.fold import Rows
 from laredo_archive.location import Found
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_archive.naming import manifest_key
+from laredo_archive.progress import UNWATCHED, Progress
 from laredo_archive.timeline import Boundary, Epoch
 from laredo_model.change import Action, Change
 from laredo_model.position import Position
@@ -32,25 +34,35 @@ class Archive:
     """One table's archive, read only.
 
     ``key_fields`` is the key of an archive whose manifest doesn't say; without
-    it such a table's key is ``id``.
+    it such a table's key is ``id``. ``progress`` is told of what is read.
     """
 
-    def __init__(self, found: Found, key_fields: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        found: Found,
+        key_fields: Sequence[str] | None = None,
+        progress: Progress = UNWATCHED,
+    ) -> None:
         self.found = found
         self.key_fields = key_fields
         self.manifest: Manifest = found.manifest
         self.uri = found.destination.uri_of(found.manifest_key)
-        self.files = ArtifactFiles(found.destination, found.locate)
+        self.files = ArtifactFiles(found.destination, found.locate, progress)
 
     @classmethod
-    def at(cls, place: str, key_fields: Sequence[str] | None = None) -> "Archive":
-        """The archive at a path or URI.
+    def at(
+        cls,
+        place: str,
+        key_fields: Sequence[str] | None = None,
+        access: S3Access | None = None,
+    ) -> "Archive":
+        """The archive at a path or URI; ``access`` is how S3 is reached.
 
         :raises ArchiveMissing: if there is none.
         :raises ManifestError: if its manifest is damaged or newer than this program.
         :raises DestinationError: if the place can't be read.
         """
-        return cls(location.find(place), key_fields)
+        return cls(location.find(place, access), key_fields)
 
     @classmethod
     def open(
@@ -65,6 +77,10 @@ class Archive:
         """The same archive as its manifest is now; raises like :meth:`at`."""
         manifest = location.read_manifest(self.found.destination, self.found.manifest_key)
         return Archive(self.found._replace(manifest=manifest), self.key_fields)
+
+    def watched(self, progress: Progress) -> "Archive":
+        """The same archive; ``progress`` is told of what is read from it."""
+        return Archive(self.found, self.key_fields, progress)
 
     @property
     def epochs(self) -> list[Epoch]:

@@ -6,7 +6,7 @@ key: each change must fit the row it changes, and each boundary's row count and
 checksum must be those that its entry says.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import md5
 
@@ -14,14 +14,13 @@ from laredo_archive import chain, codec
 from laredo_archive.artifact_file import Shape
 from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest import Artifact
+from laredo_archive.progress import UNWATCHED, Progress
 from laredo_archive.reader import Archive
 from laredo_archive.state_proof import BoundaryState, fold_states
 from laredo_archive.timeline import Epoch
 from laredo_model import position as positions
 from laredo_model.change import Action, Change
 from laredo_model.checksum import MODULUS, sum_of
-
-Progress = Callable[[str], None]
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Report:
         return not self.problems
 
 
-def verify(archive: Archive, progress: Progress = lambda _: None) -> Report:
+def verify(archive: Archive, progress: Progress = UNWATCHED) -> Report:
     """Read the whole archive and compare it with its manifest.
 
     :raises ManifestDamaged: if an epoch has no base, or a gap.
@@ -49,21 +48,33 @@ def verify(archive: Archive, progress: Progress = lambda _: None) -> Report:
     if not archive.manifest.artifacts:
         report.remarks.append(f"{archive.uri}: there is nothing in it yet")
     head: BoundaryState | None = None
+    archive = archive.watched(progress)
+    progress.expect(sum(_bytes_to_read(archive, epoch) for epoch in archive.epochs))
     for epoch in archive.epochs:
         shape = Shape.of(epoch.base, archive.key_fields)
         before = len(report.problems)
         for artifact in epoch.artifacts:
-            progress(f"epoch {epoch.number}: {name_of(artifact)}")
+            progress.step(f"epoch {epoch.number}: {name_of(artifact)}")
             _check_files(archive, artifact, shape, report)
         if len(report.problems) > before:
             report.problems.append(
                 f"epoch {epoch.number}: its states aren't proven, because of its files"
             )
+            progress.expect(-_bytes_to_fold(archive, epoch))
             head = None
             continue
-        progress(f"epoch {epoch.number}: folding")
+        progress.step(f"epoch {epoch.number}: folding")
         head = _check_states(archive, epoch, head, report)
     return report
+
+
+def _bytes_to_read(archive: Archive, epoch: Epoch) -> int:
+    files = sum(e.size_bytes for artifact in epoch.artifacts for e in artifact.formats.values())
+    return files + _bytes_to_fold(archive, epoch)
+
+
+def _bytes_to_fold(archive: Archive, epoch: Epoch) -> int:
+    return sum(archive.files.size_to_read(artifact) for artifact in epoch.artifacts)
 
 
 def name_of(artifact: Artifact) -> str:

@@ -1,0 +1,55 @@
+"""A bar on the terminal: what is being done, how much of it, how fast, and how long yet."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Column
+
+from laredo_archive.progress import UNWATCHED, Progress
+
+
+@contextmanager
+def shown(what: str) -> Iterator[Progress]:
+    """Progress that is drawn on stderr if that is a terminal, and wiped away at the end."""
+    if not sys.stderr.isatty():
+        yield UNWATCHED
+        return
+    with Bars(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+        BarColumn(bar_width=20),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+    ) as bars:
+        yield _Bar(bars, bars.add_task(what, total=None))
+
+
+class _Bar:
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+        self._expected = 0
+
+    def step(self, text: str) -> None:
+        self._bars.update(self._task, description=text)
+
+    def expect(self, size_bytes: int) -> None:
+        self._expected += size_bytes
+        self._bars.update(self._task, total=self._expected)
+
+    def advance(self, size_bytes: int) -> None:
+        self._bars.advance(self._task, size_bytes)
