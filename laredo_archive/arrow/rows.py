@@ -27,7 +27,8 @@ class RowReader:
         chosen = typing or Typing()
         whole = schema(columns, chosen)
         self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
-        self._splitter = BlockSplitter([c.name for c in columns], [c.name for c in self._columns])
+        needed = {c.name for c in (*self._columns, *key_columns(columns))}
+        self._splitter = BlockSplitter([c.name for c in columns], list(needed))
         self._converters = {c.name: converter(c, chosen) for c in self._columns}
         self.schema = pa.schema([whole.field(column.name) for column in self._columns])
 
@@ -40,7 +41,7 @@ class RowReader:
         return self.typed(self.split(block), block.count(b"\n"))
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
-        """The JSON fragments of the wanted columns.
+        """The JSON fragments of the wanted columns, and of the key's.
 
         :raises BadLine: if a line isn't a row with these columns.
         """
@@ -50,6 +51,7 @@ class RowReader:
         """The record batch of columns that were taken apart already; ``rows`` is their length."""
         arrays = [convert(fragments[name]) for name, convert in self._converters.items()]
         if not arrays:
+            # Of a batch without columns only the number of rows is left.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         return pa.record_batch(arrays, schema=self.schema)
 
