@@ -118,6 +118,13 @@ class PinnedObject(io.RawIOBase):
         self._position += count
         return count
 
+    def readall(self) -> bytes:
+        """All that is left, in large pieces."""
+        pieces = []
+        while piece := self.read(_BUFFER_BYTES):
+            pieces.append(piece)
+        return b"".join(pieces)
+
     def close(self) -> None:
         """Let go of the connection."""
         self._drop_body()
