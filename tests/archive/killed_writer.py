@@ -1,32 +1,31 @@
-"""A writer on two local directories that goes on from wherever the one before was killed.
+"""A writer on two destinations that goes on from wherever the one before was killed.
 
-    python -m tests.archive.killed_writer write DIRECTORY
-    python -m tests.archive.killed_writer kill-everywhere DIRECTORY
+    python -m tests.archive.killed_writer write DIRECTORY PLACE...
+    python -m tests.archive.killed_writer kill-at POINTS DIRECTORY PLACE...
 
-The second runs the first in child processes, with kill -9 at the first point of
-the commit, then at the second, and so on through all of them; after each kill
-it looks at what is on disk, lets another writer finish, and looks again.
+The second runs the first in child processes, with kill -9 at one point of the
+commit after the other: ``POINTS`` are their numbers (``3,17``), or ``all``. After
+each kill it looks at what is there, lets another writer finish, and looks again.
+A place is a directory or ``s3://bucket/prefix/?endpoint=URL``; ``{}`` in it becomes
+the point's number. ``DIRECTORY`` is where the writer says what it was promised.
 """
 
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import structlog
 
-from laredo_archive import chain, codec, failpoint, manifest_parser
+from laredo_archive import failpoint
 from laredo_archive.commit import TableArchive
 from laredo_archive.garbage import Policy, collect
-from laredo_archive.local import UNFINISHED, LocalDestination
-from laredo_model.change import Action
+from laredo_archive.s3 import upload
 from laredo_model.position import Position
 from tests.archive.archiving import (
-    MANIFEST,
     ONE,
     TABLE,
     THREE,
@@ -35,29 +34,34 @@ from tests.archive.archiving import (
     diffed,
     rebased,
 )
-from tests.archive.simulation.truth import COLUMNS, State
+from tests.archive.inspection import (
+    assert_nothing_left_over,
+    assert_true,
+    destination_at,
+    manifest_of,
+    read_descriptions,
+    unfinished,
+)
 
 TRUTH = {10: ONE, 20: TWO, 30: THREE, 50: ONE}
 AFTER = {10: 20, 20: 30, 30: 50}
-DIRECTORIES = ("one", "other")
 ACKNOWLEDGED = "acknowledged"
 FORMATS = ("jsonl", "protobuf")
+PART_BYTES = 60
+"""So that the smallest objects have parts, where there are any."""
 
 
-def destinations(directory: Path) -> list[LocalDestination]:
-    return [LocalDestination(directory / name) for name in DIRECTORIES]
-
-
-def write(directory: Path) -> None:
+def write(directory: Path, places: Sequence[str]) -> None:
     """From wherever it stands to position 50 of epoch 3, then collect."""
-    places = destinations(directory)
-    with TableArchive.open(places, TABLE, keep_epochs=1, sinks=["arn:sink"]) as archive:
+    upload.PART_BYTES = PART_BYTES
+    destinations = [destination_at(place) for place in places]
+    with TableArchive.open(destinations, TABLE, keep_epochs=1, sinks=["arn:sink"]) as archive:
         while step(archive):
             with (directory / ACKNOWLEDGED).open("a") as out:
                 assert archive.head is not None
                 out.write(f"{archive.head.epoch} {archive.head.position}\n")
     at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
-    for place in places:
+    for place in destinations:
         for _ in range(3):
             collect(place, TABLE, policy=at_once)
 
@@ -89,49 +93,28 @@ def step(archive: TableArchive) -> bool:
     return True
 
 
-def look(directory: Path, *, finished: bool) -> None:
-    """What must be true on disk at any moment, and what more at the end."""
+def look(directory: Path, places: Sequence[str], *, finished: bool) -> None:
+    """What must be true at any moment, and what more at the end."""
     acknowledged = directory / ACKNOWLEDGED
     least = (0, 0)
     if acknowledged.exists():
         lines = acknowledged.read_text().splitlines()
         least = max(tuple(map(int, line.split())) for line in lines)
     heads = set()
-    for place in destinations(directory):
-        found = place.get(MANIFEST)
-        if found is None:
+    for where in places:
+        place = destination_at(where)
+        manifest = manifest_of(place)
+        if manifest is None:
             assert least == (0, 0)
             continue
-        manifest = manifest_parser.parse(found.data, place.uri)
-        assert list(chain.check(manifest)) == []
         assert (manifest.head or (0, 0)) >= least, "what was acknowledged is gone"
         heads.add(manifest.head)
-        states: dict[str, State] = {}
-        for artifact in manifest.artifacts:
-            for format_id, entry in artifact.formats.items():
-                with closing(place.open(entry.key)) as file:
-                    states[format_id] = folded(states.get(format_id, {}), artifact, format_id, file)
-                assert states[format_id] == TRUTH[artifact.to_position]
+        assert_true(place, manifest, TRUTH.__getitem__)
         if finished:
-            kept = {entry.key for entry in manifest.named()} | {MANIFEST}
-            assert {info.key for info in place.list("")} == kept
-            assert manifest.retired == ()
+            assert_nothing_left_over(place, manifest)
+            assert unfinished(where) == []
     if finished:
         assert heads == {(3, 50)}
-
-
-def folded(state: State, artifact, format_id: str, file) -> State:  # type: ignore[no-untyped-def]
-    if artifact.is_snapshot:
-        rows = codec.read_snapshot(format_id, COLUMNS, file)
-        return {key: line for keys, lines in rows for key, line in zip(keys, lines, strict=True)}
-    state = dict(state)
-    for change in codec.read_diff(format_id, COLUMNS, file):
-        if change.action is Action.DELETE:
-            del state[change.key]
-        else:
-            assert change.new is not None
-            state[change.key] = change.new
-    return state
 
 
 def in_child(work: Callable[[], None], kill_at: int | None) -> int:
@@ -149,28 +132,32 @@ def in_child(work: Callable[[], None], kill_at: int | None) -> int:
     os._exit(0)
 
 
-def kill_everywhere(directory: Path) -> int:
-    """How many points there were."""
-    for point in range(1, 10_000):
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        status = in_child(lambda: write(directory), point)
+def kill_at(points: Iterable[int], directory: Path, templates: Sequence[str]) -> int:
+    """The last of the points that it came to."""
+    reached = 0
+    read_descriptions()
+    for point in points:
+        (directory / ACKNOWLEDGED).unlink(missing_ok=True)
+        places = [template.replace("{}", f"{point}") for template in templates]
+        status = in_child(lambda: write(directory, places), point)  # noqa: B023
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         assert killed or status == 0, f"at point {point} it failed by itself"
-        look(directory, finished=not killed)
+        look(directory, places, finished=not killed)
         if not killed:
-            return point - 1
-        assert in_child(lambda: write(directory), None) == 0, f"after a kill at point {point}"
-        look(directory, finished=True)
-        left = [path for path in directory.rglob(f"{UNFINISHED}*") if path.is_file()]
-        assert not left, f"left behind after a kill at point {point}: {left}"
-    raise AssertionError("it never came to its end")
+            break
+        reached = point
+        again = in_child(lambda: write(directory, places), None)  # noqa: B023
+        assert again == 0, f"after a kill at point {point}"
+        look(directory, places, finished=True)
+    return reached
 
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    where = Path(sys.argv[2])
-    if sys.argv[1] == "write":
-        write(where)
+    command, *arguments = sys.argv[1:]
+    if command == "write":
+        write(Path(arguments[0]), arguments[1:])
     else:
-        print(kill_everywhere(where))
+        which, where, *named = arguments
+        numbers = count(1) if which == "all" else map(int, which.split(","))
+        print(kill_at(numbers, Path(where), named))

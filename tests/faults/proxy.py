@@ -45,6 +45,10 @@ class Seen:
         return f"{what}: {self.fault or 'through'} {self.statuses}"
 
 
+Witness = Callable[[Operation, Message, Message], None]
+"""Is told of each request that reached the service, and what the service answered."""
+
+
 class FaultProxy:
     """Listens on a port of its own of the loopback interface, in a thread of its own."""
 
@@ -57,6 +61,7 @@ class FaultProxy:
         self.seed = seed
         self.forwards_parts = forwards_parts
         self.log: list[Seen] = []
+        self.witnesses: list[Witness] = []
         self.port = 0
         self._choosers: list[Chooser] = []
         self._lock = threading.Lock()
@@ -226,6 +231,8 @@ class _Exchange:
             writer.close()
         assert self._seen is not None
         self._seen.statuses.append(answer.status)
+        for witness in self._proxy.witnesses:
+            witness(self.operation, sent, answer)
         return answer
 
     async def forward_part(self) -> None:
