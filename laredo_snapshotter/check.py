@@ -1,73 +1,93 @@
-"""``laredo-snapshotter check``: can this configuration work? Looks, and writes nothing."""
+"""``laredo-snapshotter check``: can this configuration work? It leaves everything as it was."""
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from laredo_archive import manifest_parser, naming
+from laredo_archive.aws.errors import AwsError
+from laredo_archive.destination import Destination
 from laredo_archive.errors import ArchiveError
 from laredo_archive.head import head_of
-from laredo_archive.local import LocalDestination
+from laredo_archive.manifest import Manifest
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.column import key_columns
 from laredo_snapshotter import config_places
+from laredo_snapshotter.check_aws import Look, Shared, in_thread, title_of
 from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.config_places import DestinationConfig
+from laredo_snapshotter.destinations import Stores
+from laredo_snapshotter.finding import Finding, Section, show
 
 SERVER_PATIENCE_S = 10.0
 
 
-class Finding(NamedTuple):
-    """One thing that was looked at."""
-
-    table: str
-    what: str
-    good: bool
-    said: str
-
-
-async def check_tables(tables: list[TableConfig]) -> int:
-    """Look at every table's server and destinations, and print what was found.
+async def check_tables(tables: Sequence[TableConfig]) -> int:
+    """Look at every table's server, destinations and sinks, and print what was found.
 
     The result is an exit code: 0 if all is well, else 1.
     """
-    findings: list[Finding] = []
-    for table in tables:
-        findings.append(await _server(table))
-        for place in table.destinations:
-            if isinstance(place, config_places.LocalDestination):
-                findings += await asyncio.to_thread(_destination, table, place.directory)
-        if table.spill_directory is not None:
-            findings.append(_directory(table, "local_snapshot_path", table.spill_directory))
-    _show(findings)
-    return 0 if all(finding.good for finding in findings) else 1
+    with Console(stderr=True).status("looking at servers, destinations and sinks"):
+        sections = await _sections(tables, Stores())
+    show(sections, Console())
+    return 0 if all(found.good for section in sections for found in section.findings) else 1
 
 
-async def _server(table: TableConfig) -> Finding:
+async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Section]:
+    shared = Shared(tables, stores)
+    looks = [
+        *shared.looks(),
+        *(Look(table.name, table_look) for table in tables for table_look in _of_table(table)),
+    ]
+    found = list(zip(looks, await asyncio.gather(*(look.work for look in looks)), strict=True))
+    out_of_reach = {
+        look.title for look, findings in found if not all(finding.good for finding in findings)
+    }
+    archives = [
+        Look(table.name, in_thread(_archive, table, place, stores))
+        for table in tables
+        for place in table.destinations
+        if title_of(place) not in out_of_reach
+    ]
+    found += zip(archives, await asyncio.gather(*(look.work for look in archives)), strict=True)
+    by_title: dict[str, list[Finding]] = {}
+    for look, findings in found:
+        by_title.setdefault(look.title, []).extend(findings)
+    return [Section(title, findings) for title, findings in by_title.items()]
+
+
+def _of_table(table: TableConfig) -> Iterator[Awaitable[list[Finding]]]:
+    yield _server(table)
+    for place in table.destinations:
+        if isinstance(place, config_places.LocalDestination):
+            yield in_thread(_directory, "destination", place.directory)
+    if table.spill_directory is not None:
+        yield in_thread(_directory, "local_snapshot_path", table.spill_directory)
+
+
+async def _server(table: TableConfig) -> list[Finding]:
     what = f"server {table.endpoint.server}"
     try:
         async with asyncio.timeout(SERVER_PATIENCE_S):
             handshake = await _handshake(table)
     except TimeoutError:
-        return Finding(table.name, what, False, f"no answer within {SERVER_PATIENCE_S:g} s")
+        return [Finding(what, False, f"no answer within {SERVER_PATIENCE_S:g} s")]
     except ClientError as refused:
-        return Finding(table.name, what, False, str(refused))
+        return [Finding(what, False, str(refused))]
     if handshake is None or handshake.history is None:
-        return Finding(table.name, what, False, "not a laredo-fanout that tells positions")
+        return [Finding(what, False, "not a laredo-fanout that tells positions")]
     key = [column.name for column in key_columns(handshake.columns)]
     if table.key_fields is not None and list(table.key_fields) != key:
         said = f"key_fields = {list(table.key_fields)}, but the table's key is {key}"
-        return Finding(table.name, what, False, said)
-    return Finding(
-        table.name, what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}"
-    )
+        return [Finding(what, False, said)]
+    return [Finding(what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}")]
 
 
 async def _handshake(table: TableConfig) -> Handshake | None:
@@ -78,35 +98,39 @@ async def _handshake(table: TableConfig) -> Handshake | None:
     return None
 
 
-def _destination(table: TableConfig, path: Path) -> list[Finding]:
-    return [*_look(table, path)]
+def _archive(table: TableConfig, place: DestinationConfig, stores: Stores) -> Iterator[Finding]:
+    try:
+        yield _manifest(table, stores.destination(place, stores.clients(table.profiles)))
+    except AwsError as unusable:
+        yield Finding(f"archive {place.uri}{table.key_prefix}", False, str(unusable))
 
 
-def _look(table: TableConfig, path: Path) -> Iterator[Finding]:
-    yield _directory(table, "destination", path)
-    destination = LocalDestination(path)
+def _manifest(table: TableConfig, destination: Destination) -> Finding:
     key = naming.manifest_key(table.key_prefix)
     what = f"archive {destination.uri_of(key)}"
     try:
         found = destination.get(key)
         if found is None:
-            yield Finding(table.name, what, True, "none yet; the first base will begin it")
-            return
+            return Finding(what, True, "none yet; the first base will begin it")
         manifest = manifest_parser.parse(found.data, destination.uri_of(key))
     except ArchiveError as wrong:
-        yield Finding(table.name, what, False, str(wrong))
-        return
-    head = head_of(manifest)
+        return Finding(what, False, str(wrong))
     if manifest.table != table.name:
-        yield Finding(table.name, what, False, f"it is the archive of {manifest.table}")
-    elif head is None:
-        yield Finding(table.name, what, True, "claimed, no base yet")
-    else:
-        at = position_.text(head.position)
-        yield Finding(table.name, what, True, f"epoch {head.epoch} up to {at}, {head.rows} rows")
+        return Finding(what, False, f"it is the archive of {manifest.table}")
+    return Finding(what, True, _described(manifest))
 
 
-def _directory(table: TableConfig, what: str, path: Path) -> Finding:
+def _described(manifest: Manifest) -> str:
+    age = datetime.now(UTC) - manifest.updated_at
+    written = f"written {age.total_seconds():.0f} s ago by writer {manifest.writer_id}"
+    head = head_of(manifest)
+    if head is None:
+        return f"claimed, no base yet; {written}"
+    at = position_.text(head.position)
+    return f"epoch {head.epoch} up to {at}, {head.rows} rows; {written}"
+
+
+def _directory(what: str, path: Path) -> Iterator[Finding]:
     there = path
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -117,18 +141,4 @@ def _directory(table: TableConfig, what: str, path: Path) -> Finding:
         said = f"will be made below {there}"
     else:
         said = "can be written to"
-    return Finding(table.name, f"{what} {path}", good, said)
-
-
-def _show(findings: list[Finding]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        for finding in findings:
-            mark = "ok" if finding.good else "wrong"
-            print(f"{finding.table}: {mark}: {finding.what}: {finding.said}")
-        return
-    shown = Table("table", "what", "", "found", box=None, pad_edge=False)
-    for finding in findings:
-        mark = "[green]ok[/]" if finding.good else "[red]wrong[/]"
-        shown.add_row(finding.table, finding.what, mark, finding.said)
-    console.print(shown)
+    yield Finding(f"{what} {path}", good, said)

@@ -33,8 +33,7 @@ USAGE = 2
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
+    help="Default: info; of check, which tells all in its table: error.",
 )
 @click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default="auto")
 @click.option(
@@ -52,12 +51,15 @@ def cli(
     path: Path | None,
     sets: tuple[str, ...],
     *,
-    log_level: str,
+    log_level: str | None,
     log_format: str,
     flush_timeout: float,
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
-    logs.configure(log_level, as_json=None if log_format == "auto" else log_format == "json")
+    usual = "info" if context.invoked_subcommand is None else "error"
+    logs.configure(
+        log_level or usual, as_json=None if log_format == "auto" else log_format == "json"
+    )
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
         malloc.give_back()
@@ -72,7 +74,10 @@ def cli(
 def check(
     around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]
 ) -> None:
-    """Validate the configuration, and look at servers, tables and destinations; write nothing."""
+    """Validate the configuration, and look at servers, destinations and sinks.
+
+    In a bucket small objects are written and removed again; nothing else is changed or sent.
+    """
     block, tables = _loaded(path or around[0], (*around[1], *sets))
     del block
     _finish(asyncio.run(check_tables(tables)))

@@ -53,15 +53,23 @@ class Stores:
         clients = self.clients(table.profiles)
         return [self._opened(place, clients) for place in table.destinations]
 
-    def _opened(self, place: DestinationConfig, clients: Clients) -> Destination:
+    def destination(self, place: DestinationConfig, clients: Clients) -> Destination:
+        """The one at ``place``; nothing is asked of it.
+
+        :raises AwsError: if it can't be asked as it is configured.
+        """
         if isinstance(place, config_places.LocalDestination):
             return LocalDestination(place.path)
-        shared = self._bucket(place, clients)
-        with shared.asking:
-            if not shared.fit:
-                shared.destination.probe()
-                shared.fit = True
-        return shared.destination
+        return self._bucket(place, clients).destination
+
+    def _opened(self, place: DestinationConfig, clients: Clients) -> Destination:
+        if isinstance(place, config_places.S3Destination):
+            shared = self._bucket(place, clients)
+            with shared.asking:
+                if not shared.fit:
+                    shared.destination.probe()
+                    shared.fit = True
+        return self.destination(place, clients)
 
     def _bucket(self, place: config_places.S3Destination, clients: Clients) -> _Shared:
         s3_place = place.s3_place

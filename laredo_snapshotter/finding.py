@@ -1,0 +1,53 @@
+"""What ``laredo-snapshotter check`` found, and how it is shown."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    what: str
+    good: bool
+    said: str
+
+
+class Section(NamedTuple):
+    """Findings about one table, or about what tables share."""
+
+    title: str
+    findings: Sequence[Finding]
+
+
+def show(sections: Sequence[Section], console: Console) -> None:
+    """A table for people on a terminal, else a line for each finding."""
+    for section in sections:
+        if console.is_terminal:
+            console.print(f"[bold]{escape(section.title)}[/]", highlight=False)
+            console.print(Padding(_table(section), (0, 0, 1, 2)))
+        else:
+            for finding in section.findings:
+                mark = "ok" if finding.good else "wrong"
+                print(f"{section.title}: {mark}: {finding.what}: {finding.said}")
+    found = [finding for section in sections for finding in section.findings]
+    wrong = sum(not finding.good for finding in found)
+    console.print(
+        f"{len(found)} looked at, " + (f"[red]{wrong} wrong[/]" if wrong else "[green]all well[/]"),
+        highlight=False,
+    )
+
+
+def _table(section: Section) -> Table:
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold", max_width=60)
+    shown.add_column(overflow="fold", ratio=1)
+    for finding in section.findings:
+        mark = "[green]ok[/]" if finding.good else "[red]wrong[/]"
+        shown.add_row(mark, escape(finding.what), escape(finding.said))
+    return shown
