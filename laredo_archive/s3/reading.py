@@ -29,6 +29,7 @@ def read_whole(bucket: Bucket, key: str) -> Found:
 
     def read() -> Found:
         answer = bucket.ask("get_object", key, again=(), ChecksumMode="ENABLED")
+        _length(bucket, key, answer)
         return Found(_drained(bucket, key, answer), bucket.version(key, answer))
 
     return bucket.repeatedly("get_object", UNSEEN, read)
@@ -43,6 +44,17 @@ def _drained(bucket: Bucket, key: str, answer: Answer) -> bytes:
     finally:
         body.close()
     return data
+
+
+def _length(bucket: Bucket, key: str, answer: Answer) -> int:
+    """How much is to come; without knowing it, what breaks off can't be told from what ends."""
+    length: int | None = answer.get("ContentLength")
+    if length is None:
+        answer["Body"].close()
+        raise DestinationUnavailable(
+            bucket.uri_of(key), "the store's answer has no Content-Length; did a proxy drop it?"
+        ).at(bucket.place.identity)
+    return length
 
 
 def open_object(bucket: Bucket, key: str, offset: int) -> io.BufferedReader:
@@ -147,14 +159,18 @@ class PinnedObject(io.RawIOBase):
         if self._etag is not None:
             wanted["IfMatch"] = self._etag
         answer = self._bucket.ask("get_object", self._key, again=(), **wanted)
-        size, etag = self._size_in(answer), answer["ETag"]
-        if self._etag not in (None, etag):
-            raise self._replaced()
-        self._size, self._etag, self._body = size, etag, answer["Body"]
+        try:
+            self._size = self._size_in(answer)
+            if self._etag not in (None, answer["ETag"]):
+                raise self._replaced()
+        except DestinationUnavailable:
+            answer["Body"].close()
+            raise
+        self._etag, self._body = answer["ETag"], answer["Body"]
 
     def _size_in(self, answer: Answer) -> int:
         if not self._position and "ContentRange" not in answer:
-            return int(answer["ContentLength"])
+            return _length(self._bucket, self._key, answer)
         told = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
         if told is None or int(told[1]) != self._position:
             raise DestinationUnavailable(

@@ -1,0 +1,223 @@
+"""Reads: repeated, resumed, of one version only, and never short."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from laredo_archive.errors import (
+    ArtifactMissing,
+    DestinationDenied,
+    DestinationError,
+    DestinationUnavailable,
+)
+from laredo_archive.s3.asking import ATTEMPTS
+from laredo_archive.s3.destination import S3Destination
+from tests.archive.conftest import S3Maker
+from tests.archive.s3.conftest import LARGE, Way
+from tests.faults.fault import (
+    Exchange,
+    Fault,
+    answer,
+    delay,
+    drop,
+    reset,
+    truncate_answer,
+)
+from tests.faults.http1 import Message
+from tests.faults.proxy import FaultProxy
+
+KEY = "t/a"
+PIECE = 1 << 20
+
+
+def put(destination: S3Destination, data: bytes = LARGE) -> None:
+    upload = destination.upload(KEY)
+    upload.write(data)
+    upload.finish()
+
+
+USES: dict[str, tuple[str, Callable[[S3Destination], Any]]] = {
+    "get": ("GetObject", lambda place: place.get(KEY)),
+    "head": ("HeadObject", lambda place: place.head(KEY)),
+    "open": ("GetObject", lambda place: read(place, 0)),
+    "list": ("ListObjectsV2", lambda place: list(place.list("t/"))),
+    "unfinished": (
+        "ListMultipartUploads",
+        lambda place: place.collect_unfinished("t/", timedelta(days=1)),
+    ),
+}
+
+
+def read(place: S3Destination, offset: int = 0) -> bytes:
+    with closing(place.open(KEY, offset)) as file:
+        return file.read()
+
+
+PASSING = [
+    drop(),
+    drop(after=True),
+    reset(),
+    answer(500, "InternalError"),
+    answer(503, "SlowDown"),
+    truncate_answer(),
+]
+
+
+uses_and_faults = pytest.mark.parametrize(
+    ("use", "fault"),
+    [
+        pytest.param(use, fault, id=f"{use}-{fault}")
+        for use in USES
+        for fault in PASSING
+        # The answer to HEAD has no body that could be truncated.
+        if not (use == "head" and "truncated" in fault.name)
+    ],
+)
+
+
+@uses_and_faults
+def test_a_read_is_sent_again(way: Way, use: str, fault: Fault) -> None:
+    put(way.direct, b"0123456789")
+    operation, ask = USES[use]
+    rule = way.meets(fault, operation, times=2)
+    assert ask(way.faulty) == ask(way.direct)
+    assert rule.happened == 2
+
+
+@uses_and_faults
+def test_but_not_for_ever(way: Way, use: str, fault: Fault) -> None:
+    put(way.direct, b"0123456789")
+    operation, ask = USES[use]
+    way.meets(fault, operation, times=None)
+    with pytest.raises(DestinationUnavailable):
+        ask(way.faulty)
+    # A stream may have come some way before.
+    assert ATTEMPTS <= way.sent(operation) <= (2 * ATTEMPTS if use == "open" else ATTEMPTS)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_denied_isnt_sent_again(way: Way, use: str) -> None:
+    operation, ask = USES[use]
+    way.meets(answer(403, "AccessDenied"), operation, times=None)
+    with pytest.raises(DestinationDenied, match=r"profile ambient"):
+        ask(way.faulty)
+    assert way.sent(operation) == 1
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_was(way: Way) -> None:
+    put(way.direct)
+    way.meets(truncate_answer(0.4), "GetObject", times=3)
+    assert read(way.faulty) == LARGE
+    assert way.sent("GetObject") == 4
+    way.meets(truncate_answer(0.4), "GetObject", times=3)
+    assert read(way.faulty, 1_234_567) == LARGE[1_234_567:]
+
+
+@pytest.mark.usefixtures("brief_patience")
+def test_a_stream_that_stands_still_goes_on_too(s3: S3Maker, proxy: FaultProxy) -> None:
+    way = Way(S3Maker(s3.server), proxy)
+    put(way.direct)
+    way.meets(delay(1.5, after=True), "GetObject")
+    assert read(way.faulty) == LARGE
+
+
+def test_a_stream_that_moves_may_break_as_often_as_it_likes(way: Way) -> None:
+    put(way.direct)
+    rule = way.meets(truncate_answer(0.3), "GetObject", times=3 * ATTEMPTS)
+    assert read(way.faulty) == LARGE
+    assert rule.happened == 3 * ATTEMPTS
+
+
+def test_a_body_that_is_short_is_never_taken_for_whole(way: Way) -> None:
+    put(way.direct)
+    way.meets(truncate_answer(0.5), "GetObject")
+    way.meets(truncate_answer(0.0), "GetObject", times=None)
+    got = bytearray()
+    with (
+        closing(way.faulty.open(KEY)) as file,
+        pytest.raises(DestinationUnavailable, match="s3:GetObject"),
+    ):
+        while piece := file.read(PIECE):
+            got += piece
+    assert len(got) < len(LARGE)
+    assert LARGE.startswith(bytes(got))
+
+
+def _then(way: Way, change: Callable[[], object]) -> Exception:
+    """What a reader in the middle is told of ``change``."""
+    put(way.direct)
+    way.meets(truncate_answer(0.5), "GetObject")
+    with closing(way.faulty.open(KEY)) as file:
+        assert file.read(PIECE) == LARGE[:PIECE]
+        change()
+        with pytest.raises((DestinationError, ArtifactMissing)) as caught:
+            file.read()
+    return caught.value
+
+
+def test_versions_are_never_mixed(way: Way) -> None:
+    def replace_it() -> None:
+        way.direct.delete(KEY)
+        put(way.direct, b"x" * len(LARGE))
+
+    told = _then(way, replace_it)
+    assert isinstance(told, DestinationUnavailable)
+    assert "replaced while it was being read" in str(told)
+
+
+def test_nor_where_the_store_ignores_if_match(way: Way) -> None:
+    def replace_it() -> None:
+        way.direct.delete(KEY)
+        put(way.direct, b"x" * len(LARGE))
+        way.meets(without("If-Match"), "GetObject", times=None)
+
+    assert "replaced while it was being read" in str(_then(way, replace_it))
+
+
+def test_one_that_is_deleted_meanwhile_is_missing(way: Way) -> None:
+    assert isinstance(_then(way, lambda: way.direct.delete(KEY)), ArtifactMissing)
+
+
+def test_a_store_without_ranges_is_refused(way: Way) -> None:
+    put(way.direct)
+    way.meets(without("Range"), "GetObject", times=None)
+    with pytest.raises(DestinationUnavailable, match="has no range requests"):
+        way.faulty.open(KEY, 5)
+    assert read(way.faulty) == LARGE
+
+
+class EndsWithConnection(Message):
+    """An answer that doesn't say how long it is."""
+
+    def to_bytes(self, *, close: bool = False) -> bytes:
+        lines = super().to_bytes(close=True).split(b"\r\n")
+        return b"\r\n".join(line for line in lines if not line.startswith(b"Content-Length"))
+
+
+def test_an_answer_of_unknown_length_is_refused(way: Way) -> None:
+    async def happen(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        await exchange.respond(EndsWithConnection(answered.head, answered.body))
+        exchange.hang_up()
+
+    put(way.direct, b"0123456789")
+    way.meets(Fault("no length", happen), "GetObject", times=None)
+    for ask in (way.faulty.open, way.faulty.get):
+        with pytest.raises(DestinationUnavailable, match="no Content-Length"):
+            ask(KEY)
+
+
+def without(header: str) -> Fault:
+    """The store doesn't see that header."""
+
+    async def happen(exchange: Exchange) -> None:
+        request = exchange.request
+        await exchange.respond(
+            await exchange.forward(replace(request, head=request.head.without(header)))
+        )
+
+    return Fault(f"request without {header}", happen)
