@@ -81,6 +81,8 @@ def advice_for(kind: Kind, situation: Situation) -> str:
 
 
 def _denied(situation: Situation) -> str:
+    if situation.action == "sts:AssumeRole":
+        return _role(situation)
     named = _ACTION.search(situation.words)
     action = named.group(1) if named else situation.action
     if "explicit deny" in situation.words:

@@ -281,7 +281,10 @@ class Clients:
         return client
 
     def _listen(self, client: Any, credentials: str) -> None:
+        from laredo_archive.aws.wholeness import Wholeness
+
         begun = threading.local()
+        wholeness = Wholeness(client)
 
         def sent(**_: Any) -> None:
             begun.at = time.perf_counter()
@@ -296,6 +299,8 @@ class Clients:
                 self._renewing[credentials]()
             seconds = time.perf_counter() - begun.at
             self._on_call(Called(service, operation, credentials, status, seconds))
+            if response_dict:
+                wholeness.check(operation, response_dict)
 
         events = client.meta.events
         events.register_last("before-send", sent)

@@ -78,7 +78,10 @@ class RoleSession:
         if until <= self._now():
             raise RoleRefused(self._stale(until))
         log.info(
-            "role assumed", profile=self._profile.name, role=self._profile.role_arn, until=until
+            "role assumed",
+            profile=self._profile.name,
+            role=self._profile.role_arn,
+            until=shown(until),
         )
         return {
             "access_key": session["AccessKeyId"],

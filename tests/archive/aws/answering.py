@@ -100,8 +100,9 @@ class _Handler(BaseHTTPRequestHandler, socketserver.StreamRequestHandler):
 
     def handle_one_request(self) -> None:
         self.raw_requestline = self.rfile.readline()
+        understood = bool(self.raw_requestline) and self.parse_request()
         self.close_connection = True
-        if not self.raw_requestline or not self.parse_request():
+        if not understood:
             return
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)

@@ -96,6 +96,8 @@ def test_tls_where_none_is_spoken(clients: Clients) -> None:
         pytest.param(Answer(cut=0), id="nothing"),
         pytest.param(Answer(cut=5), id="half-a-status-line"),
         pytest.param(Answer(body=LISTING, cut=-20), id="half-a-body"),
+        pytest.param(Answer(body=LISTING, cut=-len(LISTING)), id="no-body"),
+        pytest.param(Answer(), id="empty-body"),
     ],
 )
 def test_a_request_without_an_answer_may_have_been_done(clients: Clients, answer: Answer) -> None:
@@ -158,3 +160,31 @@ def test_a_body_that_is_not_what_its_checksum_says(clients: Clients) -> None:
         caught.value, service="s3", operation="GetObject", credentials=None, resource="s3://b/k"
     )
     assert (explained.kind, explained.sent) == (Kind.CHECKSUM, True)
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        ("list_multipart_uploads", {}),
+        ("create_multipart_upload", {"Key": "k"}),
+        ("complete_multipart_upload", {"Key": "k", "UploadId": "u"}),
+    ],
+)
+def test_an_empty_answer_is_none(
+    clients: Clients, operation: str, arguments: dict[str, str]
+) -> None:
+    with answering(Answer()) as server:
+        s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint)
+        with pytest.raises(failures()):
+            getattr(s3, operation)(Bucket="b", **arguments)
+
+
+def test_what_answers_in_headers_alone_is_whole(clients: Clients) -> None:
+    with answering(Answer(headers={"ETag": '"e"'})) as server:
+        s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint)
+        assert s3.put_object(Bucket="b", Key="k", Body=b"data")["ETag"] == '"e"'
+        assert s3.upload_part(Bucket="b", Key="k", UploadId="u", PartNumber=1, Body=b"p")["ETag"]
+        s3.delete_object(Bucket="b", Key="k")
+        s3.abort_multipart_upload(Bucket="b", Key="k", UploadId="u")
+        server.tell(Answer(headers={"Content-Length": "500"}))
+        assert s3.head_object(Bucket="b", Key="k")["ContentLength"] == 500
