@@ -134,11 +134,15 @@ class Follower(Observer):
                 place.sequence,
                 self._options.filters,
             )
-            async with Subscription(
+            subscription = Subscription(
                 self._endpoint, options, backoff=self._backoff, observer=self
-            ) as events:
+            )
+            async with subscription as events:
                 async for event in events:
-                    await self._apply(event)
+                    if isinstance(event, Handshake) and self._replica.needs_snapshot(event):
+                        subscription.start_over()
+                    else:
+                        await self._apply(event)
         except ClientError as fatal:
             self._end(fatal)
         except Exception as bug:

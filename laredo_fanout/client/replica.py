@@ -12,6 +12,7 @@ from laredo_fanout.client.events import (
     Changes,
     Handshake,
     Heartbeat,
+    Mode,
     SchemaChange,
     SnapshotEnd,
     SnapshotRows,
@@ -41,7 +42,8 @@ class Place(NamedTuple):
     """How far the rows have come.
 
     All transactions up to ``position`` are in the rows, and of the one after
-    it, at ``open_position``, the first ``open_changes`` changes.
+    it, at ``open_position``, the first ``open_changes`` changes. What came from
+    an archive's diff, net changes of many transactions, has no ``open_position``.
     """
 
     position: Position | None = None
@@ -68,6 +70,7 @@ class Replica:
         self._next_columns: tuple[Column, ...] = ()
         self._next_history: History | None = None
         self._skip = (0, 0)
+        self._replayed_below = 0
         self.place = Place()
         self.whole = False
         self.version = 0
@@ -121,6 +124,8 @@ class Replica:
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
         self._staged = None
+        replays = handshake.mode is Mode.REPLAY_ARCHIVE
+        self._replayed_below = handshake.oldest_sequence if replays else 0
         self._next_history = handshake.history
         self._next_columns = handshake.columns
         if not handshake.snapshot_follows:
@@ -132,6 +137,14 @@ class Replica:
                     self._set_columns(handshake.columns, *filled)
         else:
             self._empty_indexes(handshake.columns)
+
+    def needs_snapshot(self, handshake: Handshake) -> bool:
+        """Whether a replay from an archive may leave rows wrong, since a part was applied already.
+
+        An archive's diffs may say nothing of a key whose change was in the part of a
+        transaction, or of another diff, that a stream before brought.
+        """
+        return handshake.mode is Mode.REPLAY_ARCHIVE and self.place.open_changes > 0
 
     def change_schema(self, event: SchemaChange) -> None:
         """The rows of the coming snapshot have these columns."""
@@ -192,10 +205,10 @@ class Replica:
             self.place = Place(part.position or None, place.history, sequence)
             self._skip = (0, 0)
         else:
-            before = place.open_changes if place.open_position == part.position else 0
-            self.place = place._replace(
-                open_position=part.position, open_changes=before + part.stop - start
-            )
+            replayed = changes.first_sequence < self._replayed_below
+            at = 0 if replayed else part.position
+            before = place.open_changes if place.open_position == at else 0
+            self.place = place._replace(open_position=at, open_changes=before + part.stop - start)
 
     def _first_unseen(self, part: TransactionPart) -> int:
         """Skip what an earlier stream brought of this transaction before it broke."""

@@ -19,6 +19,7 @@ from laredo_fanout.client.events import (
     GoAway,
     Handshake,
     Heartbeat,
+    Mode,
     SnapshotBegin,
     SnapshotEnd,
 )
@@ -90,6 +91,7 @@ class Subscription:
         self._observer = observer or Observer()
         self._place = _Place(options.position, options.history, options.sequence)
         self._events: AsyncGenerator[Event, None] | None = None
+        self._starts_over = False
         self._log = log.bind(server=endpoint.server, table=options.table)
 
     @property
@@ -106,6 +108,10 @@ class Subscription:
     def sequence(self) -> int | None:
         """The last entry of the last whole transaction that was consumed."""
         return self._place.sequence
+
+    def start_over(self) -> None:
+        """After the event just taken, leave the stream and ask for a snapshot in a new one."""
+        self._starts_over = True
 
     async def __aenter__(self) -> Self:
         self._events = self._run()
@@ -184,6 +190,10 @@ class Subscription:
                     self._log.info("server is going away", reason=event.reason)
                     leaving, deadline = True, event.deadline
                 yield event
+                if self._starts_over:
+                    self._starts_over = False
+                    self._place = _Place(None, None, None)
+                    return
                 place.consumed(event)
                 if leaving and (place.at_boundary or _passed(deadline)):
                     return
@@ -194,7 +204,15 @@ class Subscription:
 class _Place:
     """Where to resume from, and whether the stream stands at such a place."""
 
-    __slots__ = ("_in_snapshot", "_open", "_stream_history", "history", "position", "sequence")
+    __slots__ = (
+        "_in_snapshot",
+        "_open",
+        "_replayed_below",
+        "_stream_history",
+        "history",
+        "position",
+        "sequence",
+    )
 
     def __init__(
         self, position: Position | None, history: History | None, sequence: int | None
@@ -208,6 +226,7 @@ class _Place:
     def restart(self) -> None:
         self._in_snapshot = False
         self._open = False
+        self._replayed_below = 0
 
     @property
     def at_boundary(self) -> bool:
@@ -223,6 +242,9 @@ class _Place:
         if changes.positions[0] == 0:  # a server that tells no positions: by sequence
             seen = self.sequence or 0
             return None if changes.actions and changes.last_sequence <= seen else changes
+        if changes.first_sequence < self._replayed_below:
+            # In the base form all of an archive's diff but its end has the position before it.
+            return changes
         return changes.beyond(self.position)
 
     def consumed(self, event: Event) -> None:
@@ -240,6 +262,8 @@ class _Place:
             self.history = self._stream_history
         elif isinstance(event, Handshake):
             self._stream_history = event.history
+            replays = event.mode is Mode.REPLAY_ARCHIVE
+            self._replayed_below = event.oldest_sequence if replays else 0
             if not event.snapshot_follows:
                 # The server counts the old position as one of its own history.
                 self.history = event.history or self.history

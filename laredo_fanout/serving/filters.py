@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -18,8 +19,9 @@ from google.protobuf import struct_pb2
 from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.serving.struct_rows import parse
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import line as line_
 from laredo_model.change import Action
-from laredo_model.column import Column
+from laredo_model.column import Column, key_columns
 
 Test: TypeAlias = Callable[[Any], bool]
 
@@ -33,7 +35,10 @@ class RowFilter:
     """A session's filter, compiled for one set of columns.
 
     `signature` is equal for equal filters, so that sessions can share what was encoded.
+    `knows_before`: the client has a row if its old line passes.
     """
+
+    knows_before = True
 
     def __init__(
         self, predicates: Sequence[wire.FieldPredicate], columns: Sequence[Column]
@@ -49,6 +54,7 @@ class RowFilter:
         if len(predicates) > MAX_PREDICATES:
             raise BadRequest(f"filters: more than {MAX_PREDICATES} predicates")
         by_name = {column.name: column for column in columns}
+        self._key = frozenset(orjson.dumps(column.name) for column in key_columns(columns))
         self._tests: list[tuple[str, Test]] = []
         self._needles: list[bytes] = []
         for place, predicate in enumerate(predicates):
@@ -73,6 +79,28 @@ class RowFilter:
                 return False
         return True
 
+    def of_unknown(self) -> RowFilter:
+        """The same, for changes whose old lines don't say what the client has.
+
+        What doesn't pass is a DELETE then, of a row that the client may not have.
+        """
+        found = copy(self)
+        found.knows_before = False
+        return found
+
+    def old_of_unknown(self, action: int, old: bytes, new: bytes) -> bytes:
+        """The old row to show where the client may have another one, or none.
+
+        One that doesn't pass isn't shown; a DELETE has the key's columns then.
+        """
+        if old and self.matches(old):
+            return old
+        if action != Action.DELETE:
+            return b""
+        members = line_.items(old or new)
+        kept = [name + b":" + value for name, value in members if name in self._key]
+        return b"{" + b",".join(kept) + b"}"
+
     def select(
         self, keys: Sequence[bytes], lines: Sequence[bytes]
     ) -> tuple[list[bytes], list[bytes]]:
@@ -85,7 +113,7 @@ class RowFilter:
         """What this change is to a client that sees only rows that pass; None: nothing."""
         if action == Action.TRUNCATE:
             return action
-        was = bool(old) and self.matches(old)
+        was = not self.knows_before or (bool(old) and self.matches(old))
         now = bool(new) and self.matches(new)
         if was and now:
             return Action.UPDATE

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 
 class BufferPolicy(StrEnum):
@@ -46,17 +47,40 @@ class ListenerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """Where a table's archive is: below a directory (`path`), or below a prefix of a bucket.
+
+    `formats`: which to read, the first that an artifact is there in. `profile` is a named one of
+    the AWS configuration files; `role_arn` is assumed with it, or with whoever the environment
+    says.
+    """
+
+    key_prefix: str
+    formats: tuple[str, ...] = ("jsonl", "protobuf")
+    path: Path | None = None
+    bucket: str | None = None
+    prefix: str = ""
+    region: str | None = None
+    endpoint: str | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    profile: str | None = None
+    role_arn: str | None = None
+    external_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TableOptions:
     """One table's serving options, by "schema.name" in ServingOptions.
 
     `buffer_max_size` counts transactions; `snapshot_path` is where the ingest process keeps the
-    table's periodic snapshots.
+    table's periodic snapshots; `archive` is read for clients behind the journal.
     """
 
     buffer_max_size: int = 50_000
     buffer_policy: BufferPolicy = BufferPolicy.DROP_DISCONNECT
     heartbeat_interval_s: float = 10.0
     snapshot_path: Path | None = None
+    archive: ArchiveOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class ClientState:
     state: str
 
 
-STATES = ("connecting", "snapshot", "catching_up", "live", "waiting", "draining")
+STATES = ("connecting", "snapshot", "replaying", "catching_up", "live", "waiting", "draining")
 
 
 class Wakeups(Protocol):

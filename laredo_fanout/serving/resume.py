@@ -41,7 +41,7 @@ def streamed_snapshot_id(table_id: int, sequence: int) -> str:
 
 def ahead(asked: SyncAsked, view: TableView, history: History) -> bool:
     """Whether the client has seen more of this history than we have."""
-    if asked.position is None or not _same_history(asked, history):
+    if asked.position is None or not same_history(asked, history):
         return False
     return asked.position > view.position
 
@@ -80,7 +80,7 @@ def _resume(
     snapshot_sequence: Callable[[str, str, int], int | None],
 ) -> Plan:
     if asked.position is not None:
-        if not _same_history(asked, history):
+        if not same_history(asked, history):
             return FULL
         return _by_position(asked, view, reader, asked.position)
     if asked.sequence is not None:
@@ -121,7 +121,8 @@ def _by_snapshot(
     return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
 
 
-def _same_history(asked: SyncAsked, history: History) -> bool:
+def same_history(asked: SyncAsked, history: History) -> bool:
+    """Whether the client's position says something here."""
     # A base client can't tell its history: it is taken for ours, so that one that is ahead of a
     # lagging server waits and never gets an older snapshot.
     return asked.history is None or asked.history == history

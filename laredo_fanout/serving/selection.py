@@ -45,8 +45,11 @@ def _seen(everything: Iterator[Entry], row_filter: RowFilter) -> Iterator[Entry]
         action = row_filter.action(entry.action, entry.old, entry.line)
         if action is None:
             continue
+        old = entry.old
+        if not row_filter.knows_before:
+            old = row_filter.old_of_unknown(action, entry.old, entry.line)
         yield entry._replace(
             action=action,
             line=b"" if action == Action.DELETE else entry.line,
-            old=b"" if action == Action.INSERT else entry.old,
+            old=b"" if action == Action.INSERT else old,
         )

@@ -10,11 +10,13 @@ from pathlib import Path
 import grpc
 import structlog
 
+from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.drain import Drain
 from laredo_fanout.serving.errors import CannotListen, Draining
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TlsFiles
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.recent import RecentRecords
+from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.service import ReplicationService
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.struct_rows import StructRows
@@ -37,6 +39,10 @@ _CHANNEL_OPTIONS = (
 )
 
 
+def _ignore(table: str, outcome: Outcome) -> None:
+    """Nobody counts."""
+
+
 async def serve(
     options: ServingOptions,
     reader: StoreReader,
@@ -45,10 +51,12 @@ async def serve(
     drain: asyncio.Event,
     *,
     on_listening: Callable[[int], None] | None = None,
+    on_replay: Callable[[str, Outcome], None] = _ignore,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
-    `on_listening` is called once with the bound port (useful with port 0).
+    `on_listening` is called once with the bound port (useful with port 0), `on_replay` with the
+    table and the outcome of each replay from an archive.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -56,8 +64,20 @@ async def serve(
     listener = options.listener
     tokens = Tokens(listener.tokens_file) if listener.tokens_file is not None else None
     going = Drain()
+    archives = Archives(
+        {name: table.archive for name, table in options.tables.items() if table.archive},
+        listener.spool_path or reader.path,
+        on_replay,
+    )
     shared = Shared(
-        reader, RecentRecords(reader), wakeups, going, listener, StructRows(), asyncio.Lock()
+        reader,
+        RecentRecords(reader),
+        wakeups,
+        going,
+        listener,
+        StructRows(),
+        asyncio.Lock(),
+        archives,
     )
     tails = Tails(options.tables, reader, wakeups)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
@@ -81,6 +101,7 @@ async def serve(
         following.cancel()
         await asyncio.gather(draining, following, return_exceptions=True)
         await server.stop(0)
+        archives.close()
 
 
 async def _drain(

@@ -12,25 +12,26 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from laredo_fanout.serving import resume
+from laredo_fanout.serving import replaying, resume
+from laredo_fanout.serving.archives import TableArchive
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
 from laredo_fanout.serving.bell import Bell
 from laredo_fanout.serving.errors import (
-    Behind,
     BufferDropped,
-    Draining,
     HistoryChanged,
-    NotReady,
     NotServed,
     Refused,
     Stalled,
 )
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
+from laredo_fanout.serving.level import level_view
 from laredo_fanout.serving.options import BufferPolicy, TableOptions
 from laredo_fanout.serving.pin import Pin
 from laredo_fanout.serving.ports import Lease
+from laredo_fanout.serving.replay import NoReplay
+from laredo_fanout.serving.replaying import Replay, ReplayBroken
 from laredo_fanout.serving.request import SyncAsked
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.snapshot_rows import SnapshotRows
@@ -38,8 +39,7 @@ from laredo_fanout.serving.snapshot_sender import SnapshotSender
 from laredo_fanout.serving.tail import Tail
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
 from laredo_fanout.store.view import TableView
-from laredo_model import position as position_
-from laredo_model.history import History
+from laredo_fanout.wire import replication_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +76,7 @@ class Session:
         self._sent = self._sent_before = 0
         self._beat_due = self._position_due = self._told_away = False
         self._live = False
+        self._replay: Replay | None = None
         self._pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
         self._cursor = self._position = self._told_position = 0
 
@@ -124,16 +125,19 @@ class Session:
 
         :raises Refused: the call ends with this.
         """
-        view, self._history = await self._level_view()
+        view, self._history = await level_view(self._shared, self._asked, self._lease)
         self._enter(view)
         plan = resume.plan(
             self._asked, view, self._history, self._shared.reader, self._snapshot_sequence
         )
-        self._tail.follow(self)
-        self._arm_heartbeat()
-        self._arm_guard()
         try:
-            if plan.after is None:
+            replayed = await self._plan_replay() if plan.after is None else None
+            self._tail.follow(self)
+            self._arm_heartbeat()
+            self._arm_guard()
+            if replayed is not None:
+                await self._begin_replay(*replayed)
+            elif plan.after is None:
                 await self._send_snapshot(handshake=True)
             else:
                 await self._resume(plan, plan.after)
@@ -142,47 +146,11 @@ class Session:
         finally:
             self._tail.leave(self)
             self._pin.release()
+            if self._replay is not None:
+                self._replay.close()
             for timer in (self._beat, self._guard):
                 if timer is not None:
                     timer.cancel()
-
-    async def _level_view(self) -> tuple[TableView, History]:
-        """The table once it isn't behind the client any more.
-
-        :raises NotReady: it isn't shown yet.
-        :raises Behind: it stayed behind for `behind_wait_s`.
-        """
-        deadline = self._loop.time() + self._shared.listener.behind_wait_s
-        while True:
-            woken = self._shared.wakeups.current()
-            # The tail may be a wake-up behind: with the table read first here, the session
-            # never begins with an older state than it ends with.
-            view, history = self._read_table()
-            if not resume.ahead(self._asked, view, history):
-                return view, history
-            self._lease.update(sequence=0, depth=0, state="waiting")
-            left = deadline - self._loop.time()
-            if left <= 0:
-                raise Behind(
-                    f"behind: this server is at {position_.text(view.position)}, the client at "
-                    f"{position_.text(self._asked.position or 0)} of the same history; "
-                    "try again, or another server"
-                )
-            if self._shared.drain.deadline_ms:
-                raise Draining("the server is draining: connect elsewhere")
-            await asyncio.wait([woken], timeout=left)
-
-    def _read_table(self) -> tuple[TableView, History]:
-        try:
-            view = self._shared.reader.table(self._asked.table)
-        except TableUnknown as error:
-            raise NotReady(
-                f"table {self._asked.table} is not ready, its copy hasn't begun"
-            ) from error
-        source = self._shared.reader.source()
-        if not view.shown or source is None:
-            raise resume.not_ready(view)
-        return view, source.history
 
     def _enter(self, view: TableView) -> None:
         """Take this incarnation of the table for the session's own."""
@@ -192,28 +160,90 @@ class Session:
 
     def _form_for(self, view: TableView) -> Form:
         asked = self._asked
-        chosen = RowFilter(asked.predicates, view.columns) if asked.predicates else None
-        self._filter = chosen
+        self._filter = RowFilter(asked.predicates, view.columns) if asked.predicates else None
+        return self._form_with(self._filter)
+
+    def _form_with(self, chosen: RowFilter | None) -> Form:
+        asked = self._asked
         if asked.batch:
             return BatchForm(want_old=asked.want_old, row_filter=chosen)
         return BaseForm(chosen, self._shared.structs)
 
     async def _resume(self, plan: resume.Plan, after: int) -> None:
-        view = self._view
         self._cursor, self._position = after, plan.position
+        await self._shake_hands(plan.mode, plan.snapshot_id)
+        self._lease.update(sequence=after, depth=self._view.sequence - after, state="catching_up")
+
+    async def _shake_hands(self, mode: wire.SyncMode, snapshot_id: str = "") -> None:
+        view = self._view
         await self._send(
             self._messages.handshake(
-                mode=plan.mode,
+                mode=mode,
                 sequence=view.sequence,
                 oldest_sequence=view.oldest_sequence,
-                resume_from=after + 1,
+                resume_from=self._cursor + 1,
                 columns=view.columns,
-                snapshot_id=plan.snapshot_id,
+                snapshot_id=snapshot_id,
                 position=view.position,
                 history=str(self._history),
             )
         )
-        self._lease.update(sequence=after, depth=view.sequence - after, state="catching_up")
+
+    async def _plan_replay(self) -> tuple[TableArchive, replaying.Plan] | None:
+        """What brings the client level instead of a snapshot; None if nothing does."""
+        archive = self._shared.archives.get(self._asked.table)
+        if archive is None or self._asked.position is None:
+            return None
+        try:
+            planned = await replaying.plan(archive, self._asked, self._shared, self._pin)
+        except NoReplay as because:
+            self._pin.release()
+            archive.count(because.outcome)
+            log.info(
+                "no replay from the archive, the client gets a snapshot",
+                table=self._asked.table,
+                client=self._asked.client_id,
+                outcome=because.outcome.value,
+                reason=str(because),
+            )
+            return None
+        self._enter(planned.view)
+        return archive, planned
+
+    async def _begin_replay(self, archive: TableArchive, planned: replaying.Plan) -> None:
+        inside = None if self._filter is None else self._filter.of_unknown()
+        forms = self._form, self._form_with(inside)
+        self._replay = Replay(archive, planned, *forms, self._send)
+        self._cursor, self._position = self._replay.cursor, self._replay.position
+        if not planned.chain.entries:
+            self._cursor = planned.after
+        await self._shake_hands(wire.SYNC_MODE_REPLAY_ARCHIVE)
+
+    async def _step_replay(self, replay: Replay, view: TableView) -> None:
+        """The next piece of what the archive has; at its end the journal takes over."""
+        try:
+            sent = await replay.step()
+        except ReplayBroken:
+            self._end_replay(replay)
+            await self._send_snapshot(handshake=False)
+            return
+        self._cursor, self._position = replay.cursor, replay.position
+        if replay.through:
+            self._end_replay(replay)
+            # At once, so that the client knows where it is although nothing may follow.
+            self._beat_due = True
+            return
+        depth = replay.left(view)
+        self._lease.update(sequence=self._cursor, depth=depth, state="replaying")
+        if not sent:
+            # The archive keeps us waiting, not the client.
+            self._sent_before = -1
+        if self._beat_due:
+            await self._send_heartbeat()
+
+    def _end_replay(self, replay: Replay) -> None:
+        replay.close()
+        self._replay = None
 
     async def _step(self) -> None:
         """Send what there is, or wait until there is something."""
@@ -239,7 +269,7 @@ class Session:
             if view.id > self._view.id and view.live:
                 await self._change_incarnation(view)
                 return
-        elif self._cursor < view.sequence:
+        elif self._replay is not None or self._cursor < view.sequence:
             if await self._send_changes(view):
                 return
         else:
@@ -251,6 +281,9 @@ class Session:
 
     async def _send_changes(self, view: TableView) -> bool:
         """The next records; False if there are none after all."""
+        if self._replay is not None:
+            await self._step_replay(self._replay, view)
+            return True
         try:
             records = self._shared.recent.after(view.id, self._cursor, self._form)
         except (JournalPruned, TableUnknown) as gone:
@@ -286,6 +319,8 @@ class Session:
     async def _change_incarnation(self, view: TableView) -> None:
         """The table was copied anew: what is left of the old journal, then the new rows."""
         old = self._view
+        if self._replay is not None:
+            self._end_replay(self._replay)
         try:
             while records := self._shared.recent.after(old.id, self._cursor, self._form):
                 for record in records:

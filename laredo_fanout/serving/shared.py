@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.drain import Drain
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
@@ -24,3 +25,4 @@ class Shared:
     listener: ListenerOptions
     structs: StructRows
     spilling: asyncio.Lock
+    archives: Archives

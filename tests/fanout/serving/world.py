@@ -282,8 +282,9 @@ async def running(
     listener: ListenerOptions | None = None,
     max_clients: int = 1000,
     names: Sequence[str] = (USERS,),
+    **serving: Any,
 ) -> AsyncIterator[World]:
-    """A server over a fresh store."""
+    """A server over a fresh store; `serving` is told to `serve`."""
     wakeups, registry, drain = Wakeups(), Registry(max_clients), asyncio.Event()
     options = ServingOptions(
         listener or ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5),
@@ -293,7 +294,7 @@ async def running(
         writer = Writer(store, wakeups)
         writer.begin()
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
+        task = asyncio.create_task(
             serve(
                 options,
                 store.reader(),
@@ -301,16 +302,17 @@ async def running(
                 registry,
                 drain,
                 on_listening=listening.set_result,
+                **serving,
             )
         )
-        await asyncio.wait({listening, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
-        world = World(writer, registry, wakeups, listening.result(), drain, serving)
+        await asyncio.wait({listening, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        world = World(writer, registry, wakeups, listening.result(), drain, task)
         try:
             yield world
         finally:
             for channel in world.channels:
                 await channel.close()
             drain.set()
-            await serving
+            await task
