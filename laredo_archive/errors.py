@@ -226,7 +226,10 @@ class CommitUnavailable(ArchiveError):
     """Nothing can be committed now because of the destination ``uri``: try again later."""
 
     def __init__(self, table: str, uri: str, reason: object, place: str | None = None) -> None:
-        super().__init__(f"{table}: the commit waits for {uri}: {reason}")
+        said = str(reason)
+        super().__init__(
+            f"{table}: the commit waits for {said if uri in said else f'{uri}: {said}'}"
+        )
         self.uri = uri
         self.place = place
         """Of the destination, if it is known."""
@@ -249,7 +252,7 @@ class DestinationError(ArchiveError):
     """The destination's, where its URI doesn't say which it is."""
 
     def __init__(self, uri: str, message: str) -> None:
-        super().__init__(f"{uri}: {message}")
+        super().__init__(message if uri in message else f"{uri}: {message}")
         self.uri = uri
 
     def at(self, place: str | None) -> Self:
