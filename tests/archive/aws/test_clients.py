@@ -74,7 +74,7 @@ def test_the_same_arguments_give_the_same_client() -> None:
     [
         ("path", "http://store.example/bkt/k"),
         ("virtual", "http://bkt.store.example/k"),
-        ("auto", "http://bkt.store.example/k"),
+        ("auto", "http://store.example/bkt/k"),
     ],
 )
 def test_addressing_is_as_told(addressing: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
