@@ -1,6 +1,7 @@
 """Which bucket, which prefix, and how objects are to be kept there."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode, urlsplit
@@ -15,6 +16,8 @@ ADDRESSINGS = ("auto", "path", "virtual")
 _FROZEN = ("GLACIER", "DEEP_ARCHIVE")
 # "Categorizing your storage using tags", Amazon S3 User Guide.
 _MOST_TAGS = 10
+_TAG = re.compile(r"(?!aws:)[\w\s+=.:/@-]{1,128}")
+_TAG_VALUE = re.compile(r"[\w\s+=.:/@-]{0,256}")
 
 
 class BadPlace(DestinationError):
@@ -89,9 +92,16 @@ class S3Place:
                 f"objects of the storage class {self.storage_class} can't be read without"
                 " restoring them; use GLACIER_IR, or a lifecycle rule for what is retired"
             )
+        return [*wrong, *self._wrong_tags()]
+
+    def _wrong_tags(self) -> Iterator[str]:
         if len(self.tags) > _MOST_TAGS:
-            wrong.append(f"an object has at most {_MOST_TAGS} tags, not {len(self.tags)}")
-        return wrong
+            yield f"an object has at most {_MOST_TAGS} tags, not {len(self.tags)}"
+        for name, value in self.tags.items():
+            if not _TAG.fullmatch(name):
+                yield f"{name!r} can't be a tag: letters, digits, blanks and +-=._:/@"
+            if not _TAG_VALUE.fullmatch(value):
+                yield f"{value!r} can't be the value of tag {name}"
 
 
 def parse(uri: str) -> S3Place:

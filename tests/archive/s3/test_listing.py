@@ -1,0 +1,74 @@
+"""Listings of more than a page, and what isn't an object of an archive."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from laredo_archive.errors import DestinationUnavailable
+from tests.archive.conftest import S3Maker
+from tests.archive.s3.conftest import LARGE, Way
+from tests.faults.fault import Exchange, Fault, answer, truncate_answer
+
+
+def test_more_than_a_page(way: Way) -> None:
+    names = [f"t/epoch=1/é {number:04}" for number in range(1002)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: way.direct.swap(name, b"x", None), names))
+    way.meets(answer(503, "SlowDown"), "ListObjectsV2", skip=1)
+    way.meets(truncate_answer(), "ListObjectsV2", skip=1)
+    assert [found.key for found in way.faulty.list("t/")] == names
+    assert way.sent("ListObjectsV2") == 4
+    way.meets(answer(503, "SlowDown"), "ListObjectsV2", skip=1, times=None)
+    found = []
+    with pytest.raises(DestinationUnavailable, match="s3:ListBucket"):
+        found.extend(way.faulty.list("t/"))
+    assert len(found) == 1000, "then a failure was raised, which is no end"
+
+
+def test_a_listing_that_doesnt_say_where_it_goes_on(way: Way) -> None:
+    async def happen(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        body = answered.body.replace(b"<IsTruncated>false<", b"<IsTruncated>true<")
+        assert body != answered.body
+        await exchange.respond(replace(answered, body=body))
+
+    way.direct.swap("t/m", b"x", None)
+    way.meets(Fault("more to come, from nowhere", happen), "ListObjectsV2")
+    with pytest.raises(DestinationUnavailable, match="not where it goes on"):
+        list(way.faulty.list("t/"))
+
+
+def test_folders_of_a_console_and_hidden_names_are_nobodys_objects(way: Way, s3: S3Maker) -> None:
+    raw = s3.server.client("s3")
+    prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
+    for name in ("", "t/", "t/.laredo-probe-1", "t//a", "t/a"):
+        raw.put_object(Bucket=s3.bucket, Key=f"{prefix}{name}", Body=b"")
+    assert [found.key for found in way.direct.list("")] == ["t/a"]
+
+
+def test_many_left_overs(way: Way) -> None:
+    uploads = [way.begun(f"t/{number}", LARGE) for number in range(3)]
+    for upload in uploads:
+        upload._settle_parts(every=True)  # type: ignore[attr-defined]
+    assert way.direct.collect_unfinished("t/", timedelta(minutes=1)) == 0
+    way.meets(answer(500, "InternalError"), "AbortMultipartUpload")
+    assert way.faulty.collect_unfinished("t/", timedelta(0)) == 3
+    assert way.direct.collect_unfinished("t/", timedelta(0)) == 0
+    for upload in uploads:
+        upload.abort()
+
+
+def test_left_overs_go_by_the_stores_date(way: Way) -> None:
+    upload = way.begun("t/a", LARGE)
+
+    async def tomorrow(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
+        await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
+
+    assert way.faulty.collect_unfinished("t/", timedelta(days=1)) == 0
+    way.meets(Fault("tomorrow", tomorrow), "ListMultipartUploads")
+    assert way.faulty.collect_unfinished("t/", timedelta(days=1)) == 1
+    upload.abort()

@@ -1,0 +1,85 @@
+"""Places: how they are written, what they are, and which are the same."""
+
+from typing import Any
+
+import pytest
+
+from laredo_archive.s3.place import BadPlace, S3Place, parse
+
+
+@pytest.mark.parametrize(
+    ("uri", "bucket", "prefix"),
+    [
+        ("s3://b", "b", ""),
+        ("s3://b/", "b", ""),
+        ("s3a://b/users", "b", "users/"),
+        ("S3://b/a b/x=1/", "b", "a b/x=1/"),
+        ("s3://b/é?x#y%20+/z", "b", "é?x#y%20+/z/"),
+        ("s3://b//x//", "b", "x/"),
+    ],
+)
+def test_a_uri_is_taken_as_it_is(uri: str, bucket: str, prefix: str) -> None:
+    place = parse(uri)
+    assert (place.bucket, place.prefix) == (bucket, prefix)
+    assert place.uri == f"s3://{bucket}/{prefix}"
+    assert parse(place.uri) == place
+
+
+@pytest.mark.parametrize("prefix", ["users", "/users", "users/", "/users//"])
+def test_a_prefix_ends_with_a_slash(prefix: str) -> None:
+    assert S3Place("b", prefix).uri == "s3://b/users/"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "identity"),
+    [
+        (None, "s3://b/x/"),
+        ("https://s3.eu-west-1.amazonaws.com", "s3://b/x/"),
+        ("https://s3.cn-north-1.amazonaws.com.cn/", "s3://b/x/"),
+        ("http://Minio.local:9000/", "s3://b/x/?endpoint=http://minio.local:9000"),
+        ("https://store/s3", "s3://b/x/?endpoint=https://store/s3"),
+        (
+            "https://s3.amazonaws.com.evil.example",
+            "s3://b/x/?endpoint=https://s3.amazonaws.com.evil.example",
+        ),
+    ],
+)
+def test_a_bucket_is_one_per_service(endpoint: str | None, identity: str) -> None:
+    place = S3Place("b", "x", endpoint=endpoint)
+    assert place.identity == identity
+    assert place.uri == "s3://b/x/"
+
+
+def test_the_same_place_by_other_means() -> None:
+    one = S3Place("b", "x", region="eu-west-1", credentials="a", storage_class="STANDARD_IA")
+    assert one.identity == S3Place("b", "/x/", addressing="path").identity
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"bucket": ""}, "isn't a bucket's name"),
+        ({"bucket": "a/b"}, "isn't a bucket's name"),
+        ({"prefix": "a//b"}, "empty part"),
+        ({"prefix": "a/../b"}, r"\.\."),
+        ({"endpoint": "localhost:9000"}, "http:// or https://"),
+        ({"addressing": "dns"}, "auto, path, virtual"),
+        ({"kms_key_id": "k"}, "server_side_encryption = aws:kms"),
+        ({"kms_key_id": "k", "server_side_encryption": "AES256"}, "aws:kms"),
+        ({"storage_class": "DEEP_ARCHIVE"}, "GLACIER_IR"),
+        ({"tags": {f"t{number}": "x" for number in range(11)}}, "at most 10 tags"),
+        ({"tags": {"aws:x": "y"}}, "'aws:x' can't be a tag"),
+        ({"tags": {"": "y"}}, "'' can't be a tag"),
+        ({"tags": {"a&b": "y"}}, "'a&b' can't be a tag"),
+        ({"tags": {"a": "y" * 257}}, "can't be the value of tag a"),
+    ],
+)
+def test_what_cant_be_a_place_says_why(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadPlace, match=complaint):
+        S3Place(**{"bucket": "b", **values})
+
+
+@pytest.mark.parametrize("uri", ["", "b/x", "file:///x", "s3:/b", "gs://b/x"])
+def test_what_is_no_uri_of_s3(uri: str) -> None:
+    with pytest.raises(BadPlace, match="s3://"):
+        parse(uri)

@@ -1,0 +1,182 @@
+"""A store that can't compare and swap is found out before the first commit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from laredo_archive.errors import (
+    ConditionalWritesMissing,
+    DestinationDenied,
+    DestinationUnavailable,
+    NameTaken,
+    SwapLost,
+)
+from laredo_archive.s3.destination import S3Destination
+from tests.archive.conftest import S3Maker
+from tests.archive.s3.conftest import LARGE, Way
+from tests.faults.fault import Exchange, Fault, answer, drop, reset
+from tests.faults.http1 import Head
+
+UNSAFE = "unsafe_single_writer"
+
+
+def ignoring(*headers: str) -> Fault:
+    """A store that doesn't know these headers."""
+
+    async def happen(exchange: Exchange) -> None:
+        head: Head = exchange.request.head
+        for header in headers:
+            head = head.without(header)
+        await exchange.respond(await exchange.forward(replace(exchange.request, head=head)))
+
+    return Fault(f"ignores {', '.join(headers)}", happen)
+
+
+IGNORES_ALL = ignoring("If-Match", "If-None-Match")
+
+
+def nothing_left(way: Way, s3: S3Maker) -> bool:
+    prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
+    raw = s3.server.client("s3")
+    objects = raw.list_objects_v2(Bucket=s3.bucket, Prefix=prefix)["KeyCount"]
+    return objects == 0 and way.direct.collect_unfinished("", timedelta(0)) == 0
+
+
+@pytest.mark.parametrize("server", ["moto", "s3_server"])
+def test_a_store_that_can_is_taken(makers: Callable[[str], S3Maker], server: str) -> None:
+    destination = makers(server)()
+    destination.probe()
+    destination.probe()
+    assert list(destination.list("")) == []
+
+
+def test_nothing_is_left_of_it(way: Way, s3: S3Maker) -> None:
+    way.faulty.probe()
+    assert nothing_left(way, s3)
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault", "what"),
+    [
+        ("*", IGNORES_ALL, "If-None-Match on PutObject"),
+        ("PutObject", ignoring("If-None-Match"), "If-None-Match on PutObject"),
+        ("*", ignoring("If-Match"), "If-Match on PutObject"),
+        ("Complete*", IGNORES_ALL, "If-None-Match on CompleteMultipartUpload"),
+        ("Complete*", answer(501, "NotImplemented"), "on CompleteMultipartUpload"),
+        ("PutObject", answer(501, "NotImplemented"), "it refuses what it should take"),
+    ],
+    ids=str,
+)
+def test_one_that_cant_is_refused(
+    way: Way, s3: S3Maker, operation: str, fault: Fault, what: str
+) -> None:
+    way.meets(fault, operation, times=None)
+    with pytest.raises(ConditionalWritesMissing, match=what) as caught:
+        way.faulty.probe()
+    assert "unsafe_single_writer" in str(caught.value)
+    assert not isinstance(caught.value, DestinationUnavailable), "it isn't tried again"
+    assert caught.value.place == way.faulty.place
+    assert nothing_left(way, s3)
+
+
+def test_one_that_makes_an_object_out_of_nothing_is_refused(way: Way) -> None:
+    """If-Match on an object that isn't there: a manifest that was deleted would come back."""
+    way.meets(ignoring("If-Match"), "PutObject", skip=4)
+    with pytest.raises(ConditionalWritesMissing, match="an object that isn't there"):
+        way.faulty.probe()
+
+
+@pytest.mark.parametrize(
+    "fault", [drop(), reset(after=True), answer(500, "InternalError")], ids=str
+)
+def test_what_couldnt_be_found_out_isnt_held_against_it(way: Way, fault: Fault) -> None:
+    way.meets(fault, "PutObject", skip=2)
+    with pytest.raises(DestinationUnavailable):
+        way.faulty.probe()
+    way.faulty.probe()
+
+
+def test_who_may_not_write_is_told(way: Way) -> None:
+    way.meets(answer(403, "AccessDenied"), "PutObject")
+    with pytest.raises(DestinationDenied, match="s3:PutObject"):
+        way.faulty.probe()
+
+
+def test_who_may_not_delete_can_still_commit(way: Way) -> None:
+    way.meets(answer(403, "AccessDenied"), "DeleteObject", skip=1, times=None)
+    with capture_logs() as logs:
+        way.faulty.probe()
+    assert [entry["event"] for entry in logs] == ["a probe's object may be left"]
+
+
+def test_what_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -> None:
+    way.direct.swap(".laredo-probe-0", b"x", None)
+
+    async def in_two_hours(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
+        await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
+
+    way.faulty.probe()
+    assert way.direct.head(".laredo-probe-0") is not None, "it may be another process's"
+    way.meets(Fault("in two hours", in_two_hours), "ListObjectsV2")
+    way.faulty.probe()
+    assert nothing_left(way, s3)
+
+
+@pytest.fixture
+def unsafe(way: Way, s3: S3Maker) -> S3Destination:
+    """The only writer on a store that ignores conditions."""
+    way.meets(IGNORES_ALL, "*", times=None)
+    prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
+    return s3(prefix=prefix, endpoint=way.proxy.endpoint, unsafe_single_writer=True)
+
+
+def test_the_only_writer_is_warned_and_let_in(unsafe: S3Destination) -> None:
+    with capture_logs() as logs:
+        unsafe.probe()
+    [entry] = logs
+    assert entry["log_level"] == "warning"
+    assert entry["lacking"] == "If-None-Match on PutObject"
+    assert entry["uri"] == unsafe.uri
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_the_only_writer_compares_by_itself(unsafe: S3Destination, probed: bool) -> None:
+    if probed:
+        unsafe.probe()
+    first = unsafe.swap("t/m", b"one", None)
+    with pytest.raises(SwapLost):
+        unsafe.swap("t/m", b"two", None)
+    second = unsafe.swap("t/m", b"two", first.etag)
+    with pytest.raises(SwapLost):
+        unsafe.swap("t/m", b"three", first.etag)
+    found = unsafe.get("t/m")
+    assert found is not None
+    assert (found.data, found.version.etag) == (b"two", second.etag)
+    for data in (b"small", LARGE):
+        upload = unsafe.upload("t/m")
+        upload.write(data)
+        with pytest.raises(NameTaken):
+            upload.finish()
+        upload.abort()
+    unsafe.delete("t/m")
+    with pytest.raises(SwapLost):
+        unsafe.swap("t/m", b"four", second.etag)
+
+
+def test_where_it_isnt_needed_the_store_compares_after_all(way: Way, s3: S3Maker) -> None:
+    destination = s3(endpoint=way.proxy.endpoint, unsafe_single_writer=True)
+    with capture_logs() as logs:
+        destination.probe()
+    assert [entry["event"] for entry in logs] == [
+        "unsafe_single_writer isn't needed: this store can swap"
+    ]
+    heads = way.sent("HeadObject")
+    destination.swap("t/m", b"one", None)
+    with pytest.raises(SwapLost):
+        destination.swap("t/m", b"two", None)
+    assert way.sent("HeadObject") == heads
