@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Self
 
 from laredo_archive import codec, naming
@@ -62,15 +63,25 @@ class BaseUpload:
         self._checksum = StateChecksum()
         self._keys: dict[tuple[int, str], str] = {}
         self._uploads: dict[tuple[int, str], Upload] = {}
+        self._at_once = holdings[0].surroundings.at_once
         try:
-            for index, holding in enumerate(holdings):
-                for format_id in plan.formats:
-                    key = self._free_name(holding, format_id, new_names)
-                    self._keys[index, format_id] = key
-                    self._uploads[index, format_id] = holding.destination.upload(key)
+            self._at_once(
+                [
+                    partial(self._begin, (index, format_id), new_names)
+                    for index in range(len(holdings))
+                    for format_id in plan.formats
+                ]
+            )
         except DestinationError as failure:
             raise self._lost(failure) from failure
         self._encoders = {format_id: self._encoder(format_id) for format_id in plan.formats}
+
+    def _begin(self, place: tuple[int, str], new_names: NewNames) -> None:
+        index, format_id = place
+        holding = self._holdings[index]
+        key = self._free_name(holding, format_id, new_names)
+        self._keys[place] = key
+        self._uploads[place] = holding.destination.upload(key)
 
     def _free_name(self, holding: Holding, format_id: str, new_names: NewNames) -> str:
         plan = self._plan
@@ -107,9 +118,12 @@ class BaseUpload:
         try:
             encoded = {id_: encoder.close() for id_, encoder in self._encoders.items()}
             reach("base.written")
-            for place, upload in self._uploads.items():
-                self._finish_one(place, upload, encoded[place[1]])
-                reach("base.uploaded")
+            self._at_once(
+                [
+                    partial(self._finish_one, place, upload, encoded[place[1]])
+                    for place, upload in self._uploads.items()
+                ]
+            )
         except DestinationError as failure:
             raise self._lost(failure) from failure
         artifact = Artifact(
@@ -143,6 +157,7 @@ class BaseUpload:
             )
             if not holds(holding.destination, self._keys[place], found):
                 raise
+        reach("base.uploaded")
 
     def _entry(self, format_id: str, encoded: Encoded) -> FormatEntry:
         plan = self._plan

@@ -8,6 +8,7 @@ name; ``LAREDO_FAILPOINT=trace:FILE`` appends each name to FILE instead.
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,14 @@ VARIABLE = "LAREDO_FAILPOINT"
 
 def _kill_at(wanted: str, count: int) -> Callable[[str], None]:
     reached: Counter[str] = Counter()
+    turn = threading.Lock()
 
     def count_down(name: str) -> None:
-        reached.update((name, "*"))
+        with turn:
+            reached.update((name, "*"))
+            kill_if_it_is_time(name)
+
+    def kill_if_it_is_time(name: str) -> None:
         if reached[wanted] == count and wanted in (name, "*"):
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import structlog
 
 from laredo_archive import chain, manifest_parser, naming
+from laredo_archive.at_once import AtOnce, in_threads
 from laredo_archive.destination import Destination, Version
 from laredo_archive.errors import (
     DestinationError,
@@ -41,11 +42,12 @@ Change = Callable[[Manifest], Manifest | None]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where time and chance come from; a simulation brings its own."""
+    """Where time, chance and threads come from; a simulation brings its own."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pause: Callable[[float], None] = time.sleep
     chance: random.Random = field(default_factory=random.Random)
+    at_once: AtOnce = in_threads
 
     def back_off(self, attempt: int) -> None:
         """Wait before try number ``attempt`` + 1: doubling, at most 2 s, half of it by chance."""

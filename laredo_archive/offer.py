@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from laredo_archive.at_once import AtOnce
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.holding import Claim, Holding
@@ -40,6 +41,8 @@ class Offer:
         self._placed = dict(placed)
         self._follow = follow
         self._new_names = new_names
+        self._looked: dict[tuple[str, str], tuple[Manifest, str]] = {}
+        """The version of a manifest for which an object was found there, and its key."""
         self._begun = False
 
     @property
@@ -56,12 +59,21 @@ class Offer:
 
         :raises DestinationError: if one is away.
         """
-        for holding in holdings:
-            for format_id in self.artifact.formats:
-                if (holding.destination.place, format_id) not in self._placed:
-                    manifest = holding.current()
-                    if manifest is not None:
-                        self._place_one(holding, holdings, manifest, format_id)
+        missing = [
+            (holding, format_id)
+            for holding in holdings
+            for format_id in self.artifact.formats
+            if (holding.destination.place, format_id) not in self._placed
+        ]
+        at_once = holdings[0].surroundings.at_once
+        known = self._current([holding for holding, _ in missing], at_once)
+        at_once(
+            [
+                partial(self._place_one, holding, holdings, manifest, format_id)
+                for holding, format_id in missing
+                if (manifest := known[holding.destination.place]) is not None
+            ]
+        )
         reach("commit.placed")
 
     def commit(self, holdings: Sequence[Holding], claim: Claim) -> None:
@@ -71,21 +83,68 @@ class Offer:
         :raises ArtifactMissing: if its bytes are gone everywhere.
         :raises DestinationError: if one is away.
         """
+        self._look(holdings)
         for holding in holdings:
             holding.rewrite(partial(self._offered, holding, holdings), claim)
             self._begun = True
 
+    def _look(self, holdings: Sequence[Holding]) -> None:
+        """See what is there, everywhere at once, for the manifests as they are now."""
+        self._looked.clear()
+        at_once = holdings[0].surroundings.at_once
+        known = self._current(holdings, at_once)
+        at_once(
+            [
+                partial(self._look_at, holding, manifest, format_id)
+                for holding in holdings
+                if (manifest := known[holding.destination.place]) is not None
+                and not self._is_in(manifest)
+                for format_id in self.artifact.formats
+            ]
+        )
+
+    def _is_in(self, manifest: Manifest) -> bool:
+        return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
+
+    def _look_at(self, holding: Holding, manifest: Manifest, format_id: str) -> None:
+        place = holding.destination.place, format_id
+        key = self._placed.get(place)
+        if key is None:
+            return
+        if is_there(holding.destination, key, self.artifact.formats[format_id].size_bytes):
+            self._looked[place] = manifest, key
+
+    def _current(self, holdings: Sequence[Holding], at_once: AtOnce) -> dict[str, Manifest | None]:
+        """Their manifests as last seen, by place; looked up only where that is out of date."""
+        distinct = list({holding.destination.place: holding for holding in holdings}.values())
+        manifests = at_once([holding.current for holding in distinct])
+        return {
+            holding.destination.place: manifest
+            for holding, manifest in zip(distinct, manifests, strict=True)
+        }
+
     def _offered(
         self, holding: Holding, holdings: Sequence[Holding], manifest: Manifest
     ) -> Manifest | None:
-        if any(self.artifact.same_as(known) for known in reversed(manifest.artifacts)):
+        if self._is_in(manifest):
             return None
         retired = manifest.retired_keys()
-        for format_id, entry in self.artifact.formats.items():
+        for format_id in self.artifact.formats:
             key = self._placed[holding.destination.place, format_id]
-            if key in retired or not is_there(holding.destination, key, entry.size_bytes):
+            if key in retired or not self._is_there(holding, manifest, format_id):
                 self._place_one(holding, holdings, manifest, format_id, unheard_of=True)
         return self._follow(manifest, self._as_named_by(holding))
+
+    def _is_there(self, holding: Holding, manifest: Manifest, format_id: str) -> bool:
+        # What has been seen counts for one swap of the version it was seen with: who takes an
+        # object away changes the manifest first.
+        place = holding.destination.place, format_id
+        key = self._placed[place]
+        seen = self._looked.pop(place, None)
+        if seen is not None and seen[0] is manifest and seen[1] == key:
+            return True
+        size = self.artifact.formats[format_id].size_bytes
+        return is_there(holding.destination, key, size)
 
     def _as_named_by(self, holding: Holding) -> Artifact:
         formats: dict[str, FormatEntry] = {}

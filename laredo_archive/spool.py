@@ -1,6 +1,7 @@
 """A diff, encoded once per format to a temporary file, so that it can be offered again."""
 
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -64,13 +65,12 @@ class Spool:
         return codec.diff_encoder(format_id, columns, file)
 
     def content(self, format_id: str, encoded: Encoded) -> Content:
-        """What was encoded, to be read any number of times, by one reader at a time."""
-        file = self._files[format_id]
+        """What was encoded, to be read any number of times, by several readers at once."""
+        file, turn = self._files[format_id], threading.Lock()
 
         @contextmanager
         def opened() -> Iterator[Source]:
-            file.seek(0)
-            yield file
+            yield _Reader(file, turn)
 
         origin = f"{self._table}: the diff encoded as {format_id}"
         return Content(origin, encoded.size_bytes, encoded.sha256, opened)
@@ -79,6 +79,22 @@ class Spool:
         """Give memory and disk space back."""
         for file in self._files.values():
             file.close()
+
+
+class _Reader:
+    """A place in a file that has others too."""
+
+    def __init__(self, file: IO[bytes], turn: threading.Lock) -> None:
+        self._file = file
+        self._turn = turn
+        self._offset = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self._turn:
+            self._file.seek(self._offset)
+            data = self._file.read(size)
+        self._offset += len(data)
+        return data
 
 
 def _chunks(changes: Iterable[Change]) -> Iterator[list[Change]]:

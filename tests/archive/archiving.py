@@ -15,7 +15,7 @@ from laredo_model.history import History
 from laredo_model.position import Position
 from tests.archive.simulation.store import MemoryDestination, MemoryStore
 from tests.archive.simulation.truth import COLUMNS, State, checksum_of
-from tests.archive.simulation.world import Actor, World
+from tests.archive.simulation.world import Actor, World, tasks_done
 
 TABLE = "public.t"
 PREFIX = "public.t/"
@@ -92,7 +92,7 @@ def surroundings(destination: ScriptedDestination) -> Surroundings:
     def wait(seconds: float) -> None:
         world.now += seconds
 
-    return Surroundings(now=lambda: world.date, pause=wait, chance=world.chance)
+    return Surroundings(now=lambda: world.date, pause=wait, chance=world.chance, at_once=tasks_done)
 
 
 def opened(destinations: Sequence[Destination], writer_id: str = "w1", **more) -> TableArchive:  # type: ignore[no-untyped-def]

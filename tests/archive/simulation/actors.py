@@ -91,6 +91,7 @@ class Writer:
             now=lambda: scene.world.date + skew,
             pause=actor.step,
             chance=random.Random(self._chance.random()),
+            at_once=actor.at_once,
         )
 
     def run(self) -> None:

@@ -199,7 +199,8 @@ class MemoryDestination:
         self._change(key, lambda: self._store.create(key, data))
 
     def delete(self, key: str) -> None:
-        self._change(key, lambda: self._store.delete(key))
+        # Once answered it doesn't come again: no destination repeats a deletion that is unclear.
+        self._change(key, lambda: self._store.delete(key), echoes=False)
 
     def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
         def answer() -> list[int]:
@@ -264,7 +265,7 @@ class MemoryDestination:
         self._actor.step(self._chance.expovariate(20))
         return answered
 
-    def _change(self, key: str, effect: Callable[[], T]) -> T:
+    def _change(self, key: str, effect: Callable[[], T], *, echoes: bool = True) -> T:
         faults = self._store.faults
         for _ in range(CONFLICTS):
             self._travel(key)
@@ -278,7 +279,7 @@ class MemoryDestination:
                 (faults.answer_lost, self._answer_lost),
                 (faults.late, self._late),
                 (faults.twice, self._twice),
-                (faults.echo, self._echoed),
+                (faults.echo if echoes else 0.0, self._echoed),
             ]:
                 if draw < probability:
                     return fate(key, effect)

@@ -1,0 +1,35 @@
+"""Several requests at the same time: a commit waits for the slowest, not for the sum."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class AtOnce(Protocol):
+    """How it is done: in threads, or as a simulation wants it."""
+
+    def __call__(self, tasks: Sequence[Callable[[], T]], /) -> list[T]:
+        """What the tasks give, in their order; the first failure in that order is raised.
+
+        All have ended by then, those after one that failed too.
+        """
+
+
+def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """A thread for each; a single task needs none."""
+    if len(tasks) < 2:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(len(tasks), thread_name_prefix="at-once") as threads:
+        running = [threads.submit(task) for task in tasks]
+    failures = [failure for done in running if (failure := done.exception()) is not None]
+    for failure in failures[1:]:
+        log.warning("another request failed too", failure=str(failure))
+    if failures:
+        raise failures[0]
+    return [done.result() for done in running]
