@@ -1,0 +1,182 @@
+"""The options of ``format("laredo")``, and of the functions that set them.
+
+| option | meaning | default |
+|---|---|---|
+| path | directory, file:, s3:// or s3a:// URI of the archive or its manifest.json | required |
+| as_of | a position (0/1A2B3C) or a time (ISO 8601): the last boundary at or before it | head |
+| exact | true: an earlier boundary than as_of is an error | false |
+| epoch | look in this epoch only | |
+| format | read this format only: jsonl, protobuf, parquet (bases) | first that is there |
+| columns | comma separated: make these columns only | all |
+| key | a key: read that row only | |
+| key_fields | comma separated: the key, for archives that don't say | id |
+| partitions | the most tasks that a read is cut into | by size |
+| partitions_at_least | the tasks for a small table; read_table() gives two for each core | 2 |
+| push_filters | true: `where` on the key reads that key's range only; see below | false |
+| numeric_as | string or decimal(p,s): numeric columns without precision | string |
+| special_values | error, null or string: infinity, BC, NaN in a decimal | error |
+| array_dimensions | column=N, comma separated: arrays deeper than 1; 0: as JSON text | 1 |
+| region, endpoint, addressing, profile, role_arn, external_id | how S3 is reached | environment |
+
+push_filters is for sessions with spark.sql.python.filterPushdown.enabled = true; Spark
+refuses such a reader where that is off. read_table() sets it by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+
+from laredo_archive.access import Addressing, S3Access, profiles
+from laredo_archive.arrow.errors import TypingRefused
+from laredo_archive.arrow.types import Special, Typing
+from laredo_archive.aws.clients import Clients
+from laredo_model import position as positions
+from laredo_model.errors import BadPosition
+from laredo_model.position import Position
+from laredo_spark.errors import OptionRefused
+
+_ADDRESSING: Sequence[Addressing] = ("auto", "path", "virtual")
+_KNOWN = frozenset(
+    {
+        *("path", "as_of", "exact", "epoch", "format"),
+        *("columns", "key", "key_fields", "partitions", "partitions_at_least", "push_filters"),
+        *("numeric_as", "special_values", "array_dimensions"),
+        *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),
+    }
+)
+_DEFAULT_TYPING = Typing()
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What one read was asked for; plain values, so that tasks can be sent it."""
+
+    path: str
+    as_of: Position | datetime | None = None
+    exact: bool = False
+    epoch: int | None = None
+    format_id: str | None = None
+    columns: tuple[str, ...] | None = None
+    key: str | None = None
+    key_fields: tuple[str, ...] | None = None
+    partitions: int | None = None
+    partitions_at_least: int | None = None
+    push_filters: bool = False
+    typing: Typing = _DEFAULT_TYPING
+    region: str | None = None
+    endpoint: str | None = None
+    addressing: Addressing = "auto"
+    profile: str | None = None
+    role_arn: str | None = None
+    external_id: str | None = None
+
+    def access(self) -> S3Access:
+        """How S3 is reached.
+
+        :raises ProfileError: if profile and role can't be used.
+        """
+        known, chosen = profiles(self.profile, self.role_arn, self.external_id, self.region)
+        return S3Access(Clients(known), chosen, self.region, self.endpoint, self.addressing)
+
+
+def parse(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a DataFrame reader, whose names Spark gives in lower case.
+
+    :raises OptionRefused: naming the first that can't be used.
+    """
+    options = {name.lower(): value for name, value in given.items()}
+    for name, value in options.items():
+        if name not in _KNOWN:
+            near = get_close_matches(name, _KNOWN, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise OptionRefused(name, value, f"there is no such option{hint}")
+    if not options.get("path"):
+        raise OptionRefused("path", "", "is required: .load(URI) of the archive")
+    return ReadOptions(
+        path=options["path"],
+        as_of=_moment(options.get("as_of")),
+        exact=_flag("exact", options.get("exact", "false")),
+        epoch=_number("epoch", options.get("epoch")),
+        format_id=options.get("format"),
+        columns=_names(options.get("columns")),
+        key=options.get("key"),
+        key_fields=_names(options.get("key_fields")),
+        partitions=_number("partitions", options.get("partitions")),
+        partitions_at_least=_number("partitions_at_least", options.get("partitions_at_least")),
+        push_filters=_flag("push_filters", options.get("push_filters", "false")),
+        typing=_typing(options),
+        region=options.get("region"),
+        endpoint=options.get("endpoint"),
+        addressing=_addressing(options.get("addressing", "auto")),
+        profile=options.get("profile"),
+        role_arn=options.get("role_arn"),
+        external_id=options.get("external_id"),
+    )
+
+
+def _moment(text: str | None) -> Position | datetime | None:
+    if text is None:
+        return None
+    try:
+        return positions.parse(text)
+    except BadPosition:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionRefused(
+            "as_of",
+            text,
+            "neither a position such as 0/19F000 nor a time such as 2026-06-03T21:40:11Z",
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise OptionRefused(name, text, "write true or false")
+    return text.lower() == "true"
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise OptionRefused(name, text, "write a number from 1 up")
+    return int(text)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _addressing(text: str) -> Addressing:
+    for known in _ADDRESSING:
+        if text == known:
+            return known
+    raise OptionRefused("addressing", text, f"write one of {', '.join(_ADDRESSING)}")
+
+
+def _typing(options: Mapping[str, str]) -> Typing:
+    special = options.get("special_values", Special.ERROR.value)
+    if special not in list(Special):
+        raise OptionRefused("special_values", special, f"write one of {', '.join(Special)}")
+    try:
+        return Typing(
+            options.get("numeric_as", "string"),
+            Special(special),
+            _dimensions(options.get("array_dimensions", "")),
+        )
+    except TypingRefused as refused:
+        raise OptionRefused("numeric_as", options["numeric_as"], str(refused)) from refused
+
+
+def _dimensions(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, number = part.rpartition("=")
+        if not equals or not number.isdigit():
+            raise OptionRefused("array_dimensions", text, "write column=N, comma separated")
+        found[name] = int(number)
+    return found

@@ -1,0 +1,58 @@
+"""``read_table``: a table of an archive as a DataFrame."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from pyspark.sql import DataFrame, SparkSession
+
+from laredo_spark import options
+from laredo_spark.source import LaredoDataSource
+from laredo_spark.table_read import TableRead
+
+PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
+_TASKS_A_CORE = 2
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("laredo")`` known to the session; again does no harm."""
+    spark.dataSource.register(LaredoDataSource)
+
+
+def read_table(
+    spark: SparkSession,
+    path: str,
+    as_of: str | datetime | None = None,
+    *,
+    exact: bool = False,
+    epoch: int | None = None,
+    columns: Sequence[str] | None = None,
+    key_fields: Sequence[str] | None = None,
+    **given: object,
+) -> DataFrame:
+    """The table at the last boundary at or before ``as_of``, a position or a time; at the head.
+
+    The DataFrame stays at that boundary, whatever is committed later. ``given``: the other
+    options of :mod:`laredo_spark.options`.
+
+    :raises ArchiveError: if there is no such archive, or no such boundary.
+    :raises OptionRefused: if an option can't be used.
+    """
+    wanted = {
+        "path": path,
+        "as_of": as_of.isoformat() if isinstance(as_of, datetime) else as_of,
+        "exact": exact,
+        "epoch": epoch,
+        "columns": None if columns is None else ",".join(columns),
+        "key_fields": None if key_fields is None else ",".join(key_fields),
+        "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
+        "partitions_at_least": spark.sparkContext.defaultParallelism * _TASKS_A_CORE,
+        **given,
+    }
+    asked = {name: _text(value) for name, value in wanted.items() if value is not None}
+    table = TableRead.of(options.parse(asked))
+    register(spark)
+    return spark.read.format(LaredoDataSource.name()).options(**asked | table.pinned()).load()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
