@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field, field_validator, model_validator
 
+from laredo_fanout.archive_config import Archive
 from laredo_model import settings
 from laredo_model.settings import Duration, Secret, Section, Size
 
@@ -157,15 +158,6 @@ class ClientBuffer(Section):
     policy: Literal["drop_disconnect", "slow_down"] = "drop_disconnect"
 
 
-class Archive(Section):
-    """Replay from an archive. Accepted, and warned about: this version sends a snapshot instead."""
-
-    store: Literal["local", "s3"] = "local"
-    store_config: dict[str, str] = Field(default_factory=dict)
-    key_prefix: str | None = None
-    formats: tuple[Literal["jsonl", "protobuf"], ...] = ("jsonl",)
-
-
 class Target(Section):
     """What a table is replicated to: this server's clients."""
 
@@ -301,12 +293,6 @@ class Config(Section):
                 f"sources.{self.source_name}.catchup: this version has no fall-behind mode;"
                 " a backlog is read through the one slot"
             )
-        for number, table in enumerate(self.tables):
-            if table.target.archive is not None:
-                found.append(
-                    f"tables[{number}].targets[0].archive: this version doesn't replay archives;"
-                    " a client behind the journal is sent a snapshot"
-                )
         return found
 
 

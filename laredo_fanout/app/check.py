@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
+from laredo_archive.errors import ArchiveError, ArchiveMissing
+from laredo_archive.location import read_manifest
+from laredo_archive.naming import manifest_key
 from laredo_fanout.app import options
 from laredo_fanout.config import Config
 from laredo_fanout.errors import SelectDenied, SourceError
+from laredo_fanout.serving.archive_store import destination_of
+from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.source import catalog, checks, publication, session, slot
+from laredo_model import position as position_
 from laredo_model.select import identifier
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ def findings(config: Config) -> Iterator[Finding]:
         path, _, detail = warning.partition(": ")
         yield Finding(path, Verdict.WARNING, detail)
     yield from _files(config)
+    yield from _archives(config)
     said = options.source_options(config)
     try:
         with session.connect(said, role="check") as connection:
@@ -76,6 +83,38 @@ def _files(config: Config) -> Iterator[Finding]:
         if directory is not None:
             name = f"tables[{number}].targets[0].snapshot.store_config.path"
             yield _writable(name, directory)
+
+
+def _archives(config: Config) -> Iterator[Finding]:
+    for number, table in enumerate(config.tables):
+        said = options.archive_options(table)
+        if said is not None:
+            yield _archive(f"tables[{number}].targets[0].archive", table.name, said)
+
+
+def _archive(name: str, table: str, said: ArchiveOptions) -> Finding:
+    """One archive: read as the serving processes will."""
+    try:
+        destination = destination_of(said)
+        where = destination.uri_of(manifest_key(said.key_prefix))
+        manifest = read_manifest(destination, manifest_key(said.key_prefix))
+    except ArchiveMissing as missing:
+        detail = f"{_one_line(missing)}; until there is one, late clients get a snapshot"
+        cure = "start laredo-snapshotter for the table, or correct store_config or key_prefix"
+        return Finding(name, Verdict.WARNING, detail, cure)
+    except ArchiveError as error:
+        cure = "correct the archive block, or give this program the right to read there"
+        return Finding(name, Verdict.MISSING, _one_line(error), cure)
+    if manifest.table != table:
+        detail = f"{where} is the archive of table {manifest.table}, not of {table}"
+        return Finding(name, Verdict.MISSING, detail, "correct key_prefix")
+    last = manifest.last
+    if last is not None and not set(said.formats) & set(last.formats):
+        detail = f"{where} is written as {', '.join(last.formats)}"
+        cure = f"add one of them to formats, which is {', '.join(said.formats)}"
+        return Finding(name, Verdict.MISSING, detail, cure)
+    reach = "nothing yet" if last is None else f"up to {position_.text(last.to_position)}"
+    return Finding(name, Verdict.RIGHT, f"{where}: {reach}")
 
 
 def _readable(name: str, file: Path) -> Finding:

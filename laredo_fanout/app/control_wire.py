@@ -9,6 +9,7 @@ serving -> main
     {"op": "unpin", "lease": l}
     {"op": "close", "lease": l, "reason": r}
     {"op": "clients", "call": c, "table": name}                  answered
+    {"op": "replay", "table": name, "outcome": o}
 main -> serving
     {"op": "options", "state": path, "serving": {...}}
     {"op": "drain"}
@@ -26,6 +27,7 @@ from typing import Any
 import orjson
 
 from laredo_fanout.serving.options import (
+    ArchiveOptions,
     BufferPolicy,
     ListenerOptions,
     ServingOptions,
@@ -127,11 +129,19 @@ def options_from_json(message: Message) -> ServingOptions:
                     **table,
                     "buffer_policy": BufferPolicy(table["buffer_policy"]),
                     "snapshot_path": _path(table["snapshot_path"]),
+                    "archive": _archive(table["archive"]),
                 }
             )
             for name, table in message["tables"].items()
         },
     )
+
+
+def _archive(message: Message | None) -> ArchiveOptions | None:
+    if message is None:
+        return None
+    path, formats = _path(message["path"]), tuple(message["formats"])
+    return ArchiveOptions(**{**message, "path": path, "formats": formats})
 
 
 def _path(text: str | None) -> Path | None:

@@ -10,10 +10,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from laredo_fanout.app.archive_watch import Look
 from laredo_fanout.app.clients import deepest
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.source.status import IngestStatus
 from laredo_fanout.store.table import TableRecord
+from laredo_model.history import History
 
 
 @dataclass
@@ -31,6 +33,9 @@ class Figures:
     pruned: int
     serving_restarts: int
     ingest_restarts: int
+    replays: Mapping[tuple[str, str], int]
+    archives: Mapping[str, Look]
+    history: History | None
 
 
 def exposition(figures: Figures) -> bytes:
@@ -50,6 +55,7 @@ class _Once(Collector):
         yield from _tables(self._figures)
         yield from _fanout(self._figures)
         yield from _store(self._figures)
+        yield from _archives(self._figures)
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
@@ -131,6 +137,28 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
     restarts = _counter("laredo_fanout_serving_restarts", "Serving processes started anew")
     restarts.add_metric([], figures.serving_restarts)
     yield restarts
+
+
+def _archives(figures: Figures) -> Iterator[Metric]:
+    replays = _counter(
+        "laredo_fanout_archive_replays",
+        "Clients behind the journal of a table with an archive, by what came of it",
+        "table",
+        "outcome",
+    )
+    for labels, number in figures.replays.items():
+        replays.add_metric(labels, number)
+    yield replays
+    readable = _gauge("laredo_fanout_archive_readable", "Whether the archive can be read", "table")
+    covers = _gauge(
+        "laredo_fanout_archive_covers_journal", "Whether it leads to the journal", "table"
+    )
+    for table, look in figures.archives.items():
+        readable.add_metric([table], float(look.problem is None))
+        record = figures.tables.get(table)
+        if record is not None:
+            covers.add_metric([table], float(look.covers(record, figures.history)))
+    yield from (readable, covers)
 
 
 def _store(figures: Figures) -> Iterator[Metric]:

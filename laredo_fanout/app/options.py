@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laredo_fanout.config import Config
+from laredo_fanout.config import Config, Table
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source import options as source
 
@@ -23,6 +23,12 @@ def source_options(config: Config) -> source.SourceOptions:
 def source_tables(config: Config) -> list[source.TableOptions]:
     """The tables that the source replicates."""
     return [source.TableOptions(table.namespace, table.table) for table in config.tables]
+
+
+def archive_options(table: Table) -> serving.ArchiveOptions | None:
+    """Where the table's archive is, if it has one."""
+    archive = table.target.archive
+    return None if archive is None else archive.options(table.table)
 
 
 def serving_options(config: Config, port: int) -> serving.ServingOptions:
@@ -46,6 +52,7 @@ def serving_options(config: Config, port: int) -> serving.ServingOptions:
                 buffer_policy=serving.BufferPolicy(table.target.client_buffer.policy),
                 heartbeat_interval_s=table.target.heartbeat_interval,
                 snapshot_path=config.snapshot_path(table),
+                archive=archive_options(table),
             )
             for table in config.tables
         },

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from laredo_fanout.app import listener_port, options
+from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
@@ -93,6 +94,7 @@ class _Server:
             log_settings=log_settings,
         )
         self.snapshots = SnapshotSchedule(config, self._is_shown, log_settings)
+        self.archives = ArchiveWatch(config)
         self.view = ServerView(
             config=config,
             port=self.port,
@@ -102,6 +104,7 @@ class _Server:
             children=self.children,
             pruning=pruning,
             snapshots=self.snapshots,
+            archives=self.archives,
         )
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -113,6 +116,7 @@ class _Server:
         self.ingest.start(on_end=self._from_thread(self._stopping.set))
         self.children.start()
         self.snapshots.start()
+        self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
         from laredo_fanout.app import http
 
@@ -143,7 +147,7 @@ class _Server:
     async def _stop(self) -> None:
         """Clients first: they may stay for the grace, and what comes until then is still served."""
         log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
-        await asyncio.gather(self.snapshots.stop(), self.children.drain())
+        await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
             log.error("the ingest doesn't end; leaving it", patience_s=_INGEST_PATIENCE)
             # The store can't be closed under it; what was confirmed is durable.

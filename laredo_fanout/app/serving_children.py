@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -50,6 +51,7 @@ class ServingChildren:
     """``workers`` serving processes, each started anew when it dies, with growing pauses.
 
     :ivar restarts: how often one was started anew.
+    :ivar replays: clients that an archive was to bring level, by table and outcome.
     :ivar error: what the last one that couldn't serve said; None once one listens.
     """
 
@@ -61,6 +63,7 @@ class ServingChildren:
     log_settings: LogSettings
     restarts: int = 0
     error: str | None = None
+    replays: Counter[tuple[str, str]] = field(default_factory=Counter)
     _children: dict[int, _Child] = field(default_factory=dict)
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=lambda: count(1))
@@ -183,6 +186,8 @@ class ServingChildren:
                 self.clients.unpin(key)
             case "close":
                 self.clients.leave(key, message["reason"])
+            case "replay":
+                self.replays[message["table"], message["outcome"]] += 1
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:

@@ -50,6 +50,9 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
             registry,
             drain,
             on_listening=lambda port: control.send({"op": "listening", "port": port}),
+            on_replay=lambda table, outcome: control.send(
+                {"op": "replay", "table": table, "outcome": outcome.value}
+            ),
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})

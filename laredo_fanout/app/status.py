@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from laredo_fanout.app import metrics
+from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
@@ -20,6 +21,7 @@ from laredo_fanout.store import view
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model import position
+from laredo_model.history import History
 
 _WAITING = "waiting"
 
@@ -38,10 +40,12 @@ class ServerView:
         children: ServingChildren,
         pruning: JournalPruning,
         snapshots: SnapshotSchedule,
+        archives: ArchiveWatch,
     ) -> None:
         self._config, self._port, self._store = config, port, store
         self._clients, self._ingest, self._children = clients, ingest, children
         self._pruning, self._snapshots = pruning, snapshots
+        self._archives = archives
         self._started = datetime.now(UTC)
         self.draining = False
 
@@ -119,14 +123,14 @@ class ServerView:
         }
 
     def _source(self, source: IngestStatus) -> dict[str, Any]:
-        identity = self._store.source
+        history = self._history
         return {
             "connected": source.connected,
             "phase": source.phase,
             "reconnects": source.reconnects,
             "error": self._source_error(source),
             "position": self.position_text,
-            "history": None if identity is None else str(identity.history),
+            "history": None if history is None else str(history),
             "lag_bytes": source.lag_bytes,
             "lag_seconds": round(source.lag_seconds, 3),
             "slot_name": self._config.source.slot_name,
@@ -170,7 +174,23 @@ class ServerView:
             "journal": journal,
             "clients": sum(client.info.table == name for client in clients),
             "snapshots": self._snapshots.of(name),
+            "archive": self._archive(name, record),
         }
+
+    def _archive(self, name: str, record: TableRecord | None) -> dict[str, Any] | None:
+        shown = self._archives.status(name, record, self._history)
+        if shown is not None:
+            shown["replays"] = {
+                outcome: number
+                for (table, outcome), number in sorted(self._children.replays.items())
+                if table == name
+            }
+        return shown
+
+    @property
+    def _history(self) -> History | None:
+        identity = self._store.source
+        return None if identity is None else identity.history
 
     def _client(self, client: ClientState) -> dict[str, Any]:
         record = self._record(client.info.table)
@@ -211,6 +231,9 @@ class ServerView:
             pruned=self._pruning.pruned,
             serving_restarts=self._children.restarts,
             ingest_restarts=self._ingest.given_up,
+            replays=self._children.replays,
+            archives=self._archives.looks,
+            history=self._history,
         )
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)

@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from laredo_archive.commit import TableArchive
+from laredo_archive.local import LocalDestination
 from tests.fix_postgres import Database
 from tests.processes import BIN
 
@@ -49,6 +51,30 @@ def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> Non
         ).fetchone()
         publications = owner.execute("SELECT count(*) FROM pg_publication").fetchone()
     assert (slots, publications) == ((0,), (0,)), "check changed something"
+
+
+def test_an_archive_is_looked_at(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    place = tmp_path / "archive"
+    archive = f'archive {{ store_config {{ path = "{place}" }} }}'
+    tables = f"{{ table = a, targets = [ {{ {archive} }} ] }}"
+    name = "tables[0].targets[0].archive"
+
+    def found() -> dict[str, Any]:
+        return check(tmp_path, database.dsn, tables)[1][name]
+
+    place.mkdir()
+    assert (found()["verdict"], "late clients" in found()["detail"]) == ("warning", True)
+    manifest = place / "a" / "manifest.json"
+    for table in ("public.b", "public.a"):
+        TableArchive.open([LocalDestination(place)], table, key_prefix="a/")
+        verdict = "ok" if table == "public.a" else "missing"
+        assert found()["verdict"] == verdict, found()
+        manifest.unlink()
+    manifest.write_text("{")
+    assert check(tmp_path, database.dsn, tables)[0] == 1
+    assert "manifest is damaged" in found()["detail"]
 
 
 def test_tables_that_cannot_be_replicated_each_get_their_cure(

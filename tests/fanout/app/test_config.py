@@ -39,6 +39,18 @@ tables = [ { table = users } ]
 """
 
 
+S3 = """store = s3, formats = [protobuf, jsonl], store_config { bucket = b, prefix = "a/b"
+        region = eu-central-1, endpoint = "http://localhost:1", addressing = path, profile = p
+        role_arn = "arn:aws:iam::123456789012:role/reader", external_id = "x-1" }"""
+
+
+def with_archive(block: str) -> str:
+    return (
+        'sources { pg { connection = "postgresql:///db" } }\n'
+        f"tables = [ {{ table = users, targets = [ {{ archive {{ {block} }} }} ] }} ]"
+    )
+
+
 def load(tmp_path: Path, text: str) -> config.Config:
     file = tmp_path / "fanout.conf"
     file.write_text(text)
@@ -75,17 +87,51 @@ def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_yet_is_warned_about(tmp_path: Path) -> None:
-    first, second = load(tmp_path, DESIGN).warnings()
-    assert first.startswith("sources.pg.catchup: ")
-    assert second.startswith("tables[0].targets[0].archive: ")
+    (only,) = load(tmp_path, DESIGN).warnings()
+    assert only.startswith("sources.pg.catchup: ")
     assert load(tmp_path, MINIMAL).warnings() == []
 
 
 def test_serving_options_survive_the_way_to_a_serving_process(tmp_path: Path) -> None:
-    for text in (DESIGN, MINIMAL):
+    for text in (DESIGN, MINIMAL, with_archive(S3)):
         said = options.serving_options(load(tmp_path, text), 4711)
         assert options_from_json(options_to_json(said)) == said
         assert said.listener.port == 4711
+
+
+def test_an_archive_in_a_bucket(tmp_path: Path) -> None:
+    archive = options.archive_options(load(tmp_path, with_archive(S3)).tables[0])
+    assert archive is not None and archive.path is None
+    assert (archive.bucket, archive.prefix, archive.key_prefix) == ("b", "a/b", "users/")
+    assert archive.formats == ("protobuf", "jsonl")
+    assert (archive.profile, archive.external_id) == ("p", "x-1")
+    assert "x-1" not in repr(load(tmp_path, with_archive(S3)))
+    assert options.archive_options(load(tmp_path, MINIMAL).tables[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("", "store = local needs store_config.path"),
+        ("store = s3", "store = s3 needs store_config.bucket"),
+        ("store_config { bucket = b }", "store_config.bucket means nothing for store = local"),
+        (
+            'store = s3, store_config { bucket = b, path = "/a" }',
+            "store_config.path means nothing for store = s3",
+        ),
+        ('store_config { path = "/a" }, key_prefix = "../x/"', "leads out of the store"),
+        ('store_config { path = "/a" }, formats = [parquet]', "formats[0]"),
+        ('store_config { path = "/a" }, formats = []', "formats"),
+        ('store = s3, store_config { bucket = "a/b" }', "isn't a bucket's name"),
+        ("store = s3, store_config { bucket = b, role_arn = reader }", "no role's ARN"),
+        ("store = s3, store_config { bucket = b, external_id = x1 }", "needs role_arn"),
+        ("store = s3, store_config { buket = b }", "bucket"),
+    ],
+)
+def test_an_archive_that_cannot_be_one(tmp_path: Path, block: str, expected: str) -> None:
+    found = complaint(tmp_path, with_archive(block))
+    assert expected in found
+    assert "targets[0].archive" in found
 
 
 def test_the_short_form_sets_the_listener(tmp_path: Path) -> None:
