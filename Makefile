@@ -21,7 +21,8 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal
 	$(BIN)/python -m examples.snapshotter.demo
 
-test: $(STAMP)  ## the whole test suite, against a real PostgreSQL
+test: $(STAMP)  ## the whole test suite, against a real PostgreSQL, S3 servers and Spark
+	@tests/java.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)  ## ruff: lint and format
