@@ -7,6 +7,7 @@ writer uses it. What is written to a bucket is a small hidden object, removed ag
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple, ParamSpec
 
@@ -14,6 +15,7 @@ from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.kinds import Kind
+from laredo_archive.destination import Found
 from laredo_archive.errors import ArchiveError, DestinationError, DestinationUnavailable
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.s3.place import S3Place
@@ -162,20 +164,29 @@ def _list(destination: S3Destination) -> str:
 def _write(destination: S3Destination, place: S3Place) -> str:
     key = f"{PROBE}{secrets.token_hex(8)}"
     data = b"laredo-snapshotter check: may be deleted\n"
-    upload = destination.upload(key)
     try:
-        upload.write(data)
-        upload.finish()
-        found = destination.get(key)
-    finally:
-        upload.abort()
-        destination.delete(key)
+        found = _written(destination, key, data)
+    except DestinationError:
+        with suppress(DestinationError):  # the first failure is the one to tell of
+            destination.delete(key)
+        raise
+    destination.delete(key)
     if found is None or found.data != data:
         raise DestinationUnavailable(
             destination.uri_of(key),
             "what was just written isn't what is read back; does this store read its own writes?",
         )
     return ", ".join(_kept(place))
+
+
+def _written(destination: S3Destination, key: str, data: bytes) -> Found | None:
+    upload = destination.upload(key)
+    try:
+        upload.write(data)
+        upload.finish()
+    finally:
+        upload.abort()
+    return destination.get(key)
 
 
 def _kept(place: S3Place) -> Iterator[str]:

@@ -36,7 +36,9 @@ class Writer:
         more: str = "",
         destinations: Sequence[Path | BucketPath | str] = (),
         name: str = "snapshotter",
+        per_table: Mapping[str, str] | None = None,
     ) -> None:
+        """``per_table``: what a table's block says beside its name."""
         self.tables = tables or ("users",)
         places = tuple(destinations) or (directory / "archive",)
         self.archive: Path | BucketPath = next(
@@ -52,7 +54,10 @@ class Writer:
                 interval=interval,
                 destinations=", ".join(map(_configured, places)),
                 http_port=http_port,
-                tables=", ".join(f"{{ source {{ table = {table} }} }}" for table in self.tables),
+                tables=", ".join(
+                    f"{{ source {{ table = {table} }}, {(per_table or {}).get(table, '')} }}"
+                    for table in self.tables
+                ),
                 more=more,
             )
         )

@@ -1,0 +1,296 @@
+"""Several destinations: durable is what is on all of them; each may be away, be behind, be refused.
+
+S3 is the test servers', behind the fault proxy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.fault import Exchange, Fault, Rule, answer
+from tests.faults.http1 import Message
+from tests.faults.operation import Operation
+from tests.faults.proxy import FaultProxy
+from tests.fix_aws import AwsServer
+from tests.processes import wait_until
+from tests.snapshotter.buckets import BucketPath, new_bucket
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 20))
+        server.add("orders", rows(0, 5))
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def proxy(s3_server: AwsServer) -> Iterator[FaultProxy]:
+    with FaultProxy(s3_server.endpoint) as through:
+        yield through
+
+
+@pytest.fixture
+def bucket(s3_server: AwsServer, proxy: FaultProxy) -> BucketPath:
+    """Looked into directly, written to through the proxy."""
+    return new_bucket(s3_server)
+
+
+def through(proxy: FaultProxy, bucket: BucketPath, **more: str) -> str:
+    return bucket.configured(endpoint=f'"{proxy.endpoint}"', **more)
+
+
+def local(path: Path) -> str:
+    return f'{{ type = local, path = "{path}" }}'
+
+
+def metric(writer: Writer, name: str, **labels: str) -> float | None:
+    """The value of a metric with these labels, among others."""
+    for found, value in writer.metrics().items():
+        if found.startswith(f"{name}{{") and all(
+            f'{label}="{wanted}' in found for label, wanted in labels.items()
+        ):
+            return value
+    return None
+
+
+def assert_same_artifacts(writer: Writer, one: Path | BucketPath, other: Path | BucketPath) -> None:
+    """Both name the same artifacts, each by its own URIs, and hold the table at each boundary."""
+    told = []
+    for place in (one, other):
+        writer.archive = place
+        writer.assert_equal()
+        artifacts = writer.artifacts()
+        prefix = place.uri if isinstance(place, BucketPath) else place.as_uri()
+        for artifact in artifacts:
+            for entry in artifact["formats"].values():
+                assert entry.pop("uri") == f"{prefix.rstrip('/')}/{entry.pop('key')}"
+        told.append(artifacts)
+    assert told[0] == told[1]
+
+
+def test_a_bucket_that_is_away_holds_the_commit_and_is_level_when_it_returns(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    here = tmp_path / "archive"
+    with Writer(tmp_path, served, destinations=(here, through(proxy, bucket))) as writer:
+        writer.program.wait_ready()
+        assert writer.destination(bucket)["state"] == "level"
+        assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
+        with proxy.away():
+            held = served.commit("users", put(1, "held"))
+            status = writer.wait_status({"state": "holding", "ready": False})
+            assert bucket.uri in status["problem"]
+            away, level = writer.destination(bucket), writer.destination(here)
+            assert (away["state"], level["state"]) == ("away", "level")
+            assert away["since"] is not None and bucket.uri in away["problem"]
+            assert level["problem"] is None
+            served.commit("users", put(2, "waits"))
+            assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 0
+            assert metric(writer, "snapshotter_destination_up", destination=here.as_uri()) == 1
+            errors = "snapshotter_destination_errors_total"
+            before = metric(writer, errors, destination=bucket.uri)
+            wait_until(
+                lambda: (metric(writer, errors, destination=bucket.uri) or 0) > (before or 0),
+                "each attempt that failed is counted",
+            )
+            assert (
+                metric(writer, "snapshotter_destination_away_seconds", destination=bucket.uri) or 0
+            ) > 0
+            assert metric(writer, errors, destination=here.as_uri()) == 0
+            assert writer.head() < held
+        writer.wait_head(served.commit("users", put(3, "after")), timeout=40)
+        writer.program.wait_ready()
+        assert writer.destination(bucket)["state"] == "level"
+        assert writer.destination(bucket)["problem"] is None
+        assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
+        assert writer.program.stop() == 0
+    assert_same_artifacts(writer, here, bucket)
+
+
+def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiting(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    here = tmp_path / "archive"
+    both = f"destinations = [ {local(here)}, {through(proxy, bucket)} ]"
+    writer = Writer(tmp_path, served, "users", "orders", per_table={"orders": both})
+    with proxy.away(), writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        status = writer.wait_status({"state": "holding", "ready": False}, "orders")
+        assert bucket.uri in status["problem"] and proxy.endpoint in status["problem"]
+        writer.wait_status({"state": "following", "ready": True})
+        writer.wait_head(served.commit("users", put(1, "goes on")))
+        by_place = {told["place"]: told for told in writer.status("orders")["destinations"]}
+        assert by_place[f"{here.as_uri()}/"]["state"] == "unknown"
+        away = by_place[f"{bucket.uri}?endpoint={proxy.endpoint}"]
+        assert away["state"] == "away" and away["errors"] >= 1
+        assert not writer.program.is_ready()
+        writer.program.kill()
+    with writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("orders", put(1, "x")), "orders")
+
+
+def test_what_one_destination_lacks_is_copied_at_the_next_start(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    here = tmp_path / "archive"
+    writer = Writer(tmp_path, served, destinations=(here, through(proxy, bucket)))
+    with writer:
+        writer.program.wait_ready()
+        # The bucket gets the object, and its manifest doesn't come to name it.
+        proxy.add(Rule(answer(503, "SlowDown"), "PutObject", "*/manifest.json", times=None))
+        held = served.commit("users", put(1, "on the directory only"))
+        writer.wait_head(held)
+        served.commit("users", put(2, "k + 1 is nowhere before k is everywhere"))
+        writer.wait_status({"state": "holding"})
+        assert writer.head() == held
+        writer.program.kill()
+        proxy.clear()
+    writer.archive = bucket
+    assert [kind for kind, _ in writer.kinds()] == ["snapshot"]
+    with writer:
+        writer.program.wait_ready()
+        assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff"]
+        (levelled,) = writer.logged("destination brought level")
+        assert levelled["copied"] == 1 and levelled["uri"] == bucket.uri
+        assert writer.program.stop() == 0
+    assert_same_artifacts(writer, here, bucket)
+
+
+def test_a_new_bucket_beside_a_directory_is_filled_and_keeps_the_epoch(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    here, bucket = tmp_path / "archive", new_bucket(s3_server)
+    with Writer(tmp_path, served) as before:
+        before.program.wait_ready()
+        before.wait_head(served.commit("users", put(1, "x")))
+        assert before.program.stop() == 0
+    with Writer(tmp_path, served, destinations=(bucket / "copy", here), name="both") as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(2, "y")))
+        assert writer.program.stop() == 0
+    assert_same_artifacts(writer, here, bucket / "copy")
+    assert {epoch for _, epoch in writer.kinds()} == {1}
+
+
+class Callers:
+    """Who asked a store for what: access key and region, off each request's signature."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        proxy.witnesses.append(self._note)
+
+    def _note(self, operation: Operation, request: Message, answered: Message) -> None:
+        del operation, answered
+        signature = request.head.get("Authorization") or ""
+        key, _, region, *_ = signature.partition("Credential=")[2].split(",")[0].split("/")
+        self.seen.add((key, region))
+
+
+def test_two_buckets_in_two_regions_each_with_a_role_of_its_own(
+    tmp_path: Path, served: Served, moto: AwsServer, s3_server: AwsServer
+) -> None:
+    buckets = new_bucket(moto), new_bucket(s3_server)
+    with FaultProxy(moto.endpoint) as first, FaultProxy(s3_server.endpoint) as second:
+        one, other = Callers(first), Callers(second)
+        destinations = (
+            through(first, buckets[0], credentials="here", region="eu-west-1"),
+            through(second, buckets[1], credentials="there", region="us-west-2"),
+        )
+        role = "type = assume_role, role_arn = "
+        profiles = f"""credentials {{
+            sts {{ type = ambient, region = us-east-1 }}
+            here {{ {role} "arn:aws:iam::111111111111:role/here", base = sts
+                    endpoint = "{moto.endpoint}", session_name = writer }}
+            there {{ {role} "arn:aws:iam::222222222222:role/there", external_id = shared
+                     endpoint = "{moto.endpoint}" }}
+        }}"""
+        with Writer(tmp_path, served, destinations=destinations, more=profiles) as writer:
+            writer.program.wait_ready()
+            writer.archive = buckets[1]
+            writer.wait_head(served.commit("users", put(1, "x")))
+            assumed = metric(
+                writer,
+                "snapshotter_aws_requests_total",
+                operation="AssumeRole",
+                service="sts",
+                status="200",
+            )
+            assert assumed == 2
+            assert writer.program.stop() == 0
+    (as_here,), (as_there,) = one.seen, other.seen
+    assert (as_here[1], as_there[1]) == ("eu-west-1", "us-west-2")
+    keys = {as_here[0], as_there[0]}
+    # STS gives out ASIA..., the environment's own begins with AKIA.
+    assert len(keys) == 2 and all(key.startswith("ASIA") for key in keys)
+    assert_same_artifacts(writer, *buckets)
+
+
+def test_a_rolling_restart_hands_over_without_a_new_epoch(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    buckets = new_bucket(s3_server), new_bucket(s3_server)
+    with Writer(tmp_path, served, destinations=buckets) as older:
+        older.program.wait_ready()
+        older.wait_head(served.commit("users", put(1, "by the older")))
+        newer = Writer(tmp_path, served, destinations=buckets, name="newer")
+        with newer:
+            newer.program.wait_ready()
+            newer.wait_head(served.commit("users", put(1, "by the newer")))
+            status = older.wait_status({"state": "fenced", "ready": False})
+            assert newer.status()["writer_id"] in status["problem"]
+            assert "stop one of the two" in status["problem"]
+            assert not older.program.is_ready() and older.program.is_running()
+            assert older.program.stop() == 0
+            newer.wait_head(served.commit("users", put(2, "alone")))
+            assert newer.program.stop() == 0
+    assert {epoch for _, epoch in newer.kinds()} == {1}
+    assert_same_artifacts(newer, *buckets)
+
+
+class Unconditional:
+    """A store that doesn't know If-Match and If-None-Match, and so ignores them."""
+
+    def choose(self, operation: Operation, chance: Any) -> Fault | None:
+        del chance
+        return Fault("unconditional", self._forward) if operation.protocol == "s3" else None
+
+    async def _forward(self, exchange: Exchange) -> None:
+        head = exchange.request.head.without("If-Match").without("If-None-Match")
+        await exchange.respond(await exchange.forward(replace(exchange.request, head=head)))
+
+
+def test_a_store_without_conditional_writes_is_refused(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    proxy.add(Unconditional())
+    unsafe = through(proxy, bucket / "unsafe", unsafe_single_writer="true")
+    per_table = {"orders": f"destinations = [ {unsafe} ]"}
+    with Writer(
+        tmp_path,
+        served,
+        "users",
+        "orders",
+        destinations=(through(proxy, bucket / "safe"),),
+        per_table=per_table,
+    ) as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        status = writer.wait_status({"state": "failed", "ready": False})
+        assert "doesn't honour conditional writes" in status["problem"]
+        assert "unsafe_single_writer = true" in status["problem"]
+        assert (bucket / "safe").names() == []
+        writer.archive = bucket / "unsafe"
+        writer.wait_head(served.commit("orders", put(1, "x")), "orders")
+        assert writer.program.stop() == 0
+    writer.assert_equal("orders")
+    (warned,) = writer.logged(
+        "a second writer would destroy this archive: no conditional writes here"
+    )
+    assert warned["uri"] == (bucket / "unsafe").uri + "/"
