@@ -163,9 +163,18 @@ class LocalDestination:
                 continue
             with _explained(path), suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit:
-                    path.unlink()
+                    self._drop_unfinished(path)
                     dropped += 1
         return dropped
+
+    def _drop_unfinished(self, hidden: Path) -> None:
+        named = hidden.with_name(hidden.name.removeprefix(UNFINISHED).rpartition("-")[0])
+        if _lock_of(named).exists():
+            # A swap may be going on: its file is only a left-over once the lock is free.
+            with self._locked(named):
+                hidden.unlink()
+        else:
+            hidden.unlink()
 
     def _path(self, key: str) -> Path:
         if not is_plain(key):
@@ -182,7 +191,7 @@ class LocalDestination:
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
         _make_directories(path.parent)
-        lock = path.with_name(f".{path.name}.lock")
+        lock = _lock_of(path)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(descriptor, lock)
@@ -304,6 +313,10 @@ def _make_directories(directory: Path) -> None:
     with suppress(FileExistsError):
         directory.mkdir()
     _sync_directory(directory.parent)
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def _lock(descriptor: int, lock: Path) -> None:

@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from laredo_archive import failpoint
 from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
@@ -104,6 +106,31 @@ def test_left_overs_are_collected_once_they_are_old(
     assert {found.key for found in local.list("t/")} == {"t/epoch=1/a", "t/m"}
     old.abort()
     young.abort()
+
+
+def test_a_swap_that_goes_on_is_no_left_over(
+    local: LocalDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_ago = timedelta(seconds=-1)
+    beside = threading.Thread(target=local.collect_unfinished, args=("t/", long_ago))
+
+    def collect_beside(point: str) -> None:
+        if point == "local.swap.synced":
+            beside.start()
+            beside.join(0.3)  # as long as it would need, if it didn't wait for the swap
+
+    monkeypatch.setattr(failpoint, "_reached", collect_beside)
+    local.swap("t/manifest.json", b"{}", None)
+    beside.join()
+    assert read(local, "t/manifest.json") == b"{}"
+
+
+def test_what_a_killed_swap_left_is_dropped(local: LocalDestination, directory: Path) -> None:
+    local.swap("t/manifest.json", b"{}", None)
+    left = directory / f"t/{UNFINISHED}manifest.json-00"
+    left.touch()
+    assert local.collect_unfinished("t/", timedelta(seconds=-1)) == 1
+    assert not left.exists()
 
 
 def test_deleting_removes_an_empty_directory_and_nothing_else(

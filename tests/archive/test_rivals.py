@@ -2,87 +2,104 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-from laredo_archive import chain, codec, manifest_parser
-from laredo_archive.local import LocalDestination
+import pytest
+
 from laredo_archive.manifest import Manifest
-from tests.archive.archiving import MANIFEST
+from tests.archive.inspection import assert_true, destination_at, manifest_of, unfinished
 from tests.archive.rival_writer import FENCED, truth
-from tests.archive.simulation.truth import COLUMNS
+from tests.faults.proxy import FaultProxy
+from tests.faults.witness import StoreWitness
+from tests.fix_aws import AwsServer
+from tests.processes import wait_until
 
 ENDLESS = 10**9
 
 
-def start(directory: Path, last: int) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "tests.archive.rival_writer", str(directory), str(last)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+class Rivals:
+    """The places that they write to, and who saw what came there."""
+
+    def __init__(self, places: list[str], witnesses: list[StoreWitness]) -> None:
+        self.places = places
+        self._witnesses = witnesses
+
+    def start(self, last: int) -> "subprocess.Popen[str]":
+        program = [sys.executable, "-m", "tests.archive.rival_writer", str(last), *self.places]
+        return subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+
+    def manifests(self) -> list[Manifest]:
+        found = [manifest_of(destination_at(place)) for place in self.places]
+        return [manifest for manifest in found if manifest is not None]
+
+    def head(self) -> int:
+        manifests = self.manifests()
+        return min(manifest.head_position or 0 for manifest in manifests) if manifests else 0
+
+    def check(self) -> None:
+        for place in self.places:
+            destination = destination_at(place)
+            manifest = manifest_of(destination)
+            assert manifest is not None
+            assert_true(destination, manifest, truth)
+            assert unfinished(place) == []
+        for witness in self._witnesses:
+            witness.check(truth)
+            assert len(witness.manifests) == 1
 
 
-def manifest_of(place: LocalDestination) -> Manifest | None:
-    found = place.get(MANIFEST)
-    return manifest_parser.parse(found.data, place.uri) if found else None
+@pytest.fixture(params=["directories", "s3", "s3 and a directory"])
+def rivals(
+    request: pytest.FixtureRequest, tmp_path: Path, s3_server: AwsServer
+) -> Iterator[Rivals]:
+    directories = [str(tmp_path / name) for name in ("one", "other")]
+    with ExitStack() as stack:
+        places, witnesses = [], []
+        for _ in range({"directories": 0, "s3": 2, "s3 and a directory": 1}[request.param]):
+            proxy = stack.enter_context(FaultProxy(s3_server.endpoint))
+            witnesses.append(StoreWitness())
+            proxy.witnesses.append(witnesses[-1])
+            places.append(f"s3://{s3_server.new_bucket()}/?endpoint={proxy.endpoint}")
+        yield Rivals([*places, *directories[len(places) :]], witnesses)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
-
-
-def test_each_newer_writer_takes_over(tmp_path: Path) -> None:
-    places = [LocalDestination(tmp_path / name) for name in ("one", "other")]
-
-    def head() -> int:
-        manifest = manifest_of(places[1])
-        return (manifest.head_position or 0) if manifest else 0
-
+def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
     losers: list[subprocess.Popen[str]] = []
     for _ in range(3):
-        before = head()
-        newest = start(tmp_path, ENDLESS)
+        before = rivals.head()
+        newest = rivals.start(ENDLESS)
         if losers:
             told, _ = losers[-1].communicate(timeout=60)
             assert losers[-1].returncode == FENCED
             assert "has taken over from this one" in told
-            manifest = manifest_of(places[0])
-            assert manifest is not None
-            assert f"writer {manifest.writer_id} " in told, "it says who"
+            writer = rivals.manifests()[0].writer_id
+            assert f"writer {writer} " in told, "it says who"
         losers.append(newest)
-        wait_until(lambda before=before: head() > before + 50)  # type: ignore[misc]
-    end = head() + 200
-    last = start(tmp_path, end)
+        wait_until(lambda before=before: rivals.head() > before + 50, "it writes", 60)  # type: ignore[misc]
+    end = rivals.head() + 200
+    last = rivals.start(end)
     last.communicate(timeout=60)
     assert last.returncode == 0
     losers[-1].communicate(timeout=60)
     assert [loser.returncode for loser in losers] == [FENCED] * 3
-    for place in places:
-        manifest = manifest_of(place)
-        assert manifest is not None
-        assert list(chain.check(manifest)) == []
+    rivals.check()
+    for manifest in rivals.manifests():
         assert manifest.writer_term == 4
         assert manifest.epoch == 1, "a handover needs no new epoch"
         assert manifest.head_position is not None
         assert manifest.head_position >= end
-        for artifact in manifest.artifacts[1:]:
-            with closing(place.open(artifact.formats["jsonl"].key)) as file:
-                [change] = codec.read_diff("jsonl", COLUMNS, file)
-            assert change.new == truth(artifact.to_position)[b"1"]
 
 
-def test_of_writers_that_start_together_one_writes(tmp_path: Path) -> None:
-    writers = [start(tmp_path, 300) for _ in range(4)]
+@pytest.mark.parametrize("count", [2, 4])
+def test_of_writers_that_start_together_one_writes(rivals: Rivals, count: int) -> None:
+    writers = [rivals.start(300) for _ in range(count)]
     told = [writer.communicate(timeout=60)[0] for writer in writers]
     codes = [writer.returncode for writer in writers]
     assert set(codes) <= {0, FENCED}
     assert codes.count(0) >= 1, told
-    manifests = [manifest_of(LocalDestination(tmp_path / name)) for name in ("one", "other")]
-    for manifest in manifests:
-        assert manifest is not None
-        assert list(chain.check(manifest)) == []
+    rivals.check()
+    for manifest in rivals.manifests():
         assert manifest.head_position == 300
         assert len(manifest.artifacts) == 30

@@ -85,7 +85,7 @@ class Run:
         proxy = self._stack.enter_context(FaultProxy(self._server.endpoint, self.seed))
         witness = StoreWitness()
         proxy.witnesses.append(witness)
-        proxy.add(Weather(self.chance.choice([0.01, 0.05, 0.15]), lateness=LATENESS_S))
+        proxy.add(Weather(self.chance.choice([0.03, 0.1, 0.2]), lateness=LATENESS_S))
         self.proxies.append(proxy)
         self.witnesses.append(witness)
         return f"{uri}?endpoint={proxy.endpoint}"
@@ -95,8 +95,9 @@ class Run:
 
         :raises AssertionError: naming what was broken.
         """
+        scenes = [self._killed_at_a_point, self._killed_at_a_time, self._rivals, self._stores_away]
         for _ in range(self.chance.randint(3, 5)):
-            self.chance.choice([self._killed_at_a_point, self._killed_at_a_time, self._rivals])()
+            self.chance.choice(scenes)()
         self._fair_weather()
         final = self._start(self._reach())
         final.join(60)
@@ -112,6 +113,14 @@ class Run:
         writer = self._start(self._reach())
         writer.join(self.chance.expovariate(2))
         writer.kill()
+        self._ended(writer)
+
+    def _stores_away(self) -> None:
+        writer = self._start(self._reach())
+        for proxy in self.proxies:
+            writer.join(self.chance.expovariate(3))
+            with proxy.away():
+                writer.join(self.chance.uniform(0.1, 0.5))
         self._ended(writer)
 
     def _rivals(self) -> None:
