@@ -1,0 +1,138 @@
+"""Retention and garbage while the writer runs: only what left the manifest is deleted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.fault import Rule, answer
+from tests.faults.proxy import FaultProxy
+from tests.fix_aws import AwsServer
+from tests.processes import wait_until
+from tests.snapshotter.buckets import new_bucket
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer
+
+QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 20))
+        server.start()
+        yield server
+
+
+def total(writer: Writer, name: str, *labels: str) -> float:
+    """Over all its labels that have these in them."""
+    return sum(
+        value
+        for found, value in writer.metrics().items()
+        if found.startswith(name) and all(label in found for label in labels)
+    )
+
+
+def test_epochs_beyond_keep_epochs_are_deleted_and_counted(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    bucket, here = new_bucket(s3_server), tmp_path / "archive"
+    with Writer(tmp_path, served, destinations=(bucket, here), more=QUICK) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "in the first epoch")))
+        old = {entry["formats"]["jsonl"]["key"] for entry in writer.artifacts()}
+        assert len(old) == 2
+        assert writer.post("/snapshot?wait=true").status_code == 200
+        kept = {entry["formats"]["jsonl"]["key"] for entry in writer.artifacts()}
+        assert not kept & old
+
+        def left() -> set[str]:
+            found = {str(path.relative_to(here)) for path in here.rglob("*.jsonl")}
+            return (set(bucket.names()) | found) & old
+
+        wait_until(lambda: not left(), "the old epoch's objects are deleted")
+        wait_until(
+            lambda: "retired" not in writer.manifest() or not writer.manifest()["retired"],
+            "and dropped from the manifest",
+        )
+        assert set(bucket.names()) == kept | {"users/manifest.json"}
+        for place in (bucket.uri, here.as_uri()):
+            assert total(writer, "snapshotter_objects_deleted_total", place) == 2
+            assert total(writer, "snapshotter_collections_total", place, 'outcome="done"') >= 2
+            assert total(writer, "snapshotter_collections_total", place, 'outcome="failed"') == 0
+        deleted = {line["uri"] for line in writer.logged("object deleted")}
+        assert deleted == {
+            f"{place}{key}" for key in old for place in (bucket.uri, here.as_uri() + "/")
+        }
+        told = writer.destination(bucket)["collection"]
+        assert told["problem"] is None and told["waiting"] == 0
+        writer.wait_head(served.commit("users", put(2, "goes on")))
+        assert writer.program.stop() == 0
+    writer.assert_equal()
+
+
+def test_an_orphan_older_than_the_cut_off_is_collected(tmp_path: Path, served: Served) -> None:
+    orphan = tmp_path / "archive" / "users" / "epoch=1" / "diff-0_1-0_2.jsonl"
+    stranger = tmp_path / "archive" / "elsewhere" / "file.jsonl"
+    for path in (orphan, stranger):
+        path.parent.mkdir(parents=True)
+        path.write_text("nobody names it")
+    with Writer(tmp_path, served, more=QUICK) as writer:
+        writer.program.wait_ready()
+        wait_until(lambda: not orphan.exists(), "deleted")
+        wait_until(lambda: total(writer, "snapshotter_objects_deleted_total") == 1, "counted")
+        assert stranger.exists()
+        assert writer.program.stop() == 0
+    writer.assert_equal()
+
+
+def test_a_collection_that_fails_is_told_and_the_writing_goes_on(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    bucket = new_bucket(s3_server)
+    with FaultProxy(s3_server.endpoint) as proxy:
+        place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
+        with Writer(tmp_path, served, destinations=(place,), more=QUICK) as writer:
+            writer.archive = bucket
+            writer.program.wait_ready()
+            proxy.add(Rule(answer(403, "AccessDenied"), "ListObjectsV2|ListObjects", times=None))
+            failed = "snapshotter_collections_total"
+            wait_until(lambda: total(writer, failed, 'outcome="failed"') >= 2, "failures counted")
+            told = writer.destination(bucket)
+            assert "s3:ListBucket" in told["collection"]["problem"]
+            assert told["state"] == "level" and told["problem"] is None
+            writer.wait_head(served.commit("users", put(1, "goes on")))
+            assert writer.program.is_ready()
+            assert "s3:ListBucket" in writer.logged("collection failed")[0]["error"]
+            proxy.clear()
+            wait_until(lambda: writer.destination(bucket)["collection"]["problem"] is None, "over")
+            assert writer.program.stop() == 0
+
+
+def test_a_collect_interval_of_0_collects_nothing(tmp_path: Path, served: Served) -> None:
+    orphan = tmp_path / "archive" / "users" / "epoch=1" / "diff-0_1-0_2.jsonl"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_text("nobody names it")
+    off = QUICK.replace("collect_interval = 200ms", "collect_interval = 0")
+    with Writer(tmp_path, served, more=off) as writer:
+        writer.program.wait_ready()
+        for number in range(10):
+            writer.wait_head(served.commit("users", put(number, "x")))
+        assert total(writer, "snapshotter_collections_total") == 0
+        assert orphan.exists()
+
+
+def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more=QUICK) as older:
+        older.program.wait_ready()
+        wait_until(lambda: total(older, "snapshotter_collections_total") >= 1, "collects")
+        with Writer(tmp_path, served, more=QUICK, name="newer") as newer:
+            newer.program.wait_ready()
+            newer.wait_head(served.commit("users", put(1, "x")))
+            older.wait_status({"state": "fenced"})
+            before = total(older, "snapshotter_collections_total")
+            mark = total(newer, "snapshotter_collections_total")
+            wait_until(
+                lambda: total(newer, "snapshotter_collections_total") >= mark + 3, "newer collects"
+            )
+            assert total(older, "snapshotter_collections_total") == before
