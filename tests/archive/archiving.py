@@ -74,6 +74,10 @@ class ScriptedDestination(MemoryDestination):
         self.requests.append(("head", key))
         return super().head(key)
 
+    def another(self) -> "ScriptedDestination":
+        """Somebody else's way to the same store."""
+        return ScriptedDestination(self.store)
+
     @property
     def manifest(self) -> Manifest:
         return manifest_parser.parse(self.store.objects[MANIFEST][0], self.uri_of(MANIFEST))
@@ -98,7 +102,7 @@ def surroundings(destination: ScriptedDestination) -> Surroundings:
 def opened(destinations: Sequence[Destination], writer_id: str = "w1", **more) -> TableArchive:  # type: ignore[no-untyped-def]
     """The table's archive, claimed by ``writer_id``."""
     first = destinations[0]
-    if isinstance(first, ScriptedDestination):
+    if hasattr(first, "store"):
         more.setdefault("surroundings", surroundings(first))
     return TableArchive.open(destinations, TABLE, writer_id=writer_id, **more)
 

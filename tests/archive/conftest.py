@@ -13,6 +13,9 @@ from laredo_archive.destination import Destination
 from laredo_archive.local import LocalDestination
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.s3.place import S3Place
+from tests.archive.archiving import ScriptedDestination, memory
+from tests.archive.scripted_s3 import S3Store, ScriptedS3
+from tests.archive.simulation.world import World
 from tests.fix_aws import AwsServer
 
 ATOMIC_S3 = "s3_server"
@@ -42,7 +45,7 @@ class S3Maker:
         more.setdefault("endpoint", self.server.endpoint)
         more.setdefault("addressing", "path")
         more.setdefault("bucket", self.bucket)
-        more.setdefault("prefix", f"test {next(_numbers)}/é=ü+%25")
+        more.setdefault("prefix", f"test {next(_numbers):05}/é=ü+%25")
         return S3Destination(S3Place(**more), self._clients, pause)
 
 
@@ -92,3 +95,20 @@ def destination(new_destination: Callable[[], Destination]) -> Iterator[Destinat
 def s3(makers: Callable[[str], S3Maker]) -> S3Maker:
     """Destinations on an S3 whose compare-and-swap is atomic."""
     return makers(ATOMIC_S3)
+
+
+NewStores = Callable[..., list[ScriptedDestination]]
+
+
+@pytest.fixture(params=["memory", ATOMIC_S3])
+def new_stores(request: pytest.FixtureRequest, makers: Callable[[str], S3Maker]) -> NewStores:
+    """Makes stores, one or so many, that share one clock and are scripted by the test."""
+    if request.param == "memory":
+        return memory
+    maker = makers(ATOMIC_S3)
+
+    def scripted(count: int = 1) -> list[Any]:
+        world, raw = World(0), maker.server.client("s3")
+        return [ScriptedS3(S3Store(maker(), raw, world)) for _ in range(count)]
+
+    return scripted

@@ -1,5 +1,6 @@
 """What a writer may commit after what, and what its manifest then says."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -30,10 +31,10 @@ from tests.archive.archiving import (
     ScriptedDestination,
     base_of,
     diffed,
-    memory,
     opened,
     rebased,
 )
+from tests.archive.conftest import NewStores
 from tests.archive.simulation.truth import COLUMNS, checksum_of
 
 
@@ -43,8 +44,8 @@ def listed(destination: ScriptedDestination) -> list[tuple[str, int, int]]:
     return [(a.kind.value, a.epoch, a.to_position) for a in manifest.artifacts]
 
 
-def test_opening_creates_an_empty_manifest() -> None:
-    [destination] = memory()
+def test_opening_creates_an_empty_manifest(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     manifest = destination.manifest
     assert (manifest.epoch, manifest.head_position, manifest.artifacts) == (0, None, ())
@@ -52,8 +53,8 @@ def test_opening_creates_an_empty_manifest() -> None:
     assert archive.head is None
 
 
-def test_the_first_base_and_a_diff() -> None:
-    [destination] = memory()
+def test_the_first_base_and_a_diff(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
@@ -75,8 +76,8 @@ def test_the_first_base_and_a_diff() -> None:
     )
 
 
-def test_another_writer_goes_on_from_there() -> None:
-    [destination] = memory()
+def test_another_writer_goes_on_from_there(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     first = opened([destination])
     rebased(first, 10, ONE, continues=False)
     diffed(first, 10, 20, ONE, TWO)
@@ -87,8 +88,8 @@ def test_another_writer_goes_on_from_there() -> None:
     assert listed(destination)[-1] == ("diff", 1, 30)
 
 
-def test_a_rebase_relabels_what_comes_after_it() -> None:
-    [destination] = memory()
+def test_a_rebase_relabels_what_comes_after_it(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
@@ -109,8 +110,8 @@ def test_a_rebase_relabels_what_comes_after_it() -> None:
     assert archive.head.diffs_since_snapshot == 1
 
 
-def test_a_base_that_isnt_the_running_state_commits_nothing() -> None:
-    [destination] = memory()
+def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     before = listed(destination)
@@ -123,8 +124,8 @@ def test_a_base_that_isnt_the_running_state_commits_nothing() -> None:
     diffed(archive, 10, 20, ONE, TWO)
 
 
-def test_a_base_that_continues_needs_a_boundary_there() -> None:
-    [destination] = memory()
+def test_a_base_that_continues_needs_a_boundary_there(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     base = base_of(archive, 15, ONE)
@@ -134,8 +135,8 @@ def test_a_base_that_continues_needs_a_boundary_there() -> None:
         archive.commit_base(base_of(archive, 10, ONE, history=OTHER_HISTORY), continues=True)
 
 
-def test_within_a_history_the_head_never_goes_back() -> None:
-    [destination] = memory()
+def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     with pytest.raises(OutOfOrder, match="0/9 lies before the archive's head, 0/A"):
@@ -149,8 +150,8 @@ def test_within_a_history_the_head_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize("start", [5, 15])
-def test_a_diff_begins_at_the_head(start: int) -> None:
-    [destination] = memory()
+def test_a_diff_begins_at_the_head(new_stores: NewStores, start: int) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="ends at nowhere"):
         diffed(archive, start, 20, ONE, TWO)
@@ -160,8 +161,8 @@ def test_a_diff_begins_at_the_head(start: int) -> None:
     assert not [key for key in destination.store.objects if "diff" in key]
 
 
-def test_the_same_commit_again_is_the_same_artifact() -> None:
-    [destination] = memory()
+def test_the_same_commit_again_is_the_same_artifact(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     first = diffed(archive, 10, 20, ONE, TWO)
@@ -171,8 +172,8 @@ def test_the_same_commit_again_is_the_same_artifact() -> None:
     assert destination.manifest.revision == revision
 
 
-def test_old_epochs_leave_into_retired() -> None:
-    [destination] = memory()
+def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination], keep_epochs=2)
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
@@ -195,8 +196,8 @@ def test_old_epochs_leave_into_retired() -> None:
     assert set(gone) <= set(destination.store.objects), "only the collector deletes"
 
 
-def test_seen_is_raised_and_never_lowered() -> None:
-    [destination] = memory()
+def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="can't be seen"):
         archive.see(Position(10))
@@ -214,8 +215,8 @@ def test_seen_is_raised_and_never_lowered() -> None:
     assert archive.head.seen_position == 50
 
 
-def test_to_time_never_goes_back() -> None:
-    [destination] = memory()
+def test_to_time_never_goes_back(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     hour = timedelta(hours=1)
@@ -228,8 +229,10 @@ def test_to_time_never_goes_back() -> None:
     assert times == [MORNING, *[MORNING + hour] * 4]
 
 
-def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name() -> None:
-    stores = memory(2)
+def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name(
+    new_stores: NewStores,
+) -> None:
+    stores = new_stores(2)
     archive = opened(stores)
     rebased(archive, 10, ONE, continues=False)
     base = base_of(archive, 10, ONE)
@@ -241,8 +244,8 @@ def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name()
     assert stores[0].store.objects[names[0]][0] == stores[1].store.objects[key][0]
 
 
-def test_retired_objects_are_not_named_again() -> None:
-    [destination] = memory()
+def test_retired_objects_are_not_named_again(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     base = base_of(archive, 10, ONE)
@@ -256,8 +259,8 @@ def test_retired_objects_are_not_named_again() -> None:
     assert destination.manifest.retired_keys() == {key}
 
 
-def test_a_base_that_vanished_everywhere_has_to_be_made_again() -> None:
-    [destination] = memory()
+def test_a_base_that_vanished_everywhere_has_to_be_made_again(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     base = base_of(archive, 10, ONE)
     del destination.store.objects["public.t/epoch=1/snapshot-0_A.jsonl"]
@@ -267,12 +270,12 @@ def test_a_base_that_vanished_everywhere_has_to_be_made_again() -> None:
     assert listed(destination) == [("snapshot", 1, 10)]
 
 
-def test_an_orphan_with_the_same_bytes_is_adopted() -> None:
-    [destination] = memory()
+def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     first = diffed(archive, 10, 20, ONE, TWO)
-    [other] = memory()
+    [other] = new_stores()
     key = first.formats["jsonl"].key
     other.store.create(key, destination.store.objects[key][0])
     archive = opened([other])
@@ -282,12 +285,12 @@ def test_an_orphan_with_the_same_bytes_is_adopted() -> None:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_an_object_with_other_bytes_keeps_its_name(flip: bool) -> None:
-    [destination] = memory()
+def test_an_object_with_other_bytes_keeps_its_name(new_stores: NewStores, flip: bool) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
-    [model] = memory()
+    [model] = new_stores()
     copy = opened([model])
     rebased(copy, 10, ONE, continues=False)
     diffed(copy, 10, 20, ONE, TWO)
@@ -299,8 +302,8 @@ def test_an_object_with_other_bytes_keeps_its_name(flip: bool) -> None:
     assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=1/diff-0_A-0_14-w1-1.jsonl"]
 
 
-def test_several_formats_are_one_artifact() -> None:
-    [destination] = memory()
+def test_several_formats_are_one_artifact(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
     diffed(archive, 10, 20, ONE, TWO, formats=("protobuf", "jsonl", "jsonl"))
@@ -311,10 +314,10 @@ def test_several_formats_are_one_artifact() -> None:
     assert destination.manifest.artifacts[1].change_count == 2
 
 
-def test_an_unknown_format_is_refused_before_anything_is_written() -> None:
+def test_an_unknown_format_is_refused_before_anything_is_written(new_stores: NewStores) -> None:
     from laredo_archive.codec import UnknownFormat
 
-    [destination] = memory()
+    [destination] = new_stores()
     archive = opened([destination])
     with pytest.raises(UnknownFormat):
         base_of(archive, 10, ONE, formats=("jsonl", "csv"))
@@ -324,15 +327,15 @@ def test_an_unknown_format_is_refused_before_anything_is_written() -> None:
     assert len(destination.store.objects) == 2
 
 
-def test_durable_means_on_all_and_in_order() -> None:
-    stores = memory(2)
+def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
+    stores = new_stores(2)
     archive = opened(stores)
     rebased(archive, 10, ONE, continues=False)
     stores[1].store.away_until = stores[1].store.world.now + 10_000
-    with pytest.raises(CommitUnavailable, match="the commit waits for mem://s1/"):
+    with pytest.raises(CommitUnavailable, match=f"the commit waits for {re.escape(stores[1].uri)}"):
         diffed(archive, 10, 20, ONE, TWO)
     assert archive.unfinished
-    assert archive.counts.destination_errors == {"mem://s1/": 1}
+    assert archive.counts.destination_errors == {stores[1].place: 1}
     with pytest.raises(CommitUnavailable):
         archive.see(Position(20))
     with pytest.raises(CommitUnavailable):
@@ -345,8 +348,10 @@ def test_durable_means_on_all_and_in_order() -> None:
     diffed(archive, 20, 30, TWO, THREE)
 
 
-def test_the_next_isnt_committed_anywhere_before_the_last_is_everywhere() -> None:
-    stores = memory(2)
+def test_the_next_isnt_committed_anywhere_before_the_last_is_everywhere(
+    new_stores: NewStores,
+) -> None:
+    stores = new_stores(2)
     archive = opened(stores)
     rebased(archive, 10, ONE, continues=False)
 
@@ -382,16 +387,18 @@ def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(left) == [".manifest.json.lock", "manifest.json"]
 
 
-def test_an_empty_table_has_a_base_too() -> None:
-    [destination] = memory()
+def test_an_empty_table_has_a_base_too(new_stores: NewStores) -> None:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, EMPTY, continues=False)
     assert destination.manifest.artifacts[0].rows == 0
     assert destination.manifest.artifacts[0].state_checksum == "0" * 32
 
 
-def test_no_room_for_the_temporary_file_commits_nothing(tmp_path: Path) -> None:
-    [destination] = memory()
+def test_no_room_for_the_temporary_file_commits_nothing(
+    new_stores: NewStores, tmp_path: Path
+) -> None:
+    [destination] = new_stores()
     archive = opened([destination], spool_directory=tmp_path / "missing")
     rebased(archive, 10, ONE, continues=False)
     big = {b"%05d" % i: b'{"id":%d,"v":"%s"}' % (i, b"x" * 1000) for i in range(5000)}
@@ -401,17 +408,17 @@ def test_no_room_for_the_temporary_file_commits_nothing(tmp_path: Path) -> None:
     assert listed(destination) == [("snapshot", 1, 10)]
 
 
-def test_a_manifest_of_another_table_is_refused() -> None:
+def test_a_manifest_of_another_table_is_refused(new_stores: NewStores) -> None:
     from laredo_archive.commit import TableArchive
 
-    [destination] = memory()
+    [destination] = new_stores()
     opened([destination])
     with pytest.raises(ManifestDamaged, match=r"of table public\.t, not of public\.other"):
         TableArchive.open([destination], "public.other", key_prefix="public.t/")
 
 
-def test_what_sinks_were_told_is_in_the_next_commit() -> None:
-    stores = memory(2)
+def test_what_sinks_were_told_is_in_the_next_commit(new_stores: NewStores) -> None:
+    stores = new_stores(2)
     archive = opened(stores, sinks=["a", "b"])
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
@@ -430,8 +437,8 @@ def test_what_sinks_were_told_is_in_the_next_commit() -> None:
     assert stores[0].manifest.revision == revision
 
 
-def test_a_restart_tells_from_the_highest_that_any_manifest_says() -> None:
-    stores = memory(2)
+def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: NewStores) -> None:
+    stores = new_stores(2)
     archive = opened(stores, sinks=["a"])
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
@@ -495,9 +502,9 @@ def test_the_same_destination_twice_is_one(tmp_path: Path) -> None:
     assert archive.manifest.revision == 2
 
 
-def test_round_trips_of_a_diff() -> None:
+def test_round_trips_of_a_diff(new_stores: NewStores) -> None:
     """One PUT and one HEAD per format and destination, one swap of each manifest."""
-    stores = memory(2)
+    stores = new_stores(2)
     archive = opened(stores)
     rebased(archive, 10, ONE, continues=False)
     for place in stores:

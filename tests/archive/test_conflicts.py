@@ -30,11 +30,11 @@ from tests.archive.archiving import (
     ScriptedDestination,
     base_of,
     diffed,
-    memory,
     opened,
     rebased,
     surroundings,
 )
+from tests.archive.conftest import NewStores
 
 Ours = Callable[[TableArchive], object]
 
@@ -63,7 +63,7 @@ OURS: dict[str, Ours] = {"diff": diff, "base": base, "see": see, "notices": noti
 
 
 def _collector(destination: ScriptedDestination, cut_off: timedelta = DAY) -> list[str]:
-    store, other = destination.store, ScriptedDestination(destination.store)
+    store, other = destination.store, destination.another()
     store.objects["public.t/orphan"] = (b"x", store.world.date - 2 * DAY)
     policy = Policy(cut_off, grace=DAY)
     done = collect(other, "public.t", policy=policy, surroundings=surroundings(other))
@@ -71,11 +71,11 @@ def _collector(destination: ScriptedDestination, cut_off: timedelta = DAY) -> li
 
 
 def _newer_writer(destination: ScriptedDestination) -> None:
-    opened([ScriptedDestination(destination.store)], "w2")
+    opened([destination.another()], "w2")
 
 
 def _newer_writer_which_writes(destination: ScriptedDestination) -> None:
-    archive = opened([ScriptedDestination(destination.store)], "w2")
+    archive = opened([destination.another()], "w2")
     diffed(archive, 20, 25, TWO, TWO)
 
 
@@ -99,8 +99,8 @@ def _older_backup(destination: ScriptedDestination) -> None:
 
 
 @pytest.fixture
-def destination() -> ScriptedDestination:
-    return memory()[0]
+def destination(new_stores: NewStores) -> ScriptedDestination:
+    return new_stores()[0]
 
 
 @pytest.fixture
@@ -241,9 +241,7 @@ def test_a_base_that_is_offered_again_is_the_same_base(
 
 def test_two_writers_that_start_at_once_end_with_one(destination: ScriptedDestination) -> None:
     others = []
-    destination.before_swap.append(
-        lambda: others.append(opened([ScriptedDestination(destination.store)], "w2"))
-    )
+    destination.before_swap.append(lambda: others.append(opened([destination.another()], "w2")))
     first = opened([destination], "w1")
     assert destination.manifest.writer_id == "w1"
     assert first.claim.term == 2
@@ -252,12 +250,10 @@ def test_two_writers_that_start_at_once_end_with_one(destination: ScriptedDestin
     rebased(first, 10, ONE, continues=False)
 
 
-def test_claims_that_cross_on_two_destinations_start_over() -> None:
-    stores = memory(2)
+def test_claims_that_cross_on_two_destinations_start_over(new_stores: NewStores) -> None:
+    stores = new_stores(2)
     # Between our claim of the first and that of the second somebody claims both.
-    stores[1].before_swap.append(
-        lambda: opened([ScriptedDestination(place.store) for place in stores], "w2")
-    )
+    stores[1].before_swap.append(lambda: opened([place.another() for place in stores], "w2"))
     archive = opened(stores, "w1")
     assert [place.manifest.writer_id for place in stores] == ["w1", "w1"]
     assert {place.manifest.writer_term for place in stores} == {archive.claim.term}

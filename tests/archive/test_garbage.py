@@ -21,18 +21,18 @@ from tests.archive.archiving import (
     TWO,
     ScriptedDestination,
     diffed,
-    memory,
     opened,
     rebased,
     surroundings,
 )
+from tests.archive.conftest import NewStores
 
 HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def destination() -> ScriptedDestination:
-    [destination] = memory()
+def destination(new_stores: NewStores) -> ScriptedDestination:
+    [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
@@ -131,8 +131,10 @@ def test_a_dry_run_tells_and_does_nothing(destination: ScriptedDestination) -> N
 
 
 @pytest.mark.parametrize("content", [None, "empty", "damaged"])
-def test_without_a_sound_manifest_nothing_is_collected(content: str | None) -> None:
-    [destination] = memory()
+def test_without_a_sound_manifest_nothing_is_collected(
+    new_stores: NewStores, content: str | None
+) -> None:
+    [destination] = new_stores()
     failure: type[Exception] = NotCollectable
     if content == "empty":
         opened([destination])
@@ -213,7 +215,7 @@ def test_two_collectors_never_delete_the_same_name(
     """The slower one would delete what a writer has put there since."""
     due_for_deletion(destination, "a")
     key = "public.t/epoch=1/a"
-    other = ScriptedDestination(destination.store)
+    other = destination.another()
     real = destination.delete
 
     def other_runs_first(name: str) -> None:
@@ -227,11 +229,13 @@ def test_two_collectors_never_delete_the_same_name(
     assert key in destination.store.objects
 
 
-def test_an_object_that_is_committed_meanwhile_stays(destination: ScriptedDestination) -> None:
+def test_an_object_that_is_committed_meanwhile_stays(
+    new_stores: NewStores, destination: ScriptedDestination
+) -> None:
     """An old upload of a writer who was held up: in the manifest before our swap."""
-    archive = opened([ScriptedDestination(destination.store)], "w2")
+    archive = opened([destination.another()], "w2")
     key = "public.t/epoch=1/diff-0_14-0_1E.jsonl"
-    [model] = memory()
+    [model] = new_stores()
     copy = opened([model])
     rebased(copy, 20, TWO, continues=False)
     diffed(copy, 20, 30, TWO, ONE)

@@ -1,6 +1,7 @@
 """All destinations brought to the one that is ahead, or refused with both heads."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ from tests.archive.archiving import (
     ScriptedDestination,
     base_of,
     diffed,
-    memory,
     opened,
     rebased,
 )
+from tests.archive.conftest import NewStores
 
 
 def keys(destination: ScriptedDestination) -> list[str]:
@@ -64,16 +65,16 @@ def behind_by_one(stores: list[ScriptedDestination], archive: TableArchive, comm
     stores[1].store.away_until = 0
 
 
-def test_a_new_destination_is_filled() -> None:
-    old, new = memory(2)
+def test_a_new_destination_is_filled(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
     grown([old])
     opened([new, old], "w2")
     assert_level(old, new)
     assert new.manifest.writer_id == "w2"
 
 
-def test_one_that_missed_a_diff_gets_it() -> None:
-    stores = memory(2)
+def test_one_that_missed_a_diff_gets_it(new_stores: NewStores) -> None:
+    stores = new_stores(2)
     archive = grown(stores)
     objects = set(stores[1].store.objects)
     behind_by_one(stores, archive, lambda a: diffed(a, 20, 30, TWO, THREE))
@@ -86,8 +87,10 @@ def test_one_that_missed_a_diff_gets_it() -> None:
     assert added == {"public.t/epoch=1/diff-0_14-0_1E.jsonl"}
 
 
-def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other() -> None:
-    stores = memory(2)
+def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other(
+    new_stores: NewStores,
+) -> None:
+    stores = new_stores(2)
     archive = grown(stores, keep_epochs=1)
     base = base_of(archive, 20, TWO)
     diffed(archive, 20, 30, TWO, THREE)
@@ -102,8 +105,8 @@ def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other() -> 
     }
 
 
-def test_own_keys_are_kept() -> None:
-    stores = memory(2)
+def test_own_keys_are_kept(new_stores: NewStores) -> None:
+    stores = new_stores(2)
     stores[1].store.create("public.t/epoch=1/snapshot-0_A.jsonl", b"someone else's")
     archive = grown(stores)
     own = keys(stores[1])
@@ -115,9 +118,9 @@ def test_own_keys_are_kept() -> None:
     assert keys(stores[0])[0] == "public.t/epoch=1/snapshot-0_A.jsonl"
 
 
-def test_bases_with_the_same_bytes_stay_two_objects() -> None:
+def test_bases_with_the_same_bytes_stay_two_objects(new_stores: NewStores) -> None:
     """One object is named by one entry; a base is matched by epoch too."""
-    stores = memory(2)
+    stores = new_stores(2)
     archive = grown(stores)
     rebased(archive, 20, TWO)
     behind_by_one(stores, archive, lambda a: rebased(a, 20, TWO))
@@ -127,8 +130,8 @@ def test_bases_with_the_same_bytes_stay_two_objects() -> None:
     assert len(set(keys(stores[1]))) == 4
 
 
-def test_a_name_that_is_taken_at_the_other_place_is_not_replaced() -> None:
-    old, new = memory(2)
+def test_a_name_that_is_taken_at_the_other_place_is_not_replaced(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
     grown([old])
     new.store.create("public.t/epoch=1/snapshot-0_A.jsonl", b"someone else's")
     opened([old, new], "w2")
@@ -137,8 +140,10 @@ def test_a_name_that_is_taken_at_the_other_place_is_not_replaced() -> None:
     assert new.store.objects["public.t/epoch=1/snapshot-0_A.jsonl"][0] == b"someone else's"
 
 
-def test_what_was_copied_before_a_levelling_broke_off_is_not_copied_again() -> None:
-    old, new = memory(2)
+def test_what_was_copied_before_a_levelling_broke_off_is_not_copied_again(
+    new_stores: NewStores,
+) -> None:
+    old, new = new_stores(2)
     grown([old])
     copied = keys(old)[0]
     new.store.objects[copied] = old.store.objects[copied]
@@ -148,28 +153,30 @@ def test_what_was_copied_before_a_levelling_broke_off_is_not_copied_again() -> N
     assert ("put", copied) not in new.requests
 
 
-def test_what_is_copied_is_hash_checked() -> None:
-    old, new = memory(2)
+def test_what_is_copied_is_hash_checked(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
     grown([old])
     key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
     data, date = old.store.objects[key]
     old.store.objects[key] = (data.replace(b"z", b"y"), date)
-    with pytest.raises(ArtifactDamaged, match=r"mem://s0/.*diff.*its sha256 is"):
+    with pytest.raises(ArtifactDamaged, match=f"{re.escape(old.uri)}.*diff.*its sha256 is"):
         opened([old, new], "w2")
     assert new.manifest.artifacts == ()
     assert key not in new.store.objects
 
 
-def test_seen_comes_from_the_one_ahead() -> None:
-    old, new = memory(2)
+def test_seen_comes_from_the_one_ahead(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
     archive = grown([old])
     archive.see(Position(77))
     opened([old, new], "w2")
     assert new.manifest.seen_position == 77
 
 
-def test_a_destination_that_comes_back_older_than_the_first_artifact_is_filled() -> None:
-    old, new = memory(2)
+def test_a_destination_that_comes_back_older_than_the_first_artifact_is_filled(
+    new_stores: NewStores,
+) -> None:
+    old, new = new_stores(2)
     archive = grown([old, new], keep_epochs=1)
     kept = copy.copy(new.store.objects)
     for position in (30, 40):
@@ -191,8 +198,8 @@ def refused(stores: list[ScriptedDestination], complaint: str) -> None:
         assert one == other
 
 
-def test_archives_of_different_histories_are_refused() -> None:
-    one, other = memory(2)
+def test_archives_of_different_histories_are_refused(new_stores: NewStores) -> None:
+    one, other = new_stores(2)
     archive = opened([one])
     rebased(archive, 10, ONE, continues=False, history=OTHER_HISTORY)
     diffed(archive, 10, 20, ONE, TWO)
@@ -204,8 +211,8 @@ def test_archives_of_different_histories_are_refused() -> None:
     )
 
 
-def test_a_head_that_is_no_boundary_of_the_other_is_refused() -> None:
-    one, other = memory(2)
+def test_a_head_that_is_no_boundary_of_the_other_is_refused(new_stores: NewStores) -> None:
+    one, other = new_stores(2)
     diffed_archive = grown([one])
     diffed(diffed_archive, 20, 30, TWO, THREE)
     archive = opened([other])
@@ -214,16 +221,16 @@ def test_a_head_that_is_no_boundary_of_the_other_is_refused() -> None:
     refused([one, other], r"isn't an artifact's end of the other .*head 0/1E.*head 0/19")
 
 
-def test_other_contents_at_the_same_boundary_are_refused() -> None:
-    one, other = memory(2)
+def test_other_contents_at_the_same_boundary_are_refused(new_stores: NewStores) -> None:
+    one, other = new_stores(2)
     grown([one])
     rebased(opened([other]), 10, THREE, continues=False)
     refused([one, other], r"at 0/A the one has 2 rows, checksum \w+, the other 1, \w+")
 
 
-def test_a_new_history_that_came_to_one_only_is_no_foreign_archive() -> None:
+def test_a_new_history_that_came_to_one_only_is_no_foreign_archive(new_stores: NewStores) -> None:
     """keep_epochs = 1: the one ahead has no artifact of the other's history any more."""
-    stores = memory(2)
+    stores = new_stores(2)
     archive = grown(stores, keep_epochs=1)
     behind_by_one(
         stores,
