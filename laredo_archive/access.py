@@ -19,7 +19,7 @@ Encryption = Literal["AES256", "aws:kms"]
 class S3Access:
     """Whose rights (``credentials`` names one of the clients' profiles), where, and how.
 
-    ``server_side_encryption``, ``kms_key_id`` and ``storage_class`` are for what is written.
+    ``server_side_encryption`` and what follows is for what is written.
     """
 
     clients: Clients = field(default_factory=Clients)
@@ -30,6 +30,7 @@ class S3Access:
     server_side_encryption: Encryption | None = None
     kms_key_id: str | None = None
     storage_class: str | None = None
+    unsafe_single_writer: bool = False
 
     def destination(self, bucket: str, parts: Sequence[str] = ()) -> "S3Destination":
         """The objects below ``parts`` in ``bucket``.
@@ -48,6 +49,7 @@ class S3Access:
             server_side_encryption=self.server_side_encryption,
             kms_key_id=self.kms_key_id,
             storage_class=self.storage_class,
+            unsafe_single_writer=self.unsafe_single_writer,
         )
         return S3Destination(place, self.clients)
 
@@ -62,11 +64,11 @@ def profiles(
     made: dict[str, Profile] = {}
     name = None
     if aws_profile is not None:
-        name = f"profile {aws_profile}"
+        name = aws_profile
         made[name] = Profile(name, "ambient", aws_profile=aws_profile, region=region)
     if role_arn is not None:
         base = name or AMBIENT.name
-        name = role_arn.rpartition("/")[2] or role_arn
+        name = f"role/{role_arn.partition(':role/')[2]}"
         made[name] = Profile(
             name,
             "assume_role",

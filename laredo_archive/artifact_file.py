@@ -4,7 +4,8 @@ Size and sha256 are compared while the file goes by, and its rows counted, so a
 reader learns of damage at the latest at the end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +19,7 @@ from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.progress import UNWATCHED, Progress
+from laredo_archive.read_ahead import Opened, opener
 from laredo_model.change import Action, Change
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import ModelError
@@ -25,6 +27,7 @@ from laredo_model.errors import ModelError
 T = TypeVar("T")
 
 PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF)
+LOOKED_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
 
 
@@ -60,6 +63,7 @@ class ArtifactFiles:
         self._destination = destination
         self._locate = locate
         self._progress = progress
+        self._opener = opener(destination)
 
     def uri(self, entry: FormatEntry) -> str:
         """Where the object is."""
@@ -90,16 +94,35 @@ class ArtifactFiles:
         """
         found = self._destination.head(self._locate(entry.key))
         if found is None:
-            raise ArtifactMissing(self.uri(entry), _MISSING)
+            raise self._missing(entry)
         if found.size_bytes != entry.size_bytes:
             raise ArtifactDamaged(self.uri(entry), _wrong_size(found.size_bytes, entry))
+
+    def check_sizes(self, entries: Iterable[FormatEntry]) -> None:
+        """Look at all of them, several at a time; raises like check_size()."""
+        with ThreadPoolExecutor(LOOKED_AT_ONCE, thread_name_prefix="sizes") as pool:
+            for _ in pool.map(self.check_size, entries):
+                pass
+
+    def expect(self, entries: Iterable[FormatEntry]) -> None:
+        """These will be read next, in this order."""
+        self._opener.expect(self._locate(entry.key) for entry in entries)
+
+    def _open(self, entry: FormatEntry) -> Opened:
+        try:
+            return self._opener.open(self._locate(entry.key))
+        except ArtifactMissing as missing:
+            raise self._missing(entry) from missing
+
+    def _missing(self, entry: FormatEntry) -> ArtifactMissing:
+        return ArtifactMissing(self.uri(entry), _MISSING)
 
     def check_bytes(self, entry: FormatEntry) -> None:
         """Read the object, whatever is in it.
 
         :raises ArtifactDamaged: if size or sha256 aren't those of its entry.
         """
-        with closing(self._destination.open(self._locate(entry.key))) as opened:
+        with closing(self._open(entry)) as opened:
             checked = _Checked(opened, entry, self.uri(entry), self._progress)
             while checked.read(_DRAIN_BYTES):
                 pass
@@ -196,7 +219,7 @@ class ArtifactFiles:
 
     def _guarded(self, entry: FormatEntry, read: Callable[[Source], Iterator[T]]) -> Iterator[T]:
         uri = self.uri(entry)
-        with closing(self._destination.open(self._locate(entry.key))) as opened:
+        with closing(self._open(entry)) as opened:
             checked = _Checked(opened, entry, uri, self._progress)
             try:
                 yield from read(checked)
@@ -277,6 +300,8 @@ class _Checked:
     def read(self, size: int = -1, /) -> bytes:
         try:
             data = self._source.read(size)
+        except ArtifactMissing as missing:
+            raise ArtifactMissing(self._uri, _MISSING) from missing
         except OSError as failure:
             raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
         self._size += len(data)

@@ -14,7 +14,10 @@ from laredo_archive.cli_reading import export_table, list_artifacts, print_chang
 
 @click.group(cls=Commands)
 @click.version_option(package_name="laredo-snapshotter")
-def main() -> None:
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and other details."
+)
+def main(*, verbose: bool) -> None:
     """Read and prove an archive of laredo-snapshotter.
 
     ARCHIVE is what holds its manifest.json, or that file: a path, a file:// or an s3:// URI.
@@ -22,7 +25,9 @@ def main() -> None:
     """
     # stdout is for rows.
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.INFO if verbose else logging.ERROR
+        ),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 

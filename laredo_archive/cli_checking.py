@@ -20,6 +20,7 @@ from laredo_archive.cli_progress import shown
 from laredo_archive.errors import DatabaseUnusable, NotCollectable
 from laredo_archive.progress import Progress
 from laredo_archive.reader import Archive
+from laredo_archive.s3.destination import S3Destination
 from laredo_archive.verify import Report, verify
 
 UNDECIDED = 3
@@ -138,6 +139,8 @@ def collect_garbage(
             "its objects have other names than the manifest says: it is a copy. Collect the"
             " archive where it is written",
         )
+    if isinstance(found.destination, S3Destination) and not dry_run:
+        found.destination.probe()
     policy = garbage.Policy(timedelta(hours=cut_off_hours), timedelta(hours=grace_hours))
     with shown(archive.uri) as progress:
         collected = garbage.collect(

@@ -11,6 +11,7 @@ from laredo_archive.level import unfit
 from laredo_archive.location import Found, Place
 from laredo_archive.manifest import Artifact, Manifest, Retired
 from laredo_archive.notices import later
+from laredo_archive.s3.destination import S3Destination
 from laredo_model import position as positions
 
 
@@ -33,6 +34,7 @@ def target_at(place: Place, source: Found) -> Target:
     so that a writer can be given the directory above as its destination.
 
     :raises CopyRefused: if there is a renamed copy, or the two places lie in one another.
+    :raises DestinationUnavailable: if it can't be written, or its manifest not be swapped.
     """
     try:
         there = location.found(place)
@@ -50,6 +52,8 @@ def target_at(place: Place, source: Found) -> Target:
     else:
         target = Target(there.destination, there.key_prefix)
     _refuse_overlap(Target(source.destination, source.key_prefix), target)
+    if isinstance(target.destination, S3Destination):
+        target.destination.probe()
     return target
 
 

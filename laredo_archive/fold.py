@@ -50,7 +50,9 @@ def timelines(files: ArtifactFiles, diffs: Sequence[Artifact], shape: Shape) -> 
     flagged = [index for index, diff in enumerate(diffs) if diff.truncate]
     start = flagged[-1] if flagged else None
     streams = [(index, files.changes(diff, shape)) for index, diff in enumerate(diffs)][start:]
-    is_sorted = all(files.choose(diff)[1].sorted for diff in diffs[start:])
+    entries = [files.choose(diff)[1] for diff in diffs[start:]]
+    is_sorted = all(entry.sorted for entry in entries)
+    files.expect(entries)
     if is_sorted and len(streams) <= OPEN_AT_ONCE:
         return _merged(start, streams)
     return _sorted(start, streams)

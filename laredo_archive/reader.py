@@ -149,8 +149,7 @@ class Archive:
         return Difference(first is not None, fold.net(keys))
 
     def _check_sizes(self, artifacts: Iterable[Artifact]) -> None:
-        for artifact in artifacts:
-            self.files.check_size(self.files.choose(artifact)[1])
+        self.files.check_sizes([self.files.choose(artifact)[1] for artifact in artifacts])
 
 
 def _compared(before: Iterator[Rows], after: Iterator[Rows]) -> Iterator[Change]:

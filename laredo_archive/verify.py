@@ -13,7 +13,7 @@ from hashlib import md5
 from laredo_archive import chain, codec
 from laredo_archive.artifact_file import Shape
 from laredo_archive.errors import ArchiveError
-from laredo_archive.manifest import Artifact
+from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.progress import UNWATCHED, Progress
 from laredo_archive.reader import Archive
 from laredo_archive.state_proof import BoundaryState, fold_states
@@ -53,6 +53,7 @@ def verify(archive: Archive, progress: Progress = UNWATCHED) -> Report:
     for epoch in archive.epochs:
         shape = Shape.of(epoch.base, archive.key_fields)
         before = len(report.problems)
+        archive.files.expect(entry for a in epoch.artifacts for _, entry in _formats(a))
         for artifact in epoch.artifacts:
             progress.step(f"epoch {epoch.number}: {name_of(artifact)}")
             _check_files(archive, artifact, shape, report)
@@ -87,11 +88,10 @@ def name_of(artifact: Artifact) -> str:
 
 def _check_files(archive: Archive, artifact: Artifact, shape: Shape, report: Report) -> None:
     contents: dict[str, int] = {}
-    for format_id, entry in sorted(artifact.formats.items()):
+    for format_id, entry in _formats(artifact):
         report.files += 1
         report.bytes += entry.size_bytes
         try:
-            archive.files.check_size(entry)
             if format_id not in codec.FORMATS:
                 archive.files.check_bytes(entry)
                 report.remarks.append(
@@ -111,6 +111,10 @@ def _check_files(archive: Archive, artifact: Artifact, shape: Shape, report: Rep
             f"{name_of(artifact)} of epoch {artifact.epoch}: its formats"
             f" ({', '.join(contents)}) don't hold the same"
         )
+
+
+def _formats(artifact: Artifact) -> list[tuple[str, FormatEntry]]:
+    return sorted(artifact.formats.items())
 
 
 def _check_content(archive: Archive, artifact: Artifact, shape: Shape, format_id: str) -> int:
