@@ -58,7 +58,9 @@ def changes(
 class Writing:
     """One table's writer in this process."""
 
-    def __init__(self, directory: Path, endpoint: Endpoint, **settings: object) -> None:
+    def __init__(
+        self, directory: Path, endpoint: Endpoint, *, flush_timeout: float = 5.0, **settings: object
+    ) -> None:
         self.archive = directory / "archive"
         sets = {
             "source.server": endpoint.server,
@@ -70,7 +72,9 @@ class Writing:
         block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
         (table,) = config.tables(block)
         self.metrics = Metrics(lambda: [self.writer.status()])
-        self.writer = TableWriter(table, TableCounters(self.metrics, table.name), Stores(), 5.0)
+        self.writer = TableWriter(
+            table, TableCounters(self.metrics, table.name), Stores(), flush_timeout
+        )
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         async with asyncio.timeout(20):
@@ -95,9 +99,7 @@ class Writing:
 
 
 @asynccontextmanager
-async def writing(
-    directory: Path, endpoint: Endpoint, **settings: object
-) -> AsyncIterator[Writing]:
+async def writing(directory: Path, endpoint: Endpoint, **settings: Any) -> AsyncIterator[Writing]:
     world = Writing(directory, endpoint, **settings)
     task = asyncio.create_task(world.writer.run())
     try:
@@ -333,3 +335,20 @@ async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -
         meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
         assert await asyncio.wait_for(running, 20) == 2
         assert await asyncio.wait_for(meanwhile, 20) > 2
+
+
+async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_path: Path) -> None:
+    first = (2, b"1", line(1, "x"), line(1, "a"))
+    script = [hello(), *snapshot(ROWS, "0/1000", 10), changes(11, (0x1010, [first])), Hold()]
+    async with playing(script) as (endpoint, _):
+        async with writing(tmp_path, endpoint, flush_timeout=0.1) as world:
+            await world.position(0x1010)
+            world.archive.rename(tmp_path / "gone")
+            world.archive.write_text("in the way")
+            world.writer.cut(0x1010)
+            await world.until(lambda: world.writer.status().state is State.HOLDING)
+            archive = world.writer.archive
+            assert archive is not None
+            await world.until(lambda: archive.unfinished)
+        assert not archive.unfinished
+        assert world.writer.flush_problem is not None

@@ -1,0 +1,65 @@
+"""Sinks in /status and /metrics; what they are told, tests/snapshotter/events has."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.fault import Rule, answer
+from tests.faults.proxy import FaultProxy
+from tests.fix_aws import AwsServer
+from tests.processes import wait_until
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer, integer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 20))
+        server.start()
+        yield server
+
+
+def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(
+    tmp_path: Path, served: Served, moto: AwsServer
+) -> None:
+    good = moto.client("sqs").create_queue(QueueName="good")["QueueUrl"]
+    topic = moto.client("sns").create_topic(Name="refusing")["TopicArn"]
+    with FaultProxy(moto.endpoint) as proxy:
+        proxy.add(Rule(answer(403, "AccessDenied"), "Publish", times=None))
+        events = f"""events = [
+            {{ type = sqs, queue_url = "{good}", endpoint = "{moto.endpoint}" }}
+            {{ type = sns, topic_arn = "{topic}", endpoint = "{proxy.endpoint}" }} ]"""
+        with Writer(tmp_path, served, more=events) as writer:
+            writer.program.wait_ready()
+            for number in range(3):
+                writer.wait_head(served.commit("users", put(number, "x")))
+
+            def told(name: str) -> dict[str, object]:
+                (found,) = [sink for sink in writer.status()["sinks"] if sink["name"] == name]
+                return dict(found)
+
+            wait_until(lambda: told(good)["outstanding"] == 0, "the good one knows all")
+            wait_until(lambda: told(topic)["problem"], "the other's problem shows")
+            refusing, knowing = told(topic), told(good)
+            assert (refusing["type"], knowing["type"]) == ("sns", "sqs")
+            assert refusing["outstanding"] == 4 and refusing["last_notified"] is None
+            assert "sns:Publish" in str(refusing["problem"]) and refusing["since"] is not None
+            assert knowing["problem"] is None and knowing["since"] is None
+            mark = knowing["last_notified"]
+            assert isinstance(mark, dict) and knowing["last_notified_at"] is not None
+            assert (mark["epoch"], integer(mark["position"])) == (1, writer.head())
+            table = 'table="public.users"'
+            metrics = writer.metrics()
+            backlog, failing = "snapshotter_event_backlog", "snapshotter_event_failing_seconds"
+            assert metrics[f'{backlog}{{sink="{topic}",{table}}}'] == 4
+            assert metrics[f'{backlog}{{sink="{good}",{table}}}'] == 0
+            assert metrics[f'{failing}{{sink="{topic}",{table}}}'] > 0
+            assert metrics[f'{failing}{{sink="{good}",{table}}}'] == 0
+            # The commits went on meanwhile, and the table is ready.
+            assert writer.program.is_ready()
+            proxy.clear()
+            wait_until(lambda: told(topic)["outstanding"] == 0, "told once it can be")
+            assert told(topic)["problem"] is None
+            assert writer.program.stop() == 0
