@@ -64,15 +64,20 @@ class AwsServer:
     """A server of S3 and, but for an external one, of the other services."""
 
     endpoint: str
-    _clients: dict[str, Any] = field(default_factory=dict)
+    _clients: dict[object, Any] = field(default_factory=dict)
 
-    def client(self, service: str, **options: Any) -> Any:
+    def client(self, service: str, **options: str) -> Any:
         """A plain boto3 client, not one of ours: to look at what there is."""
-        if service not in self._clients or options:
-            options.setdefault("config", Config(s3={"addressing_style": "path"}))
-            made = boto3.client(service, endpoint_url=self.endpoint, **options)
-            return self._clients.setdefault(service, made) if len(options) == 1 else made
-        return self._clients[service]
+        wanted = (service, *sorted(options.items()))
+        if wanted not in self._clients:
+            config = Config(s3={"addressing_style": "path"})
+            self._clients[wanted] = boto3.client(
+                service,  # type: ignore[call-overload]
+                endpoint_url=self.endpoint,
+                config=config,
+                **options,
+            )
+        return self._clients[wanted]
 
     def new_bucket(self) -> str:
         """A bucket that nobody else uses; its name."""

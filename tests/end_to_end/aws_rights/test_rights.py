@@ -1,0 +1,279 @@
+"""examples/aws: the policies allow what is really asked of AWS, and nothing more."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_archive import garbage
+from laredo_archive.access import S3Access
+from laredo_archive.aws.profile import Profile
+from laredo_archive.commit import TableArchive
+from laredo_archive.local import LocalDestination
+from laredo_archive.reader import Archive
+from laredo_archive.s3.destination import S3Destination
+from laredo_archive.s3.place import S3Place
+from laredo_archive.verify import verify
+from laredo_snapshotter import config
+from laredo_snapshotter.check_aws import check_bucket, check_profile, check_sink
+from laredo_snapshotter.config_places import SinkConfig
+from laredo_snapshotter.events.build import build
+from tests.archive.archiving import ONE, TABLE, THREE, TWO, base_of, diffed, rebased, rows
+from tests.end_to_end.aws_rights.asked import NotingClients, rights
+from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy, Right
+from tests.fix_aws import AwsServer
+from tests.snapshotter.events.noticing import notice
+
+ACCOUNT = "123456789012"
+AUDITOR = "arn:aws:iam::999988887777:role/auditor"
+PROGRAM = "arn:aws:iam::111122223333:role/laredo-program"
+LARGE = rows(*((number, "x" * 1_000_000) for number in range(10)))
+"""More than a part."""
+
+
+@dataclass
+class Example:
+    """The example's configuration, with every service on a server of this machine."""
+
+    place: S3Place
+    sinks: list[SinkConfig]
+    profiles: dict[str, Profile]
+
+    @property
+    def kms_key(self) -> str:
+        assert self.place.kms_key_id is not None
+        return self.place.kms_key_id
+
+    def destination(self, clients: NotingClients, credentials: str | None = None) -> S3Destination:
+        place = replace(self.place, credentials=credentials or self.place.credentials)
+        return S3Destination(place, clients)
+
+
+@pytest.fixture
+def example(moto: AwsServer) -> Iterator[Example]:
+    [table] = config.tables(config.load(EXAMPLES / "snapshotter.conf"))
+    [block] = table.destinations
+    place = replace(block.s3_place, endpoint=moto.endpoint, addressing="path")  # type: ignore[union-attr]
+    here = {"endpoint": moto.endpoint}
+    profiles = {name: replace(found, **here) for name, found in table.profiles.items()}  # type: ignore[arg-type]
+    example = Example(place, [sink.model_copy(update=here) for sink in table.sinks], profiles)
+    region = str(place.region)
+    s3 = moto.client("s3", region_name=region)
+    s3.create_bucket(Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": region})
+    name = "laredo-archive"
+    topic = moto.client("sns", region_name=region).create_topic(Name=name)["TopicArn"]
+    moto.client("sqs", region_name=region).create_queue(QueueName=name)
+    kinesis = moto.client("kinesis", region_name=region)
+    kinesis.create_stream(StreamName=name, ShardCount=1)
+    kinesis.get_waiter("stream_exists").wait(StreamName=name)
+    assert topic == example.sinks[0].name
+    yield example
+    for version in s3.list_objects_v2(Bucket=place.bucket).get("Contents", ()):
+        s3.delete_object(Bucket=place.bucket, Key=version["Key"])
+    s3.delete_bucket(Bucket=place.bucket)
+    kinesis.delete_stream(StreamName=name)
+
+
+@pytest.fixture
+def clients(example: Example) -> Iterator[NotingClients]:
+    auditor = Profile("auditor", "assume_role", role_arn=AUDITOR, endpoint=example.place.endpoint)
+    collector = replace(example.profiles["archive"], name="collector")
+    made = NotingClients({**example.profiles, "auditor": auditor, "collector": collector})
+    yield made
+    made.close()
+
+
+def archive_of(*destinations: Any) -> TableArchive:
+    return TableArchive.open(destinations, TABLE, keep_epochs=1, sinks=["sink"])
+
+
+def written(example: Example, clients: NotingClients, beside: Path) -> None:
+    """All that a writer does: check, write, bring level, give up an upload, collect, tell."""
+    destination = example.destination(clients)
+    for findings in (
+        check_profile(clients, example.place.credentials),
+        check_bucket(clients, example.place),
+        *(check_sink(clients, sink) for sink in example.sinks),
+    ):
+        for finding in findings:
+            assert finding.good, finding
+    destination.probe()
+    archive = archive_of(destination)
+    rebased(archive, 10, LARGE)
+    diffed(archive, 10, 20, LARGE, ONE)
+    rebased(archive_of(destination, LocalDestination(beside)), 20, ONE)
+    given_up = destination.upload("public.t/given-up")
+    for line in LARGE.values():
+        given_up.write(line)
+    given_up.abort()
+    collected(destination)
+    for sink in example.sinks:
+        build(sink, clients).send(notice())
+
+
+def collected(destination: S3Destination) -> None:
+    """Garbage is entered, dated and deleted; nothing is too young, for times in whole seconds."""
+    policy = garbage.Policy(timedelta(seconds=-2), timedelta(seconds=-2))
+    runs = [garbage.collect(destination, TABLE, policy=policy) for _ in range(3)]
+    assert any(run.deleted for run in runs)
+
+
+def needed(example: Example, clients: NotingClients, credentials: str) -> set[Right]:
+    return {
+        right
+        for asked in clients.as_whom(credentials)
+        for right in rights(asked, ACCOUNT, example.kms_key)
+    }
+
+
+def test_the_writer_may_do_what_it_does_and_no_more(
+    example: Example, clients: NotingClients, tmp_path: Path
+) -> None:
+    written(example, clients, tmp_path)
+    policy = Policy.read("writer-policy.json")
+    asked = needed(example, clients, "archive")
+    assert [right for right in asked if not policy.allows(right)] == []
+    assert policy.allowed_actions - {right.action for right in asked} == set()
+    # What the recording shows is what the clients tell of: nothing went another way.
+    told = [(call.service, call.operation, call.credentials) for call in clients.calls]
+    recorded = [(one.service, one.operation, one.credentials) for one in clients.asked]
+    assert sorted(told) == sorted(recorded)
+
+
+def test_whoever_runs_the_program_may_take_on_the_writers_role(
+    example: Example, clients: NotingClients
+) -> None:
+    example.destination(clients).get("manifest.json")
+    [right] = needed(example, clients, "ambient")
+    base, trust = Policy.read("base-policy.json"), Policy.read("trust-policy.json")
+    assert base.allows(right)
+    assert base.allowed_actions == {right.action}
+    assert trust.allows(right, PROGRAM)
+    assert not trust.allows(right, AUDITOR)
+    assert not trust.allows(right._replace(context=(("sts:ExternalId", "guessed"),)), PROGRAM)
+    assert not trust.allows(right._replace(context=()), PROGRAM)
+
+
+def test_the_collector_may_do_what_it_does_and_no_more(
+    example: Example, clients: NotingClients
+) -> None:
+    archive = archive_of(example.destination(clients))
+    rebased(archive, 10, ONE)
+    base_of(archive, 20, TWO)
+    unfinished = example.destination(clients).upload("public.t/unfinished")
+    for line in LARGE.values():
+        unfinished.write(line)
+    collecting = example.destination(clients, "collector")
+    collected(collecting)
+    policy = Policy.read("collector-policy.json")
+    asked = needed(example, clients, "collector")
+    untagged = {right for right in asked if right.action != "s3:PutObjectTagging"}
+    assert [right for right in untagged if not policy.allows(right)] == []
+    assert policy.allowed_actions - {right.action for right in asked} == set()
+    unfinished.abort()
+
+
+def test_the_auditor_may_read_from_another_account_and_nothing_else(
+    example: Example, clients: NotingClients, tmp_path: Path
+) -> None:
+    writing = archive_of(example.destination(clients))
+    rebased(writing, 10, ONE)
+    diffed(writing, 10, 20, ONE, THREE)
+    access = S3Access(
+        clients,
+        "auditor",
+        region=example.place.region,
+        endpoint=example.place.endpoint,
+        addressing="path",
+    )
+    archive = Archive.at(f"{example.place.uri}public.t/", access=access)
+    assert verify(archive).sound
+    list(archive.found.destination.list("public.t/"))
+    asked = needed(example, clients, "auditor")
+    own, bucket, key = (
+        Policy.read(name)
+        for name in ("reader-policy.json", "bucket-policy.json", "key-policy.json")
+    )
+    assert [right for right in asked if not own.allows(right)] == []
+    assert own.allowed_actions - {right.action for right in asked} == set()
+    # Across accounts the owner of each resource has to allow it as well.
+    for right in asked:
+        owners = key if right.action.startswith("kms:") else bucket
+        assert owners.allows(right, AUDITOR), right
+        assert not owners.allows(right, PROGRAM), right
+    for right in needed(example, clients, "archive"):
+        if right.action in {"s3:PutObject", "s3:DeleteObject"}:
+            assert not own.allows(right)
+            assert not bucket.allows(right, AUDITOR)
+
+
+def test_the_bucket_lets_nobody_overwrite_by_mistake(
+    example: Example, clients: NotingClients, tmp_path: Path
+) -> None:
+    written(example, clients, tmp_path)
+    bucket = Policy.read("bucket-policy.json")
+    asked = needed(example, clients, "archive")
+    assert [right for right in asked if bucket.denies(right)] == []
+    for right in asked:
+        context = dict(right.context)
+        if context.get("s3:ObjectCreationOperation") == "true":
+            blind = {k: v for k, v in context.items() if not k.endswith("-match")}
+            assert bucket.denies(right._replace(context=tuple(blind.items())))
+        if right.action.startswith("s3:"):
+            plain = {**context, "aws:SecureTransport": "false"}
+            assert bucket.denies(right._replace(context=tuple(plain.items())))
+
+
+def test_an_action_more_would_be_noticed_and_one_less_too(
+    example: Example, clients: NotingClients
+) -> None:
+    example.destination(clients).get("public.t/manifest.json")
+    policy = Policy.read("writer-policy.json")
+    asked = needed(example, clients, "archive")
+    assert all(policy.allows(right) for right in asked)
+    assert not all(policy.without("s3:GetObject").allows(right) for right in asked)
+    elsewhere = replace(example.place, prefix="other/")
+    S3Destination(elsewhere, clients).get("manifest.json")
+    assert not all(policy.allows(right) for right in needed(example, clients, "archive"))
+
+
+def test_s3_takes_the_lifecycle_and_it_touches_nothing_that_is_read(
+    example: Example, moto: AwsServer
+) -> None:
+    rules = json.loads((EXAMPLES / "lifecycle.json").read_text())
+    s3 = moto.client("s3", region_name=str(example.place.region))
+    s3.put_bucket_lifecycle_configuration(Bucket=example.place.bucket, LifecycleConfiguration=rules)
+    kept = s3.get_bucket_lifecycle_configuration(Bucket=example.place.bucket)["Rules"]
+    assert {rule["ID"] for rule in kept} == {rule["ID"] for rule in rules["Rules"]}
+    for rule in kept:
+        assert rule["Filter"] == {"Prefix": example.place.prefix}
+        assert rule.get("Expiration", {}).keys() <= {"ExpiredObjectDeleteMarker"}
+        assert "Transitions" not in rule
+    days = [
+        rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"]
+        for rule in kept
+        if "AbortIncompleteMultipartUpload" in rule
+    ]
+    assert [timedelta(days=count) > garbage.Policy().cut_off for count in days] == [True]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+def test_the_readme_says_what_each_file_is_for(path: Path) -> None:
+    assert path.name in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(EXAMPLES.glob("*-policy.json"))])
+def test_iam_takes_the_policy(name: str, moto: AwsServer) -> None:
+    document = (EXAMPLES / name).read_text()
+    statements = json.loads(document)["Statement"]
+    iam = moto.client("iam")
+    if any("Principal" in statement for statement in statements):
+        # One of a resource: IAM itself keeps only those of identities.
+        assert all(statement["Sid"] and statement["Principal"] for statement in statements)
+    else:
+        arn = iam.create_policy(PolicyName=name, PolicyDocument=document)["Policy"]["Arn"]
+        iam.delete_policy(PolicyArn=arn)
