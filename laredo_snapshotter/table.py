@@ -6,9 +6,11 @@ at the archive's head. Only what people must put right ends it for good.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -58,6 +60,14 @@ FINAL = (
     AwsError,
 )
 """What trying again can't cure, and might make worse."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Stopped(Exception):
+    """The writer was asked to stop before its archive was open."""
 
 
 class TableWriter:
@@ -154,6 +164,8 @@ class TableWriter:
             began = time.monotonic()
             try:
                 await self._live_once()
+            except _Stopped:
+                break
             except FINAL as final:
                 self._end(State.FENCED if isinstance(final, Fenced) else State.FAILED, final)
                 return
@@ -178,17 +190,16 @@ class TableWriter:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _live_once(self) -> None:
-        loop = asyncio.get_running_loop()
         if self.archive is None or self.notifier is None:
             self.state = State.STARTING
-            destinations = await loop.run_in_executor(self._executor, self._destinations)
-            self.archive = await loop.run_in_executor(self._executor, self._open, destinations)
+            destinations = await self._unless_stopped(self._destinations)
+            self.archive = await self._unless_stopped(self._open, destinations)
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
             self._collecting = asyncio.create_task(self.collector.run())
         # A life that ended may have left a commit that isn't everywhere yet.
-        await loop.run_in_executor(self._executor, self.archive.settle)
+        await self._unless_stopped(self.archive.settle)
         self.problem = None
         self.state = State.CONNECTING
         self.life = Life(
@@ -205,6 +216,22 @@ class TableWriter:
             self.flush_problem = self.life.flush_problem
         finally:
             self.life = None
+
+    async def _unless_stopped(self, work: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
+        """Do ``work`` in a thread; a stop doesn't wait for a destination that hangs.
+
+        :raises _Stopped: if that is asked before it is done.
+        """
+        loop = asyncio.get_running_loop()
+        doing = loop.run_in_executor(self._executor, partial(work, *about, **more))
+        stopping = asyncio.create_task(self._stopping.wait())
+        either: list[asyncio.Future[Any]] = [doing, stopping]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not doing.done():
+            doing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise _Stopped
+        return doing.result()
 
     def _has_base(self) -> bool:
         return self.archive is not None and self.archive.head is not None

@@ -3,6 +3,8 @@
 S3 is the test servers', behind the fault proxy.
 """
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +137,22 @@ def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiti
     with writer:
         writer.program.wait_ready()
         writer.wait_head(served.commit("orders", put(1, "x")), "orders")
+
+
+def test_a_stop_doesnt_wait_for_a_bucket_that_hangs_at_the_start(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    asked = threading.Event()
+
+    async def hang(exchange: Exchange) -> None:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    proxy.add(Rule(Fault("hangs", hang), times=None))
+    with Writer(tmp_path, served, destinations=(through(proxy, bucket),)) as writer:
+        wait_until(asked.is_set, "asked")
+        # READ_TIMEOUT_S, and what is tried again after it, is minutes.
+        assert writer.program.stop(timeout=20) == 0
 
 
 def test_what_one_destination_lacks_is_copied_at_the_next_start(
