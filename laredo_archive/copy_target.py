@@ -33,7 +33,8 @@ def target_at(place: Place, source: Found) -> Target:
     A place that ends with another name than the source's key prefix gets that name for it,
     so that a writer can be given the directory above as its destination.
 
-    :raises CopyRefused: if there is a renamed copy, or the two places lie in one another.
+    :raises CopyRefused: if there is another table's archive, or one that was moved, or the
+        two places lie in one another.
     :raises DestinationUnavailable: if it can't be written, or its manifest not be swapped.
     """
     try:
@@ -43,6 +44,12 @@ def target_at(place: Place, source: Found) -> Target:
     if there is None or not there.manifest.artifacts:
         depth = place.depth_of([source.manifest_key])
         target = Target(*place.seen_from(min(1, len(place.parts)) if depth is None else depth))
+    elif there.manifest.table != source.manifest.table:
+        raise CopyRefused(
+            there.destination.uri_of(there.manifest_key),
+            f"there is the archive of {there.manifest.table}, not of {source.manifest.table}; copy"
+            " to another place",
+        )
     elif there.is_renamed_copy:
         raise CopyRefused(
             there.destination.uri_of(there.manifest_key),
@@ -80,12 +87,6 @@ def refuse_unfit(
 
     :raises CopyRefused: if it may not.
     """
-    if own.table != source.table:
-        raise CopyRefused(
-            target.uri,
-            f"there is the archive of {own.table}, and {where} is of {source.table}; copy to"
-            " another place",
-        )
     if own.writer_id is not None and not take_over:
         raise CopyRefused(
             target.uri,
