@@ -27,6 +27,7 @@ class Ear(Protocol):
     """A sink that listens."""
 
     config: SinkConfig
+    in_order: bool
 
     def hear(self) -> list[Heard]:
         """All that has arrived, in order."""
@@ -41,6 +42,7 @@ class QueueEar:
         attributes = {"FifoQueue": "true"} if fifo else {}
         made = self._sqs.create_queue(QueueName=f"q{token_hex(4)}{suffix}", Attributes=attributes)
         self.url: str = made["QueueUrl"]
+        self.in_order = fifo
         self.config = SqsSink(type="sqs", queue_url=self.url, endpoint=server.endpoint)
         self._heard: list[Heard] = []
 
@@ -77,6 +79,7 @@ class TopicEar:
         attributes = {"FifoTopic": "true"} if fifo else {}
         made = sns.create_topic(Name=f"t{token_hex(4)}{suffix}", Attributes=attributes)
         self.arn: str = made["TopicArn"]
+        self.in_order = fifo
         self.config = SnsSink(type="sns", topic_arn=self.arn, endpoint=server.endpoint)
         self._queue = QueueEar(server, fifo=fifo)
         wanted = {"RawMessageDelivery": "true"}
@@ -100,6 +103,7 @@ class StreamEar:
         self._kinesis.create_stream(StreamName=name, ShardCount=2)
         self._name = name
         summary = wait_until(self._active, "the stream is active")
+        self.in_order = True
         self.config = KinesisSink(
             type="kinesis",
             stream=summary["StreamARN"] if by_arn else name,

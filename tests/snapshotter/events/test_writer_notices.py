@@ -1,0 +1,291 @@
+"""The writer's process tells real topics, queues and streams, whatever it is killed between."""
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_archive.failpoint import VARIABLE
+from laredo_snapshotter.config_places import SinkConfig
+from tests.faults.fault import Rule, answer, delay
+from tests.faults.proxy import FaultProxy
+from tests.fix_aws import AwsServer
+from tests.processes import wait_until
+from tests.snapshotter.events.listening import EARS, Ear, QueueEar, StreamEar
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer
+
+Marks = list[tuple[str, int, str]]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 100))
+        server.start()
+        yield server
+
+
+def events(*sinks: SinkConfig) -> str:
+    blocks = []
+    for sink in sinks:
+        pairs = sink.model_dump(exclude_none=True).items()
+        blocks.append("{ " + ", ".join(f'{name} = "{value}"' for name, value in pairs) + " }")
+    return f"events = [ {', '.join(blocks)} ]"
+
+
+def writer_for(
+    tmp_path: Path, served: Served, *sinks: SinkConfig, more: str = "", **options: Any
+) -> Writer:
+    return Writer(tmp_path, served, more=f"{events(*sinks)}\n{more}", **options)
+
+
+def marks(writer: Writer) -> Marks:
+    return [(a["kind"], a["epoch"], a["to_position"]) for a in writer.artifacts()]
+
+
+def heard(ear: Ear) -> Marks:
+    return [message.artifact for message in ear.hear()]
+
+
+def wait_heard(ear: Ear, wanted: Marks) -> Marks:
+    """What was heard, once it has all of ``wanted`` in it."""
+    wait_until(lambda: set(wanted) <= set(heard(ear)), f"{wanted} heard, not {heard(ear)}")
+    return heard(ear)
+
+
+def commit(writer: Writer, served: Served, count: int) -> None:
+    """So many diffs."""
+    for number in range(count):
+        writer.wait_head(served.commit("users", put(number, f"again at {served.position}")))
+
+
+def wait_recorded(writer: Writer, sinks: Sequence[SinkConfig]) -> None:
+    """Until the manifest says that each sink knows of all."""
+
+    def recorded() -> bool:
+        manifest = writer.manifest()
+        head = {"epoch": manifest["epoch"], "position": manifest["head_position"]}
+        return all(manifest["notified"][sink.name] == head for sink in sinks)
+
+    wait_until(recorded, "recorded in the manifest")
+
+
+def test_every_kind_of_sink_hears_every_artifact(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ears = [make(ministack) for make in EARS.values()]
+    configs = [ear.config for ear in ears]
+    first = tmp_path / "first"
+    places = (first, tmp_path / "archive")
+    with writer_for(tmp_path, served, *configs, destinations=places) as writer:
+        writer.program.wait_ready()
+        commit(writer, served, 3)
+        assert writer.post("/snapshot?wait=true").status_code == 200
+        commit(writer, served, 1)
+        wanted = marks(writer)
+        assert [kind for kind, _, _ in wanted] == ["snapshot"] + ["diff"] * 3 + ["snapshot", "diff"]
+        for ear in ears:
+            found = wait_heard(ear, wanted)
+            assert Counter(found) == Counter(wanted), "once, as long as nothing goes wrong"
+            if "Fifo" in type(ear).__name__ or isinstance(ear, StreamEar):
+                assert found == wanted
+        wait_recorded(writer, configs)
+        told = writer.manifest()["notified"]
+        wait_until(
+            lambda: manifest_in(first)["notified"] == told, "recorded on the other destination too"
+        )
+        entries = manifest_in(first)["artifacts"]
+        by_position = {(entry["kind"], entry["to_position"]): entry for entry in entries}
+        for message in ears[0].hear():
+            # Of the destination that is configured first, wherever it is by its name.
+            entry = by_position[message.body["kind"], message.body["to_position"]]
+            assert message.body["formats"] == {"jsonl": entry["formats"]["jsonl"]["uri"]}
+            assert message.body["manifest_uri"] == (first / "users/manifest.json").as_uri()
+            assert message.body["created_at"] == entry["created_at"]
+        sent = {
+            name: value
+            for name, value in writer.metrics().items()
+            if name.startswith("snapshotter_notices_sent_total")
+        }
+        assert sorted(sent.values()) == [len(wanted)] * len(ears)
+
+
+def manifest_in(archive: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((archive / "users" / "manifest.json").read_bytes())
+    return found
+
+
+POINTS = {
+    # Name of the point, and which time: the base's notice is the first.
+    "committed, not sent": "notice.sending:3",
+    "sent, not known": "notice.sent:3",
+    "known, not written down": "notice.told:3",
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_between_a_commit_and_its_record_it_tells_again(
+    point: str, tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ears: list[Ear] = [StreamEar(ministack), QueueEar(ministack, fifo=True)]
+    stream, fifo = ears
+    configs = [stream.config, fifo.config]
+    with writer_for(tmp_path, served, *configs, interval="100ms") as writer:
+        writer.program.kill()
+        writer.program.environment = {VARIABLE: POINTS[point]}
+        writer.program.start()
+        tell_until_killed(writer, served)
+        writer.program.environment = {}
+        writer.program.start()
+        writer.program.wait_ready()
+        commit(writer, served, 2)
+        wanted = marks(writer)
+        found = wait_heard(stream, wanted)
+        assert list(dict.fromkeys(found)) == wanted, "in order"
+        assert wait_heard(fifo, wanted) == wanted, "and a FIFO queue hears nothing twice"
+        wait_recorded(writer, configs)
+        writer.assert_equal()
+
+
+def tell_until_killed(writer: Writer, served: Served) -> None:
+    def dead() -> bool:
+        served.commit("users", put(7, f"at {served.position}"))
+        return not writer.program.is_running()
+
+    wait_until(dead, "killed at the point")
+    assert writer.program.wait() == -signal.SIGKILL
+
+
+def test_killed_while_it_writes_down_what_it_told(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ear = StreamEar(ministack)
+    with writer_for(tmp_path, served, ear.config) as writer:
+        writer.program.wait_ready()
+        commit(writer, served, 1)
+        wait_recorded(writer, [ear.config])
+        writer.program.kill()
+        swaps = "commit.swap:2"  # the diff's, and then that of what was told of it
+        writer.program.environment = {VARIABLE: swaps}
+        writer.program.start()
+        writer.program.wait_ready()
+        served.commit("users", put(1, "x"))
+        assert writer.program.wait() == -signal.SIGKILL
+        writer.program.environment = {}
+        writer.program.start()
+        writer.program.wait_ready()
+        wait_recorded(writer, [ear.config])
+        wanted = marks(writer)
+        assert heard(ear) == [*wanted, wanted[-1]]
+
+
+def test_a_restart_that_was_asked_for_repeats_nothing(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ear = StreamEar(ministack)
+    # The record of an idle table would come only after the interval.
+    with writer_for(tmp_path, served, ear.config, interval="600s") as writer:
+        writer.program.wait_ready()
+        for number in range(2):
+            position = served.commit("users", put(number, "x"))
+            writer.wait_status({"stream_position": f"0/{position:X}"})
+            assert writer.program.stop() == 0
+            writer.program.start()
+            writer.program.wait_ready()
+        assert len(marks(writer)) == 3
+        assert heard(ear) == marks(writer)
+        wait_recorded(writer, [ear.config])
+
+
+def test_a_sink_that_is_down_delays_no_commit_and_shows(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    hanging, refusing, well = (QueueEar(ministack, fifo=True) for _ in range(3))
+    with FaultProxy(ministack.endpoint) as slow, FaultProxy(ministack.endpoint) as closed:
+        slow.add(Rule(delay(600), times=None))
+        closed.add(Rule(answer(403, "AccessDenied"), times=None))
+        configs = [
+            hanging.config.model_copy(update={"endpoint": slow.endpoint}),
+            refusing.config.model_copy(update={"endpoint": closed.endpoint}),
+            well.config,
+        ]
+        with writer_for(tmp_path, served, *configs) as writer:
+            writer.program.wait_ready()
+            commit(writer, served, 5)
+            assert wait_heard(well, marks(writer)) == marks(writer)
+            assert heard(hanging) == heard(refusing) == []
+            errors = f'snapshotter_event_errors_total{{sink="{refusing.url}",table="public.users"}}'
+            wait_until(lambda: writer.metrics()[errors] >= 2, "it is tried")
+            [last] = writer.logged("not notified")[-1:]
+            assert last["sink"] == refusing.url
+            assert "sqs:SendMessage on" in last["error"]
+            assert "as profile ambient" in last["error"]
+            closed.clear()
+            assert wait_heard(refusing, marks(writer)) == marks(writer)
+            # It ends in time, though a thread hangs in the other's answer.
+            assert writer.program.stop(timeout=20) == 0
+
+
+def test_a_sink_that_is_new_begins_with_the_newest_artifact(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    old, new = QueueEar(ministack, fifo=True), QueueEar(ministack, fifo=True)
+    with writer_for(tmp_path, served, old.config) as writer:
+        writer.program.wait_ready()
+        commit(writer, served, 3)
+        before = wait_heard(old, marks(writer))
+        assert writer.program.stop() == 0
+    with writer_for(tmp_path, served, old.config, new.config, name="again") as writer:
+        writer.program.wait_ready()
+        assert wait_heard(new, before[-1:]) == before[-1:]
+        commit(writer, served, 2)
+        assert wait_heard(new, marks(writer)[-3:]) == marks(writer)[-3:]
+        assert wait_heard(old, marks(writer)) == marks(writer)
+
+
+def test_what_retention_took_away_is_not_told(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ear = QueueEar(ministack, fifo=True)
+    with FaultProxy(ministack.endpoint) as proxy:
+        config = ear.config.model_copy(update={"endpoint": proxy.endpoint})
+        more = "retention { keep_epochs = 1 }"
+        with writer_for(tmp_path, served, config, more=more) as writer:
+            with proxy.away():
+                writer.program.wait_ready()
+                commit(writer, served, 2)
+                assert writer.post("/snapshot?wait=true").status_code == 200
+                wait_until(
+                    lambda: writer.logged(
+                        "artifacts left the manifest before the sink was told of them"
+                    ),
+                    "said",
+                )
+            commit(writer, served, 1)
+            wanted = marks(writer)
+            assert {epoch for _, epoch, _ in wanted} == {2}
+            assert wait_heard(ear, wanted) == wanted
+            wait_recorded(writer, [config])
+
+
+def test_a_fenced_writer_tells_no_more(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ear = QueueEar(ministack, fifo=True)
+    with writer_for(tmp_path, served, ear.config) as first:
+        first.program.wait_ready()
+        commit(first, served, 1)
+        with writer_for(tmp_path, served, ear.config, name="second") as second:
+            second.program.wait_ready()
+            commit(second, served, 3)
+            first.wait_status({"state": "fenced"})
+            told = len(first.logged("notified"))
+            assert wait_heard(ear, marks(second)) == marks(second)
+            commit(second, served, 1)
+            wait_heard(ear, marks(second))
+            assert len(first.logged("notified")) == told
