@@ -22,6 +22,8 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
+    stop_after_delay,
+    stop_any,
     stop_when_event_set,
 )
 from tenacity.wait import wait_random_exponential
@@ -44,6 +46,8 @@ log = structlog.get_logger(__name__)
 ATTEMPTS = 6
 """Tries of one request that may be repeated."""
 LONGEST_WAIT_S = 5.0
+PATIENCE_S = 120.0
+"""How long such a request is repeated, where each of its tries takes long."""
 PARALLEL_PARTS = 4
 _CONNECTIONS = 2 * PARALLEL_PARTS
 
@@ -169,7 +173,11 @@ class Bucket:
         """
         ended = ended or Event()
         retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(ended),
+            stop=stop_any(
+                stop_after_attempt(ATTEMPTS),
+                stop_after_delay(PATIENCE_S),
+                stop_when_event_set(ended),
+            ),
             wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
             retry=retry_if_exception(
                 lambda failure: isinstance(failure, Refused) and failure.kind in again

@@ -1,13 +1,14 @@
 """What the writer commits, the reader gives back: any table, any states, every format."""
 
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from laredo_archive.access import S3Access
 from laredo_archive.commit import TableArchive
+from laredo_archive.destination import Destination
 from laredo_archive.local import LocalDestination
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
@@ -15,14 +16,15 @@ from laredo_model import history as histories
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
 from tests.archive.building import HISTORY, START, State
+from tests.archive.conftest import S3Maker
 from tests.archive.rows import Table, changes, tables
 
 
 class Writer:
     """Writes states as the snapshotter does, and remembers them by position."""
 
-    def __init__(self, directory: Path, table: Table, formats: tuple[str, ...]) -> None:
-        self._archive = TableArchive.open([LocalDestination(directory)], "s.t")
+    def __init__(self, destination: Destination, table: Table, formats: tuple[str, ...]) -> None:
+        self._archive = TableArchive.open([destination], "s.t")
         self._table = table
         self._formats = formats
         self.states: dict[int, State] = {}
@@ -67,9 +69,24 @@ class Writer:
 def test_every_boundary_of_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, formats: tuple[str, ...], data: st.DataObject
 ) -> None:
+    destination = LocalDestination(tmp_path_factory.mktemp("archive"))
+    writer = written(destination, formats, data)
+    assert_read(Archive.at(destination.uri + "s.t"), writer)
+
+
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_on_s3_too(s3: S3Maker, data: st.DataObject) -> None:
+    destination = s3()
+    writer = written(destination, ("jsonl", "protobuf"), data)
+    access = S3Access(endpoint=s3.server.endpoint, addressing="path")
+    assert_read(Archive.at(destination.uri + "s.t", access=access), writer)
+
+
+def written(destination: Destination, formats: tuple[str, ...], data: st.DataObject) -> Writer:
+    """Any table, through any states."""
     table: Table = data.draw(tables())
-    directory = tmp_path_factory.mktemp("archive")
-    writer = Writer(directory, table, formats)
+    writer = Writer(destination, table, formats)
     writer.base(data.draw(table.rows(8)), continues=False)
     steps = st.sampled_from(["diff", "diff", "truncate", "re-base", "gap"])
     for step in data.draw(st.lists(steps, max_size=6)):
@@ -79,7 +96,11 @@ def test_every_boundary_of_what_was_written(
             writer.base(data.draw(table.rows(8)), continues=False)
         else:
             writer.diff(data.draw(table.rows(8)), truncate=step == "truncate")
-    archive = Archive.at(str(directory / "s.t"))
+    return writer
+
+
+def assert_read(archive: Archive, writer: Writer) -> None:
+    """Each of its states, and what changed between the first and the last."""
     report = verify(archive)
     assert (report.problems, report.remarks) == ([], [])
     for boundary in archive.boundaries:
