@@ -55,6 +55,16 @@ _BY_KIND = {
     Kind.OTHER: "see the service's documentation for this error",
 }
 
+_OF_NOTICES = {
+    Kind.THROTTLED: "it is tried again by itself, more slowly; if this lasts, raise the quota"
+    " (Kinesis: add shards), or lengthen diff.interval",
+    Kind.TOO_LARGE: "a notice is about a kilobyte: raise the limit of that topic, queue or stream",
+    Kind.SERVER: "a failure of the service's own: the notice may have arrived; it is tried again,"
+    " and may come twice",
+    Kind.LOST: "no answer came: the notice may have arrived; it is tried again, and may come twice",
+}
+"""Where it isn't S3's: a notice can't be looked up, and is small."""
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -77,7 +87,11 @@ def advice_for(kind: Kind, situation: Situation) -> str:
     code = situation.code
     if code in _BY_CODE and KIND_OF_CODE.get(code, kind) is kind:
         return _BY_CODE[code]
-    return _MAKERS[kind](situation) if kind in _MAKERS else _BY_KIND[kind]
+    if kind in _MAKERS:
+        return _MAKERS[kind](situation)
+    if situation.service in _GONE and kind in _OF_NOTICES:
+        return _OF_NOTICES[kind]
+    return _BY_KIND[kind]
 
 
 def _denied(situation: Situation) -> str:

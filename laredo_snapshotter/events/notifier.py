@@ -37,7 +37,7 @@ class Trouble(NamedTuple):
     attempts: int
 
 
-class SinkStatus(NamedTuple):
+class SinkState(NamedTuple):
     """What is known of one sink.
 
     ``outstanding``: artifacts that it is still to be told of; ``missed``: those that left
@@ -108,7 +108,7 @@ class Notifier:
                 lambda: all(teller.at_rest for teller in self._tellers), timeout
             )
 
-    def statuses(self) -> list[SinkStatus]:
+    def statuses(self) -> list[SinkState]:
         """Every sink's."""
         return [teller.status() for teller in self._tellers]
 
@@ -183,10 +183,10 @@ class _Teller:
         self._stopping.set()
         self._woken.set()
 
-    def status(self) -> SinkStatus:
+    def status(self) -> SinkState:
         published, notices = self._archive.published, self._archive.notices
         name = self._sink.name
-        return SinkStatus(
+        return SinkState(
             name,
             notices.count_outstanding(name, published.manifest) if published else 0,
             notices.missed.get(name, 0),

@@ -696,7 +696,7 @@ CASES = [
         "PutRecord",
         Answer(500, json("InternalFailure", "internal"), KINESIS),
         Kind.SERVER,
-        ("may have been done",),
+        ("may come twice",),
     ),
 ]
 
