@@ -86,11 +86,18 @@ class AwsServer:
         return name
 
 
-@pytest.fixture(scope="session")
-def moto() -> Iterator[AwsServer]:
+@contextmanager
+def moto_served() -> Iterator[AwsServer]:
+    """A moto of one's own."""
     port = free_port()
     command = [str(BIN / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     with _served(command, f"http://127.0.0.1:{port}", "/moto-api/") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[AwsServer]:
+    with moto_served() as server:
         yield server
 
 

@@ -54,12 +54,10 @@ class Policy:
 
     def without(self, action: str) -> "Policy":
         """The same, but for one action."""
-        return Policy(
-            [
-                {**s, "Action": [a for a in _many(s["Action"]) if a != action]}
-                for s in self.statements
-            ]
-        )
+        left = [
+            {**s, "Action": [a for a in _many(s["Action"]) if a != action]} for s in self.statements
+        ]
+        return Policy([statement for statement in left if statement["Action"]])
 
     def _concerned(self, right: Right, principal: str | None) -> Iterator[dict[str, Any]]:
         for statement in self.statements:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,12 @@ from laredo_archive.commit import TableArchive
 from laredo_archive.local import LocalDestination
 from laredo_archive.reader import Archive
 from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.place import S3Place
 from laredo_archive.verify import verify
-from laredo_snapshotter import config
 from laredo_snapshotter.check_aws import check_bucket, check_profile, check_sink
-from laredo_snapshotter.config_places import SinkConfig
 from laredo_snapshotter.events.build import build
 from tests.archive.archiving import ONE, TABLE, THREE, TWO, base_of, diffed, rebased, rows
 from tests.end_to_end.aws_rights.asked import NotingClients, rights
+from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy, Right
 from tests.fix_aws import AwsServer
 from tests.snapshotter.events.noticing import notice
@@ -35,47 +33,10 @@ LARGE = rows(*((number, "x" * 1_000_000) for number in range(10)))
 """More than a part."""
 
 
-@dataclass
-class Example:
-    """The example's configuration, with every service on a server of this machine."""
-
-    place: S3Place
-    sinks: list[SinkConfig]
-    profiles: dict[str, Profile]
-
-    @property
-    def kms_key(self) -> str:
-        assert self.place.kms_key_id is not None
-        return self.place.kms_key_id
-
-    def destination(self, clients: NotingClients, credentials: str | None = None) -> S3Destination:
-        place = replace(self.place, credentials=credentials or self.place.credentials)
-        return S3Destination(place, clients)
-
-
 @pytest.fixture
 def example(moto: AwsServer) -> Iterator[Example]:
-    [table] = config.tables(config.load(EXAMPLES / "snapshotter.conf"))
-    [block] = table.destinations
-    place = replace(block.s3_place, endpoint=moto.endpoint, addressing="path")  # type: ignore[union-attr]
-    here = {"endpoint": moto.endpoint}
-    profiles = {name: replace(found, **here) for name, found in table.profiles.items()}  # type: ignore[arg-type]
-    example = Example(place, [sink.model_copy(update=here) for sink in table.sinks], profiles)
-    region = str(place.region)
-    s3 = moto.client("s3", region_name=region)
-    s3.create_bucket(Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": region})
-    name = "laredo-archive"
-    topic = moto.client("sns", region_name=region).create_topic(Name=name)["TopicArn"]
-    moto.client("sqs", region_name=region).create_queue(QueueName=name)
-    kinesis = moto.client("kinesis", region_name=region)
-    kinesis.create_stream(StreamName=name, ShardCount=1)
-    kinesis.get_waiter("stream_exists").wait(StreamName=name)
-    assert topic == example.sinks[0].name
-    yield example
-    for version in s3.list_objects_v2(Bucket=place.bucket).get("Contents", ()):
-        s3.delete_object(Bucket=place.bucket, Key=version["Key"])
-    s3.delete_bucket(Bucket=place.bucket)
-    kinesis.delete_stream(StreamName=name)
+    with example_on(moto) as made:
+        yield made
 
 
 @pytest.fixture
