@@ -273,19 +273,21 @@ def test_what_retention_took_away_is_not_told(
             wait_recorded(writer, [config])
 
 
-def test_a_fenced_writer_tells_no_more(
+def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
     tmp_path: Path, served: Served, ministack: AwsServer
 ) -> None:
     ear = QueueEar(ministack, fifo=True)
-    with writer_for(tmp_path, served, ear.config) as first:
-        first.program.wait_ready()
-        commit(first, served, 1)
-        with writer_for(tmp_path, served, ear.config, name="second") as second:
-            second.program.wait_ready()
-            commit(second, served, 3)
-            first.wait_status({"state": "fenced"})
-            told = len(first.logged("notified"))
-            assert wait_heard(ear, marks(second)) == marks(second)
-            commit(second, served, 1)
-            wait_heard(ear, marks(second))
-            assert len(first.logged("notified")) == told
+    with FaultProxy(ministack.endpoint) as proxy:
+        proxy.add(Rule(answer(403, "AccessDenied"), times=None))
+        refused = ear.config.model_copy(update={"endpoint": proxy.endpoint})
+        with writer_for(tmp_path, served, refused) as first:
+            first.program.wait_ready()
+            commit(first, served, 1)
+            with writer_for(tmp_path, served, ear.config, name="second") as second:
+                second.program.wait_ready()
+                commit(second, served, 1)
+                first.wait_status({"state": "fenced"})
+                proxy.clear()
+                commit(second, served, 3)
+                assert wait_heard(ear, marks(second)) == marks(second)
+                assert first.logged("notified") == []
