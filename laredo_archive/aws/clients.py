@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from laredo_archive.aws.errors import AwsError, AwsMissing, ProfileError, RegionUnknown
@@ -88,7 +89,6 @@ class Clients:
         self._clients: dict[_Wanted, Any] = {}
         self._sessions: dict[str, Session] = {}
         self._renewing: dict[str, Callable[[], None]] = {}
-        self._loader: Any = None
 
     @overload
     def client(
@@ -206,10 +206,8 @@ class Clients:
             raise AwsMissing from missing
         try:
             session = Session(profile=profile.aws_profile)
-            # The services' descriptions are megabytes: read once, for all sessions.
-            if self._loader is None:
-                self._loader = session.get_component("data_loader")
-            session.register_component("data_loader", self._loader)
+            session.get_scoped_config()
+            session.register_component("data_loader", _descriptions())
         except BotoCoreError as wrong:
             raise ProfileError(profile.name, f"the AWS configuration files: {wrong}") from wrong
         return session
@@ -306,6 +304,14 @@ class Clients:
         events.register_last("before-send", sent)
         events.register_last("response-received", answered)
         events.register_last("before-parameter-build.s3", _no_redirection)
+
+
+@cache
+def _descriptions() -> Any:
+    """Of the services: megabytes, read once for all sessions of the process."""
+    from botocore.loaders import create_loader
+
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def _no_redirection(context: dict[str, Any], **_: object) -> None:

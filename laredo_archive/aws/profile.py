@@ -7,7 +7,7 @@ instance's role, or a named profile of the AWS configuration files.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal
 
@@ -32,7 +32,7 @@ class Profile:
     name: str
     type: Literal["ambient", "assume_role"]
     role_arn: str | None = None
-    external_id: str | None = None
+    external_id: str | None = field(default=None, repr=False)
     session_name: str | None = None
     base: str | None = None
     region: str | None = None
@@ -93,11 +93,11 @@ def _names(profiles: Mapping[str, Profile]) -> str:
 
 
 def _check_ambient(profile: Profile) -> None:
-    for field in ("role_arn", "external_id", "session_name", "base"):
-        if getattr(profile, field) is not None:
+    for name in ("role_arn", "external_id", "session_name", "base"):
+        if getattr(profile, name) is not None:
             raise ProfileError(
                 profile.name,
-                f"{field} means something only for type = assume_role, and this is ambient",
+                f"{name} means something only for type = assume_role, and this is ambient",
             )
 
 
@@ -125,7 +125,7 @@ def _check_role(profile: Profile) -> None:
     _check_text(profile, "external_id", _EXTERNAL_ID, "2 to 1224 letters, digits and _+=,.@:/-")
 
 
-def _check_text(profile: Profile, field: str, rule: re.Pattern[str], meaning: str) -> None:
-    value = getattr(profile, field)
+def _check_text(profile: Profile, name: str, rule: re.Pattern[str], meaning: str) -> None:
+    value = getattr(profile, name)
     if value is not None and not rule.fullmatch(value):
-        raise ProfileError(profile.name, f"{field} {value!r} isn't {meaning}")
+        raise ProfileError(profile.name, f"{name} {value!r} isn't {meaning}")

@@ -3,6 +3,7 @@
 Imported only when there is boto3.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
     from types_boto3_sts import STSClient
 
 log = structlog.get_logger(__name__)
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """What botocore logs of a renewal that failed, without its traceback: it is raised, too."""
+    record.exc_info = None
+    return True
+
+
+logging.getLogger("botocore.credentials").addFilter(_one_line)
 
 ATTEMPTS = 3
 
@@ -72,11 +82,11 @@ class RoleSession:
         try:
             session = self._answer()["Credentials"]
         except failures() as failure:
-            raise RoleRefused(self._explained(failure)) from failure
+            raise self._refused(self._explained(failure)) from failure
         self._over = False
         until = session["Expiration"]
         if until <= self._now():
-            raise RoleRefused(self._stale(until))
+            raise self._refused(self._stale(until))
         log.info(
             "role assumed",
             profile=self._profile.name,
@@ -89,6 +99,11 @@ class RoleSession:
             "token": session["SessionToken"],
             "expiry_time": until.isoformat(),
         }
+
+    def _refused(self, explained: Explained) -> RoleRefused:
+        # As long as the old session serves, botocore tells nobody.
+        log.warning("role not assumed", profile=self._profile.name, failure=explained.message)
+        return RoleRefused(explained)
 
     def _answer(self) -> Any:
         wanted = {"RoleArn": self._profile.role_arn, "RoleSessionName": self._session_name}
@@ -116,7 +131,7 @@ class RoleSession:
     def _note(self, state: tenacity.RetryCallState) -> None:
         failure = state.outcome.exception() if state.outcome else None
         log.warning(
-            "role not assumed yet",
+            "role is asked for again",
             profile=self._profile.name,
             attempt=state.attempt_number,
             failure=str(failure),

@@ -1,6 +1,7 @@
 """An HTTP server that answers as it is told: the refusals that no test server gives."""
 
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,11 +69,14 @@ class Answering:
 
 
 @contextmanager
-def answering(*answers: Answer) -> Iterator[Answering]:
+def answering(*answers: Answer, tls: ssl.SSLContext | None = None) -> Iterator[Answering]:
     """A server on a free port of the loopback interface."""
     closing = threading.Event()
     server = _Server(("127.0.0.1", 0), _Handler)
-    server.told = Answering(f"http://127.0.0.1:{server.server_address[1]}", closing)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    scheme = "http" if tls is None else "https"
+    server.told = Answering(f"{scheme}://127.0.0.1:{server.server_address[1]}", closing)
     server.told.tell(*answers)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -69,3 +69,7 @@ def test_an_unknown_profile_names_the_nearest() -> None:
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
 def test_roles_of_every_partition_are_taken(partition: str) -> None:
     check(named(role("w", role_arn=f"arn:{partition}:iam::123456789012:role/w")))
+
+
+def test_an_external_id_is_not_shown() -> None:
+    assert "customer-7" not in repr(role("w", external_id="customer-7"))

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs
 
 import pytest
+from structlog.testing import capture_logs
 
 from laredo_archive.aws import role
 from laredo_archive.aws.clients import Called, Clients
@@ -196,7 +197,7 @@ def test_a_session_is_renewed_well_before_it_ends(
 
 
 def test_while_sts_is_away_the_old_session_serves_as_long_as_it_can(
-    sts: Answering, store: Answering, clock: Clock
+    sts: Answering, store: Answering, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     clients = Clients(writer(sts), now=clock)
     ask(clients, store)
@@ -205,7 +206,15 @@ def test_while_sts_is_away_the_old_session_serves_as_long_as_it_can(
     ask(clients, store)
     assert len(sts.asked) == 1 + role.ATTEMPTS
     clock.now = START + timedelta(minutes=51)
-    explained = refused(clients, store)
+    caplog.clear()
+    with capture_logs() as logged:
+        explained = refused(clients, store)
+    assert [entry["event"] for entry in logged] == [
+        *["role is asked for again"] * (role.ATTEMPTS - 1),
+        "role not assumed",
+    ]
+    assert logged[-1]["profile"] == "writer"
+    assert [record.exc_info for record in caplog.records] == [None]
     assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
     assert f"sts:AssumeRole on {ARN}writer (credentials.writer)" in explained.message
     sts.tell(session("KEY2", START + timedelta(hours=2)))

@@ -1,10 +1,16 @@
 """Calls without an answer: whether the request can have reached the service."""
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from laredo_archive.aws import clients as clients_module
 from laredo_archive.aws.clients import Called, Clients
@@ -87,6 +93,38 @@ def test_tls_where_none_is_spoken(clients: Clients) -> None:
     with answering(Answer()) as server:
         explained = failed(clients, server.endpoint.replace("http:", "https:"))
     assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+
+
+def test_a_certificate_of_nobody(clients: Clients, tmp_path: Path) -> None:
+    with answering(Answer(body=LISTING), tls=self_signed(tmp_path)) as server:
+        explained = failed(clients, server.endpoint)
+        assert server.asked == []
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert "the certificates" in explained.message
+
+
+def self_signed(directory: Path) -> ssl.SSLContext:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime(2020, 1, 1, tzinfo=UTC))
+        .not_valid_after(datetime(2099, 1, 1, tzinfo=UTC))
+        .sign(key, hashes.SHA256())
+    )
+    pem = directory / "server.pem"
+    encoding = serialization.Encoding.PEM
+    private = key.private_bytes(
+        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem.write_bytes(private + certificate.public_bytes(encoding))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    return context
 
 
 @pytest.mark.parametrize(
