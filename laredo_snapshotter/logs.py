@@ -16,20 +16,28 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     )
     number = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(message)s")
+    common: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _text_of_bytes,
+        structlog.processors.format_exc_info,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _text_of_bytes,
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[*common, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    # Libraries (urllib3, asyncio, grpc) log their own way; their lines are to look the same.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *common],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler])
 
 
 def _text_of_bytes(

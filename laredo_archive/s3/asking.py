@@ -49,7 +49,9 @@ LONGEST_WAIT_S = 5.0
 PATIENCE_S = 120.0
 """How long such a request is repeated, where each of its tries takes long."""
 PARALLEL_PARTS = 4
-_CONNECTIONS = 2 * PARALLEL_PARTS
+_CONNECTIONS = 64
+"""Kept open at most: all tables that write to a bucket share them, and a new one costs a
+handshake with each commit."""
 
 PASSING = frozenset({Kind.THROTTLED, Kind.SERVER, Kind.LOST, Kind.CONNECT})
 """What is over soon, as a rule."""

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,14 @@ def test_logs_are_lines_of_json_off_a_terminal(tmp_path: Path, served: Served) -
         assert writer.program.stop() == 0
         for line in writer.program.log.read_text().splitlines():
             assert {"event", "level", "timestamp"} <= json.loads(line).keys()
+
+
+def test_what_libraries_log_looks_the_same() -> None:
+    program = (
+        "import logging; from laredo_snapshotter import logs; logs.configure('info');"
+        "logging.getLogger('urllib3').warning('%s is full', 'pool')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    (line,) = ended.stderr.splitlines()
+    told = json.loads(line)
+    assert (told["event"], told["level"], told["logger"]) == ("pool is full", "warning", "urllib3")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.proxy import FaultProxy
 from tests.fix_aws import AwsServer
 from tests.snapshotter.buckets import new_bucket
 from tests.snapshotter.served import Served, delete, put, rows
@@ -36,3 +37,26 @@ def test_a_table_is_archived_in_a_bucket(
         assert entry["uri"] == f"s3://{bucket.bucket}/archive/{entry['key']}"
     assert all(key.startswith("archive/users/") for key in bucket.names())
     assert bucket.unfinished() == []
+
+
+def test_many_tables_share_a_bucket_and_its_connections(
+    tmp_path: Path, s3_server: AwsServer
+) -> None:
+    bucket, tables = new_bucket(s3_server), [f"t{number}" for number in range(16)]
+    with FaultProxy(s3_server.endpoint) as proxy, Served(tmp_path / "many") as served:
+        for table in tables:
+            served.add(table, rows(0, 5))
+        served.start()
+        place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
+        with Writer(tmp_path, served, *tables, destinations=(place,)) as writer:
+            writer.archive = bucket
+            writer.program.wait_ready(60)
+            probed = proxy.requests("CreateMultipartUpload")
+            assert len(probed) == 1, "one probe for all tables"
+            positions = {table: served.commit(table, put(1, "x")) for table in tables}
+            for table, position in positions.items():
+                writer.wait_head(position, table, timeout=60)
+            assert writer.program.stop() == 0
+    assert "discarding connection" not in writer.program.log.read_text()
+    for table in tables:
+        writer.assert_equal(table)
