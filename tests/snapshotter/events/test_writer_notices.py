@@ -4,6 +4,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.faults.fault import Rule, answer, delay
 from tests.faults.proxy import FaultProxy
 from tests.fix_aws import AwsServer
 from tests.processes import wait_until
+from tests.snapshotter.buckets import new_bucket
 from tests.snapshotter.events.listening import EARS, Ear, QueueEar, StreamEar
 from tests.snapshotter.served import Served, put, rows
 from tests.snapshotter.writing import Writer
@@ -80,8 +82,8 @@ def test_every_kind_of_sink_hears_every_artifact(
 ) -> None:
     ears = [make(ministack) for make in EARS.values()]
     configs = [ear.config for ear in ears]
-    first = tmp_path / "first"
-    places = (first, tmp_path / "archive")
+    bucket, directory = new_bucket(ministack), tmp_path / "archive"
+    places = (bucket, directory)
     with writer_for(tmp_path, served, *configs, destinations=places) as writer:
         writer.program.wait_ready()
         commit(writer, served, 3)
@@ -97,16 +99,18 @@ def test_every_kind_of_sink_hears_every_artifact(
         wait_recorded(writer, configs)
         told = writer.manifest()["notified"]
         wait_until(
-            lambda: manifest_in(first)["notified"] == told, "recorded on the other destination too"
+            lambda: manifest_in(directory)["notified"] == told,
+            "recorded on the other destination too",
         )
-        entries = manifest_in(first)["artifacts"]
-        by_position = {(entry["kind"], entry["to_position"]): entry for entry in entries}
+        entries = {(a["kind"], a["to_position"]): a for a in writer.artifacts()}
         for message in ears[0].hear():
-            # Of the destination that is configured first, wherever it is by its name.
-            entry = by_position[message.body["kind"], message.body["to_position"]]
-            assert message.body["formats"] == {"jsonl": entry["formats"]["jsonl"]["uri"]}
-            assert message.body["manifest_uri"] == (first / "users/manifest.json").as_uri()
+            # Of the destination that is configured first, though its URI isn't the first.
+            assert message.body["manifest_uri"] == f"{bucket.uri}users/manifest.json"
+            entry = entries[message.body["kind"], message.body["to_position"]]
             assert message.body["created_at"] == entry["created_at"]
+            named = message.body["formats"]["jsonl"].removeprefix(bucket.uri)
+            data = (bucket / named).read_bytes()
+            assert sha256(data).hexdigest() == entry["formats"]["jsonl"]["sha256"]
         sent = {
             name: value
             for name, value in writer.metrics().items()
