@@ -191,18 +191,21 @@ class Session:
 
     async def _plan_replay(self) -> tuple[TableArchive, replaying.Plan] | None:
         """What brings the client level instead of a snapshot; None if nothing does."""
-        archive = self._shared.archives.get(self._asked.table)
-        if archive is None or self._asked.position is None:
+        asked = self._asked
+        archive = self._shared.archives.get(asked.table)
+        if archive is None or asked.position is None:
+            return None
+        if not resume.same_history(asked, self._history):
             return None
         try:
-            planned = await replaying.plan(archive, self._asked, self._shared, self._pin)
+            planned = await replaying.plan(archive, asked, self._shared, self._pin)
         except NoReplay as because:
             self._pin.release()
             archive.count(because.outcome)
             log.info(
                 "no replay from the archive, the client gets a snapshot",
-                table=self._asked.table,
-                client=self._asked.client_id,
+                table=asked.table,
+                client=asked.client_id,
                 outcome=because.outcome.value,
                 reason=str(because),
             )
