@@ -16,6 +16,7 @@ from benchmarks import (
     latency,
     memory,
     restart,
+    s3,
     snapshot,
     table_copy,
 )
@@ -30,6 +31,7 @@ SUBJECTS: dict[str, Callable[[Scenario], list[Figure]]] = {
         snapshot,
         base_protocol,
         base_artifact,
+        s3,
         latency,
         backlog,
         restart,

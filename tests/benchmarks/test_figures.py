@@ -62,6 +62,7 @@ def test_every_row_of_the_table_has_a_subject() -> None:
         "snapshot",
         "base",
         "base_artifact",
+        "s3",
         "latency",
         "backlog",
         "restart",
