@@ -1,27 +1,16 @@
 """Retention and garbage while the writer runs: only what left the manifest is deleted."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.faults.fault import Rule, answer
 from tests.faults.proxy import FaultProxy
 from tests.fix_aws import AwsServer
 from tests.processes import wait_until
 from tests.snapshotter.buckets import new_bucket
-from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.served import Served, put
 from tests.snapshotter.writing import Writer
 
 QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.start()
-        yield server
 
 
 def total(writer: Writer, name: str, *labels: str) -> float:

@@ -13,14 +13,6 @@ from tests.snapshotter.served import Served, put, rows
 from tests.snapshotter.writing import Writer, integer
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.start()
-        yield server
-
-
 class Away:
     """A directory that is gone for a while, a file in its place."""
 

@@ -1,23 +1,12 @@
 """The writer on S3, end to end: real processes against the test servers."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.faults.proxy import FaultProxy
 from tests.fix_aws import AwsServer
 from tests.snapshotter.buckets import new_bucket
 from tests.snapshotter.served import Served, delete, put, rows
 from tests.snapshotter.writing import Writer
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.start()
-        yield server
 
 
 def test_a_table_is_archived_in_a_bucket(

@@ -1,24 +1,13 @@
 """Sinks in /status and /metrics; what they are told, tests/snapshotter/events has."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.faults.fault import Rule, answer
 from tests.faults.proxy import FaultProxy
 from tests.fix_aws import AwsServer
 from tests.processes import wait_until
-from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.served import Served, put
 from tests.snapshotter.writing import Writer, integer
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.start()
-        yield server
 
 
 def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(

@@ -117,7 +117,7 @@ class Writer:
         found = self.artifacts(table)
         return integer(found[-1]["to_position"]) if found else 0
 
-    def wait_head(self, position: int, table: str = "users", timeout: float = 20) -> None:
+    def wait_head(self, position: int, table: str = "users", timeout: float = 40) -> None:
         """Until the archive has an artifact that ends at ``position`` or after it."""
         try:
             wait_until(lambda: self.head(table) >= position, f"head at {position:#x}", timeout)
@@ -126,7 +126,7 @@ class Writer:
                 f"{late}, but {self.head(table):#x}\n{self.program.tail()}"
             ) from None
 
-    def wait_epoch(self, epoch: int, table: str = "users", timeout: float = 20) -> None:
+    def wait_epoch(self, epoch: int, table: str = "users", timeout: float = 40) -> None:
         """Until the archive is in ``epoch``."""
         try:
             wait_until(
@@ -145,7 +145,7 @@ class Writer:
             return status if wanted.items() <= status.items() else None
 
         try:
-            status: dict[str, Any] = wait_until(found, f"status {wanted}", 20)
+            status: dict[str, Any] = wait_until(found, f"status {wanted}", 40)
         except AssertionError as late:
             raise AssertionError(f"{late}: {self.status(table)}\n{self.program.tail()}") from None
         return status
