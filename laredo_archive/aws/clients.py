@@ -110,6 +110,7 @@ class Clients:
         credentials: str | None = None,
         region: str | None = None,
         endpoint: str | None = None,
+        connections: int = 10,
     ) -> "SNSClient": ...
 
     @overload
@@ -120,6 +121,7 @@ class Clients:
         credentials: str | None = None,
         region: str | None = None,
         endpoint: str | None = None,
+        connections: int = 10,
     ) -> "SQSClient": ...
 
     @overload
@@ -130,6 +132,7 @@ class Clients:
         credentials: str | None = None,
         region: str | None = None,
         endpoint: str | None = None,
+        connections: int = 10,
     ) -> "KinesisClient": ...
 
     @overload

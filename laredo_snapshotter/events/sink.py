@@ -43,6 +43,9 @@ class Sink(Protocol):
         """
 
 
+_CONNECTIONS = 64
+"""Kept open at most: all tables that cut together tell a sink at the same time."""
+
 _ERRORS: dict[Kind, type[SinkError]] = {
     Kind.THROTTLED: SinkThrottled,
     Kind.DENIED: SinkDenied,
@@ -84,23 +87,28 @@ class Asking:
         :raises SinkError: that says who asked what of whom, what came, and what to do.
         """
         try:
-            answer = request(self._client())
+            client = self._client()
         except AwsError as unasked:
             raise SinkRefused(self.name, f"{self.name}: {unasked}") from unasked
+        try:
+            answer = request(client)
         except failures() as failure:
             raise self._error(operation, failure) from failure
+        except (LookupError, TypeError, ValueError, AttributeError) as odd:
+            # What botocore's parsers make of an answer of another kind.
+            raise self._not_the_service(operation, expected) from odd
         if expected not in answer:
             raise self._not_the_service(operation, expected)
         return answer
 
     def _not_the_service(self, operation: str, expected: str) -> SinkError:
-        # boto3 takes a cut or foreign body for an empty answer, as long as the status is 200.
+        # boto3 takes a foreign body for an answer without fields, as long as the status is 200.
         return SinkUnreachable(
             self.name,
             f"{iam_action(self._service, operation)} on {self.name} as profile"
-            f" {self._credentials or AMBIENT.name}: the answer was cut short, or isn't the"
-            f" service's: it has no {expected}. What to do: it is tried again; if this lasts, see"
-            " what answers on the way (an endpoint that is another service's, a proxy)",
+            f" {self._credentials or AMBIENT.name}: the answer isn't the service's: it has no"
+            f" {expected}. What to do: it is tried again; if this lasts, see what answers on the"
+            " way (an endpoint that is another service's, a proxy)",
         )
 
     def _client(self) -> Any:
@@ -109,6 +117,7 @@ class Asking:
             credentials=self._credentials,
             region=self._region,
             endpoint=self._endpoint,
+            connections=_CONNECTIONS,
         )
 
     def _error(self, operation: str, failure: Exception) -> SinkError:

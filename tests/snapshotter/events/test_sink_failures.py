@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,7 +18,8 @@ from laredo_snapshotter.events.errors import (
     SinkThrottled,
     SinkUnreachable,
 )
-from tests.faults.fault import Fault, Rule, answer, delay, drop, reset, truncate_answer
+from tests.faults.fault import Exchange, Fault, Rule, answer, delay, drop, reset, truncate_answer
+from tests.faults.http1 import Head, Message
 from tests.faults.proxy import FaultProxy
 from tests.faults.weather import THROTTLED
 from tests.fix_aws import AwsServer
@@ -69,6 +71,17 @@ def check_message(failure: SinkError, kind: str, profile: str = "ambient") -> No
     assert failure.name == CONFIGS[kind].name
 
 
+def foreign(body: bytes) -> Fault:
+    """Something on the way answers with a whole body that isn't the service's."""
+
+    async def happen(exchange: Exchange) -> None:
+        await exchange.forward()
+        head = Head("HTTP/1.1 200 OK", (("Content-Type", "text/html"),))
+        await exchange.respond(Message(head, body))
+
+    return Fault(f"200 {body!r}", happen)
+
+
 REFUSALS: dict[str, tuple[Fault, type[SinkError], str]] = {
     "denied": (answer(403, "AccessDeniedException"), SinkDenied, "allow {action} on it"),
     "denied sns": (answer(403, "AuthorizationError"), SinkDenied, "allow {action} on it"),
@@ -89,6 +102,10 @@ REFUSALS: dict[str, tuple[Fault, type[SinkError], str]] = {
     "dropped after": (drop(after=True), SinkUnreachable, "may come twice"),
     "reset before": (reset(), SinkUnreachable, "tried again"),
     "reset after": (reset(after=True), SinkUnreachable, "tried again"),
+    "empty after": (foreign(b""), SinkUnreachable, "tried again"),
+    "foreign json after": (foreign(b"{}"), SinkUnreachable, "tried again"),
+    "foreign list after": (foreign(b"[7]"), SinkUnreachable, "tried again"),
+    "foreign page after": (foreign(b"<html>log in</html>"), SinkUnreachable, "tried again"),
     "half an answer": (truncate_answer(0.5), SinkUnreachable, "tried again"),
 }
 
@@ -136,6 +153,17 @@ def test_slow(
     with pytest.raises(SinkUnreachable) as failed:
         sink.send(notice())
     check_message(failed.value, kind)
+
+
+def test_tables_that_tell_at_the_same_time_keep_their_connections(
+    proxy: FaultProxy, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = 40
+    sink = build(config_of("sqs", proxy.endpoint), clients)
+    proxy.add(Rule(delay(0.5), times=many))
+    with ThreadPoolExecutor(many) as threads:
+        list(threads.map(sink.send, [notice()] * many))
+    assert caplog.messages == [], "urllib3 says so when it throws one away"
 
 
 def test_no_region(monkeypatch: pytest.MonkeyPatch, clients: Clients) -> None:
