@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from laredo_archive import manifest_parser
-from laredo_archive.base import Base
+from laredo_archive.base import Base, BaseUpload
 from laredo_archive.commit import TableArchive
 from laredo_archive.destination import Destination, Version
 from laredo_archive.errors import OutcomeUnclear
@@ -107,6 +107,23 @@ def opened(destinations: Sequence[Destination], writer_id: str = "w1", **more) -
     return TableArchive.open(destinations, TABLE, writer_id=writer_id, **more)
 
 
+def begun_base(
+    archive: TableArchive,
+    position: int = 10,
+    *,
+    history: History = HISTORY,
+    formats: Sequence[str] = ("jsonl",),
+) -> BaseUpload:
+    """A base that rows are still to be written to."""
+    return archive.snapshot(
+        position=Position(position),
+        history=history,
+        columns=COLUMNS,
+        key_fields=["id"],
+        formats=formats,
+    )
+
+
 def base_of(
     archive: TableArchive,
     position: int,
@@ -117,13 +134,7 @@ def base_of(
     to_time: datetime | None = MORNING,
 ) -> Base:
     """A base that is uploaded and not committed."""
-    with archive.snapshot(
-        position=Position(position),
-        history=history,
-        columns=COLUMNS,
-        key_fields=["id"],
-        formats=formats,
-    ) as upload:
+    with begun_base(archive, position, history=history, formats=formats) as upload:
         ordered = sorted(state.items())
         upload.write([key for key, _ in ordered], [line for _, line in ordered])
         return upload.finish(to_time)

@@ -30,6 +30,7 @@ from tests.archive.archiving import (
     TWO,
     ScriptedDestination,
     base_of,
+    begun_base,
     diffed,
     opened,
     rebased,
@@ -374,13 +375,7 @@ def test_the_next_isnt_committed_anywhere_before_the_last_is_everywhere(
 
 def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     archive = opened([LocalDestination(tmp_path)])
-    upload = archive.snapshot(
-        position=Position(10),
-        history=HISTORY,
-        columns=COLUMNS,
-        key_fields=["id"],
-        formats=["jsonl"],
-    )
+    upload = begun_base(archive)
     with upload:
         upload.write([b"1"], [ONE[b"1"]])
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
@@ -461,13 +456,7 @@ def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: New
 def test_threads_take_turns(tmp_path: Path) -> None:
     archive = opened([LocalDestination(tmp_path / name) for name in ("one", "other")])
     rebased(archive, 10, ONE, continues=False)
-    base = archive.snapshot(
-        position=Position(10),
-        history=HISTORY,
-        columns=COLUMNS,
-        key_fields=["id"],
-        formats=["jsonl"],
-    )
+    base = begun_base(archive)
     done = threading.Event()
 
     def keep_looking() -> None:

@@ -11,17 +11,16 @@ from laredo_archive.holding import Surroundings
 from laredo_archive.s3.destination import S3Destination
 from laredo_model.position import Position
 from tests.archive.archiving import (
-    HISTORY,
     ONE,
     THREE,
     TWO,
+    begun_base,
     diffed,
     opened,
     rebased,
 )
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
-from tests.archive.simulation.truth import COLUMNS
 from tests.faults.proxy import FaultProxy
 
 AT_ONCE = Surroundings(pause=lambda _: None)
@@ -51,13 +50,7 @@ def test_round_trips_of_saying_that_nothing_changed(s3: S3Maker) -> None:
 
 
 def unfinished_base(archive: TableArchive):  # type: ignore[no-untyped-def]
-    base = archive.snapshot(
-        position=Position(10),
-        history=HISTORY,
-        columns=COLUMNS,
-        key_fields=["id"],
-        formats=["jsonl"],
-    )
+    base = begun_base(archive)
     line = b'{"id":1,"v":"%s"}' % LARGE
     base.write([b"1"], [line])
     return base

@@ -19,7 +19,17 @@ from laredo_archive.naming import NewNames
 from laredo_archive.placing import Content, place
 from laredo_archive.s3.asking import ATTEMPTS
 from tests.archive.s3.conftest import LARGE, Way
-from tests.faults.fault import Fault, answer, drop, error_in_200, late, reset, truncate_request
+from tests.faults.fault import (
+    Fault,
+    answer,
+    delay,
+    drop,
+    error_in_200,
+    late,
+    reset,
+    truncate_request,
+)
+from tests.processes import wait_until
 
 KEY = "t/epoch=1/a"
 SMALL = b"small"
@@ -217,6 +227,18 @@ def test_an_abort_never_raises(way: Way) -> None:
     upload.abort()
     assert rule.happened == 1
     assert way.direct.collect_unfinished("", timedelta(0)) == 1
+
+
+def test_an_abort_comes_after_the_parts_on_their_way(way: Way) -> None:
+    """A part that S3 gets after the abort stays, and is paid for."""
+    arrived: list[str] = []
+    way.proxy.witnesses.append(lambda operation, *_: arrived.append(operation.name))
+    way.meets(delay(0.3), "UploadPart")
+    upload = way.begun(KEY, LARGE)
+    wait_until(lambda: way.sent("UploadPart"), "the part is on its way")
+    upload.abort()
+    way.proxy.witnesses.clear()
+    assert arrived == ["CreateMultipartUpload", "UploadPart", "AbortMultipartUpload"]
 
 
 def test_an_abort_ends_the_waiting_between_tries(way: Way, s3) -> None:  # type: ignore[no-untyped-def]
