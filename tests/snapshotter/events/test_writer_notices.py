@@ -41,13 +41,18 @@ def events(*sinks: SinkConfig) -> str:
 
 
 def writer_for(
-    tmp_path: Path, served: Served, *sinks: SinkConfig, more: str = "", **options: Any
+    tmp_path: Path,
+    served: Served,
+    *sinks: SinkConfig,
+    tables: Sequence[str] = (),
+    more: str = "",
+    **options: Any,
 ) -> Writer:
-    return Writer(tmp_path, served, more=f"{events(*sinks)}\n{more}", **options)
+    return Writer(tmp_path, served, *tables, more=f"{events(*sinks)}\n{more}", **options)
 
 
-def marks(writer: Writer) -> Marks:
-    return [(a["kind"], a["epoch"], a["to_position"]) for a in writer.artifacts()]
+def marks(writer: Writer, table: str = "users") -> Marks:
+    return [(a["kind"], a["epoch"], a["to_position"]) for a in writer.artifacts(table)]
 
 
 def heard(ear: Ear) -> Marks:
@@ -295,3 +300,46 @@ def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
                 commit(second, served, 3)
                 assert wait_heard(ear, marks(second)) == marks(second)
                 assert first.logged("notified") == []
+
+
+def test_tables_share_a_sink_and_keep_their_own_order(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    served.stop()
+    served.add("orders", rows(0, 10))
+    served.start()
+    ears: list[Ear] = [StreamEar(ministack), QueueEar(ministack, fifo=True)]
+    configs = [ear.config for ear in ears]
+    tables = ("users", "orders")
+    with writer_for(tmp_path, served, *configs, tables=tables) as writer:
+        writer.program.wait_ready()
+        for number in range(3):
+            for table in tables:
+                writer.wait_head(served.commit(table, put(number, "x")), table)
+        for ear in ears:
+            for table in tables:
+                wanted = marks(writer, table)
+                wait_until(lambda w=wanted, e=ear, t=table: of(e, t) == w, f"{table} in order")
+
+
+def of(ear: Ear, table: str) -> Marks:
+    return [one.artifact for one in ear.hear() if one.group == f"public.{table}"]
+
+
+def test_a_table_that_failed_still_tells_what_it_committed(
+    tmp_path: Path, served: Served, ministack: AwsServer
+) -> None:
+    ear = QueueEar(ministack, fifo=True)
+    with FaultProxy(ministack.endpoint) as proxy:
+        proxy.add(Rule(answer(403, "AccessDenied"), times=None))
+        refused = ear.config.model_copy(update={"endpoint": proxy.endpoint})
+        with writer_for(tmp_path, served, refused) as writer:
+            writer.program.wait_ready()
+            commit(writer, served, 1)
+            wanted = marks(writer)
+            manifest = tmp_path / "archive" / "users" / "manifest.json"
+            manifest.write_text("not a manifest")
+            served.commit("users", put(1, "y"))
+            writer.wait_status({"state": "failed"})
+            proxy.clear()
+            assert wait_heard(ear, wanted) == wanted
