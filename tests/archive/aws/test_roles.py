@@ -267,6 +267,16 @@ def test_a_refused_base_is_told_through_all_roles(
     assert len(sts.asked) == 1
 
 
+def test_a_role_above_one_that_waits_for_sts_does_not_ask_for_it_again(
+    sts: Answering, store: Answering, clock: Clock
+) -> None:
+    sts.tell(refusal(503, "ServiceUnavailable", "later"))
+    outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="writer")}
+    explained = refused(Clients({**writer(sts), **outer}, now=clock), store, "outer")
+    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert len(sts.asked) == role.ATTEMPTS
+
+
 def test_a_session_that_a_service_calls_expired_is_renewed_with_the_next_call(
     sts: Answering, store: Answering, clock: Clock
 ) -> None:
