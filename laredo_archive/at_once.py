@@ -6,6 +6,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from laredo_archive.errors import DestinationError
+
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
@@ -31,5 +33,7 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
     for failure in failures[1:]:
         log.warning("another request failed too", failure=str(failure))
     if failures:
+        if isinstance(failures[0], DestinationError):
+            failures[0].others = tuple(f for f in failures[1:] if isinstance(f, DestinationError))
         raise failures[0]
     return [done.result() for done in running]

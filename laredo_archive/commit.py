@@ -445,6 +445,7 @@ def _drop_unfinished(holding: Holding, prefix: str) -> None:
     try:
         dropped = destination.collect_unfinished(prefix, timedelta(0))
     except DestinationError as failure:
+        holding.counts.count_error(destination.place)
         log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
         return
     if dropped:

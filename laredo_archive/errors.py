@@ -250,6 +250,8 @@ class DestinationError(ArchiveError):
 
     place: str | None = None
     """The destination's, where its URI doesn't say which it is."""
+    others: "tuple[DestinationError, ...]" = ()
+    """Of requests that were sent at the same time and failed too."""
 
     def __init__(self, uri: str, message: str) -> None:
         super().__init__(message if uri in message else f"{uri}: {message}")

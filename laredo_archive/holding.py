@@ -7,6 +7,7 @@ what was read and offered again.
 """
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -62,9 +63,12 @@ class Counts:
     destination_errors: Counter[str] = field(default_factory=Counter)
     """By the destination's place."""
     standings: Standings = field(default_factory=Standings)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def note(self, failure: DestinationError, holdings: Sequence["Holding"]) -> str | None:
         """Count ``failure`` for the destination that it is about; gives that one's place."""
+        for other in failure.others:
+            self.note(other, holdings)
         place = failure.place or _place_of(failure.uri, holdings)
         if place is not None:
             self.failed(place, failure)
@@ -72,8 +76,13 @@ class Counts:
 
     def failed(self, place: str, failure: DestinationError) -> None:
         """Count ``failure``: the destination ``place`` is away."""
-        self.destination_errors[place] += 1
+        self.count_error(place)
         self.standings.failed(place, str(failure))
+
+    def count_error(self, place: str) -> None:
+        """Count a request to ``place`` that keeps nothing waiting."""
+        with self._lock:
+            self.destination_errors[place] += 1
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,7 @@ class Holding:
         if isinstance(failure, SwapLost):
             self.counts.cas_conflicts += 1
         else:
-            self.counts.destination_errors[self.destination.place] += 1
+            self.counts.count_error(self.destination.place)
         log.warning(
             "manifest swap to be settled by reading",
             table=self._table,

@@ -172,6 +172,8 @@ class TableWriter:
             except Exception as failure:  # noqa: BLE001  # one table's failure leaves the others
                 failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
                 await self._wait_again(failure, failures)
+        if self.archive is not None and self.archive.unfinished and not self.flush_problem:
+            self.flush_problem = self.problem or "a commit waits for a destination"
         self.state = State.STOPPED
         self._refuse_requests("the writer has stopped")
 

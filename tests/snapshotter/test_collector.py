@@ -125,3 +125,13 @@ def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> Non
                 lambda: total(newer, "snapshotter_collections_total") >= mark + 3, "newer collects"
             )
             assert total(older, "snapshotter_collections_total") == before
+
+
+def test_before_there_is_a_base_nothing_is_looked_for(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, "users", "missing", more=QUICK) as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        writer.wait_status({"state": "connecting"}, "missing")
+        runs = "snapshotter_collections_total"
+        mark = total(writer, runs, "public.users")
+        wait_until(lambda: total(writer, runs, "public.users") >= mark + 4, "users' runs")
+        assert total(writer, runs, "public.missing") == 0

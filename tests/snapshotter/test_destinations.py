@@ -139,6 +139,32 @@ def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiti
         writer.wait_head(served.commit("orders", put(1, "x")), "orders")
 
 
+def test_two_that_are_away_at_the_same_time_both_show(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    buckets = [new_bucket(s3_server) for _ in range(3)]
+    with (
+        FaultProxy(s3_server.endpoint) as good,
+        FaultProxy(s3_server.endpoint) as one,
+        FaultProxy(s3_server.endpoint) as other,
+    ):
+        places = [through(p, b) for p, b in zip((one, good, other), buckets, strict=True)]
+        with Writer(tmp_path, served, destinations=places) as writer:
+            writer.program.wait_ready()
+            writer.archive = buckets[1]
+            with one.away(), other.away():
+                served.commit("users", put(1, "held"))
+                writer.wait_status({"state": "holding"})
+                states = [writer.destination(bucket)["state"] for bucket in buckets]
+                assert states == ["away", "level", "away"]
+            writer.wait_head(served.commit("users", put(2, "after")))
+            wait_until(
+                lambda: {writer.destination(b)["state"] for b in buckets} == {"level"}, "level"
+            )
+            assert writer.program.stop() == 0
+    assert_same_artifacts(writer, buckets[0], buckets[2])
+
+
 def test_a_stop_doesnt_wait_for_a_bucket_that_hangs_at_the_start(
     tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
 ) -> None:
