@@ -24,20 +24,15 @@ Truth = Callable[[int], State]
 """The table at a position."""
 
 
-_descriptions = Clients()
-
-
 def read_descriptions() -> None:
     """Read what boto3 knows of S3 now, so that processes forked from this one needn't."""
-    _descriptions.client("s3", region="us-east-1", endpoint="http://127.0.0.1:1")
+    Clients().client("s3", region="us-east-1", endpoint="http://127.0.0.1:1")
 
 
 @cache
 def clients() -> Clients:
     """This process's clients."""
-    made = Clients()
-    made._loader = _descriptions._loader
-    return made
+    return Clients()
 
 
 # A connection can't be used by two processes.

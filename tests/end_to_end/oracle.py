@@ -10,13 +10,27 @@ import json
 import struct
 from bisect import bisect_right
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Rows = Counter[str]
+
+
+class Directory(Protocol):
+    """What of Path an archive is read with; a bucket can have it too."""
+
+    @property
+    def parent(self) -> "Directory":
+        """One level up."""
+
+    def __truediv__(self, name: str) -> "Directory":
+        """What is below it."""
+
+    def read_bytes(self) -> bytes:
+        """The object's bytes."""
+
 
 SESSION = "-c timezone=UTC -c datestyle=ISO -c extra_float_digits=3 -c intervalstyle=postgres"
 
@@ -92,7 +106,17 @@ class Oracle:
                 self._ends[xid] = end
 
 
-def boundaries(archive: Path, key_fields: list[str]) -> list[tuple[int, list[bytes]]]:
+def assert_same(oracle: Oracle, table: str, position: int, lines: list[bytes]) -> None:
+    """A boundary's lines are what PostgreSQL held there."""
+    archived, held = oracle.rows_of(table, lines), oracle.rows_at(table, position)
+    assert archived == held, (
+        f"{table} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}\n"
+        f"only in the archive: {sorted(archived - held)}\n"
+        f"only in PostgreSQL: {sorted(held - archived)}"
+    )
+
+
+def boundaries(archive: Directory, key_fields: list[str]) -> list[tuple[int, list[bytes]]]:
     """Every boundary of a JSONL archive with its lines, folded as FORMAT's page says."""
     manifest = json.loads((archive / "manifest.json").read_bytes())
     destination = archive.parent

@@ -14,24 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.oracle import Oracle, boundaries
+from tests.end_to_end.fanout import fanout
+from tests.end_to_end.oracle import Oracle, assert_same, boundaries
 from tests.end_to_end.workload import TABLES, Table, Writer
 from tests.fix_postgres import Database
 from tests.processes import BIN, Program, free_port, wait_until
 
 SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
 SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "40"))
-
-FANOUT = """
-state {{ path = "{state}", max_size = 4 GB }}
-sources {{ pg {{ type = postgresql, connection = "{dsn}", slot_name = {slot}
-    publication {{ name = {slot}, create = true }}, heartbeat_interval = 1s }} }}
-fanout {{ grpc {{ host = "127.0.0.1", port = {grpc_port} }}, drain_grace = 1s }}
-http {{ host = "127.0.0.1", port = {http_port} }}
-tables = [ {tables} ]
-"""
-FANOUT_TABLE = """{{ source = pg, schema = public, table = {table}, targets = [
-    {{ type = replication-fanout, heartbeat_interval = 1s, grpc {{ port = {grpc_port} }} }} ] }}"""
 
 SNAPSHOTTER = """
 snapshotter {{
@@ -54,20 +44,8 @@ class Pipeline:
     def __init__(self, directory: Path, database: Database) -> None:
         self.archive = directory / "archive"
         self.archive.mkdir()
-        grpc_port, fanout_http, snapshotter_http = free_port(), free_port(), free_port()
-        fanout = directory / "fanout.conf"
-        fanout.write_text(
-            FANOUT.format(
-                state=directory / "state",
-                dsn=database.dsn,
-                slot=f"laredo_{database.name}",
-                grpc_port=grpc_port,
-                http_port=fanout_http,
-                tables=", ".join(
-                    FANOUT_TABLE.format(table=table.name, grpc_port=grpc_port) for table in TABLES
-                ),
-            )
-        )
+        grpc_port, snapshotter_http = free_port(), free_port()
+        self.server = fanout(directory, database, grpc_port)
         snapshotter = directory / "snapshotter.conf"
         snapshotter.write_text(
             SNAPSHOTTER.format(
@@ -77,7 +55,6 @@ class Pipeline:
                 tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
             )
         )
-        self.server = Program("laredo-fanout", fanout, fanout_http, log=directory / "fanout.log")
         self.writer = Program(
             "laredo-snapshotter", snapshotter, snapshotter_http, log=directory / "snapshotter.log"
         )
@@ -112,7 +89,7 @@ def pipeline(tmp_path: Path, database: Database) -> Pipeline:
 def test_every_boundary_equals_postgresql_whatever_was_killed(
     pipeline: Pipeline, database: Database
 ) -> None:
-    print(f"seed {SEED}: LAREDO_TEST_SEED={SEED} repeats it")
+    print(f"LAREDO_TEST_SEED={SEED} repeats it")
     rng = random.Random(SEED)
     with database.connect() as owner:
         for table in TABLES:
@@ -174,12 +151,7 @@ def _compare(pipeline: Pipeline, oracle: Oracle, table: Table) -> None:
     positions = [position for position, _ in found]
     assert positions == sorted(positions)
     for position, lines in found:
-        archived, held = oracle.rows_of(table.name, lines), oracle.rows_at(table.name, position)
-        assert archived == held, (
-            f"seed {SEED}: {table.name} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}\n"
-            f"only in the archive: {sorted(archived - held)}\n"
-            f"only in PostgreSQL: {sorted(held - archived)}"
-        )
+        assert_same(oracle, table.name, position, lines)
     verified = subprocess.run(
         [BIN / "laredo-archive", "verify", str(pipeline.archive / table.name)],
         capture_output=True,

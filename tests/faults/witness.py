@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from laredo_archive import chain, manifest_parser
 from laredo_archive.manifest import Manifest
+from laredo_archive.s3.destination import HIDDEN
 from tests.archive.inspection import Truth
 from tests.archive.simulation.truth import checksum_of
 from tests.faults.http1 import Message
@@ -32,7 +33,7 @@ class StoreWitness:
     def __call__(self, operation: Operation, request: Message, answer: Message) -> None:
         """Take note of a request that the store got."""
         where = f"{operation.bucket}/{operation.key}"
-        if answer.status >= 300:
+        if answer.status >= 300 or operation.key.rpartition("/")[2].startswith(HIDDEN):
             return
         if operation.name == "PutObject" and where.endswith(MANIFEST):
             self.manifests[where].append(request.body)
