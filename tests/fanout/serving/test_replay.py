@@ -32,10 +32,13 @@ async def archived(
     *,
     destination: Destination | None = None,
     outcomes: list[Outcome] | None = None,
+    heartbeat_interval_s: float = 0.1,
     **more: Any,
 ) -> AsyncIterator[tuple[World, Archived]]:
     """A served table with an archive."""
-    table = TableOptions(archive=options(tmp_path / "archive"), heartbeat_interval_s=0.1)
+    table = TableOptions(
+        archive=options(tmp_path / "archive"), heartbeat_interval_s=heartbeat_interval_s
+    )
     told: Callable[[str, Outcome], None] = lambda _, outcome: (  # noqa: E731
         outcomes.append(outcome) if outcomes is not None else None
     )

@@ -174,6 +174,23 @@ async def test_heartbeats_while_the_archive_keeps_us_waiting(
             reader.take(await stream.next_of_any())
 
 
+async def test_a_slow_archive_is_not_held_against_the_client(
+    tmp_path: Path, gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "LOOK_S", 0.05)
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.2)
+    async with archived(tmp_path, listener=listener, heartbeat_interval_s=60) as (world, table):
+        start = windows(table, 2)
+        gated.gate.clear()
+        reader = Reader(world, table.state_at(start), start)
+        reading = asyncio.create_task(reader.level())
+        await until(lambda: bool(gated.opened))
+        await asyncio.sleep(1)  # several times the stall guard's patience
+        gated.gate.set()
+        assert await reading == REPLAY
+        assert reader.state == table.state
+
+
 async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     outcomes: list[Outcome] = []
