@@ -17,7 +17,7 @@ from laredo_archive.errors import (
 from laredo_archive.s3.asking import ATTEMPTS
 from laredo_archive.s3.destination import S3Destination
 from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import LARGE, Way
+from tests.archive.s3.conftest import Way
 from tests.faults.fault import (
     Exchange,
     Fault,
@@ -31,6 +31,8 @@ from tests.faults.http1 import Message
 from tests.faults.proxy import FaultProxy
 
 KEY = "t/a"
+LARGE = b"0123456789" * 400_000
+"""Some times what is read at once."""
 PIECE = 1 << 20
 
 

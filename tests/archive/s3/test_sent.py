@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.upload import part_bytes
+from laredo_archive.s3.upload import PART_BYTES, part_bytes
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
 from tests.faults.fault import Exchange, Fault, Rule, refusal
@@ -19,6 +19,7 @@ from tests.faults.http1 import Message
 from tests.faults.operation import Operation
 
 SMALL = b"small"
+TWO_REAL_PARTS = bytes(PART_BYTES + 1)
 
 
 def put(destination: S3Destination, key: str, data: bytes) -> None:
@@ -27,10 +28,10 @@ def put(destination: S3Destination, key: str, data: bytes) -> None:
     upload.finish()
 
 
-def everything(destination: S3Destination) -> None:
+def everything(destination: S3Destination, large: bytes = LARGE) -> None:
     """One of each that writes."""
     put(destination, "t/small", SMALL)
-    put(destination, "t/large", LARGE)
+    put(destination, "t/large", large)
     version = destination.swap("t/m", b"one", None)
     destination.swap("t/m", b"two", version.etag)
 
@@ -132,21 +133,23 @@ def told(makers: Callable[[str], S3Maker]) -> Callable[[S3Destination, str], dic
     return tell
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_objects_are_kept_as_configured(
     makers: Callable[[str], S3Maker], told: Callable[[S3Destination, str], dict[str, object]]
 ) -> None:
     destination = makers("moto")(**KEPT)
-    everything(destination)
+    everything(destination, TWO_REAL_PARTS)
     assert told(destination, "t/small") == KEPT
     assert told(destination, "t/large") == KEPT
     assert told(destination, "t/m") == {**KEPT, "storage_class": None}, "rewritten all the time"
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_without_a_word_it_is_as_the_bucket_says(
     makers: Callable[[str], S3Maker], told: Callable[[S3Destination, str], dict[str, object]]
 ) -> None:
     destination = makers("moto")(server_side_encryption="AES256")
-    everything(destination)
+    everything(destination, TWO_REAL_PARTS)
     for key in ("t/small", "t/large", "t/m"):
         assert told(destination, key) == {
             "server_side_encryption": "AES256",
@@ -185,6 +188,7 @@ def test_addressing(way: Way, s3: S3Maker, addressing: str, virtual: bool) -> No
     assert start.startswith(f"GET /{s3.bucket}/") is not virtual
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_parts_of_one_object_reach_5_tb() -> None:
     sizes = [part_bytes(number) for number in range(1, 10_001)]
     assert sum(sizes) >= 5 << 40
