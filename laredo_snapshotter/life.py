@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
-GOODBYE_S = 3.0
+GOODBYE_S = 4.0
 """What sinks may take for the last notices, and then the manifest to say so."""
 JOURNAL_S = 5.0
 """Between two looks at the server's journal while the stream is closed."""

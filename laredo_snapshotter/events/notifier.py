@@ -27,6 +27,8 @@ from laredo_snapshotter.events.sink import Sink
 log = structlog.get_logger(__name__)
 
 RETRY = Backoff(initial=0.5, maximum=30.0)
+SLOW_S = 10.0
+"""An answer that takes longer shows as trouble, before it is one."""
 
 
 class Trouble(NamedTuple):
@@ -41,7 +43,8 @@ class SinkState(NamedTuple):
     """What is known of one sink.
 
     ``outstanding``: artifacts that it is still to be told of; ``missed``: those that left
-    the manifest before, since the start; ``last_notified_at``: since the start, by our clock.
+    the manifest before, since the start; ``last_notified_at``: since the start, by our clock;
+    ``trouble``: what the last attempt met, or that the answer to the first is late.
     """
 
     name: str
@@ -163,6 +166,7 @@ class _Teller:
         self._stopping = threading.Event()
         self._trouble: Trouble | None = None
         self._told_at: datetime | None = None
+        self._sending_since: float | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"{table} to {sink.name}", daemon=True
         )
@@ -192,8 +196,15 @@ class _Teller:
             notices.missed.get(name, 0),
             notices.told.get(name),
             self._told_at,
-            self._trouble,
+            self._trouble or self._slow(),
         )
+
+    def _slow(self) -> Trouble | None:
+        since = self._sending_since
+        waited = 0.0 if since is None else time.monotonic() - since
+        if since is None or waited < SLOW_S:
+            return None
+        return Trouble(f"{self._sink.name}: no answer for {waited:.0f} s", since, 0)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -216,12 +227,15 @@ class _Teller:
     def _offer(self, artifact: Artifact, published: Published) -> None:
         """Send one notice, once; after a failure, wait."""
         reach("notice.sending")
+        self._sending_since = time.monotonic()
         try:
             self._sink.send(Notice.of(artifact, published))
         except Exception as failure:  # noqa: BLE001  # one sink's failure leaves the others
+            self._sending_since = None
             self._stopping.wait(self._note(failure))
         else:
             reach("notice.sent")
+            self._sending_since = None
             self._note_sent(artifact)
 
     def _note_sent(self, artifact: Artifact) -> None:

@@ -17,6 +17,7 @@ from laredo_archive.commit import TableArchive
 from laredo_archive.manifest import Artifact, FormatEntry, Kind, Mark
 from laredo_fanout.client.subscription import Backoff
 from laredo_model.position import Position
+from laredo_snapshotter.events import notifier as notifier_
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink
 from tests.archive.archiving import (
@@ -238,6 +239,20 @@ def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
     [warned] = [line for line in logs if line["event"].startswith("artifacts left the manifest")]
     assert (warned["sink"], warned["artifacts"], warned["epochs"]) == (down.name, 2, [1])
     assert "keep_epochs" in warned["advice"]
+
+
+def test_an_answer_that_doesnt_come_shows(
+    recorder: Recorder, proxy: FaultProxy, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = queue(proxy.endpoint, "q", clients)
+    proxy.add(Rule(delay(NEVER_S), times=None))
+    with Telling(written(sink), sink) as notifier:
+        wait_until(proxy.requests, "it hangs")
+        assert notifier.statuses()[0].trouble is None, "it may come yet"
+        monkeypatch.setattr(notifier_, "SLOW_S", 0.01)
+        trouble = wait_until(lambda: notifier.statuses()[0].trouble, "it shows")
+        assert trouble.problem == f"{sink.name}: no answer for 0 s"
+        assert not notifier.settle(0.0), "it isn't settled, all the same"
 
 
 def test_stopping_waits_for_no_sink(
