@@ -27,9 +27,8 @@ class Example:
         assert self.place.kms_key_id is not None
         return self.place.kms_key_id
 
-    def destination(self, clients: Clients, credentials: str | None = None) -> S3Destination:
-        place = replace(self.place, credentials=credentials or self.place.credentials)
-        return S3Destination(place, clients)
+    def destination(self, clients: Clients) -> S3Destination:
+        return S3Destination(self.place, clients)
 
 
 @contextmanager
