@@ -1,6 +1,7 @@
 """The command line: exit codes, messages, and check."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,31 @@ def test_check_tells_a_server_that_is_away(tmp_path: Path, served: Served) -> No
     ended = run("--config", writer.program.config, "--set", setting, "check")
     assert ended.returncode == 1
     assert address in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "said"),
+    [
+        ("", {}, "no region for s3 as profile ambient: give region"),
+        ("region = eu-west-1", {}, "Unable to locate credentials. What to do: give this program"),
+        ("credentials = team", {}, "credentials.team: "),
+        ('region = nowhere-1, bucket = "a_b..c"', {"AWS_ACCESS_KEY_ID": "A"}, "a_b..c"),
+    ],
+    ids=["region", "credentials", "profile", "bucket"],
+)
+def test_check_tells_what_keeps_a_bucket_from_being_asked(
+    tmp_path: Path, served: Served, settings: str, environment: dict[str, str], said: str
+) -> None:
+    place = f"{{ type = s3, bucket = archive, {settings} }}"
+    profile = "credentials { team { type = ambient, profile = nobody } }"
+    writer = Writer(tmp_path, served, destinations=(place,), more=profile)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    quiet = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}
+    ended = run("check", "--config", writer.program.config, env=alone | quiet | environment)
+    assert ended.returncode == 1
+    told = [line for line in ended.stdout.splitlines() if "destination s3://" in line]
+    assert len(told) == 1 and said in told[0], ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
 
 
 def test_logs_are_lines_of_json_off_a_terminal(tmp_path: Path, served: Served) -> None:
