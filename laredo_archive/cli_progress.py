@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -15,6 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 from rich.table import Column
+from rich.text import Text
 
 from laredo_archive.progress import UNWATCHED, Progress
 
@@ -28,14 +30,28 @@ def shown(what: str) -> Iterator[Progress]:
     with Bars(
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
         BarColumn(bar_width=20),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        _Bytes(),
+        _Rate(),
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
         transient=True,
         expand=True,
     ) as bars:
         yield _Bar(bars, bars.add_task(what, total=None))
+
+
+class _Bytes(DownloadColumn):
+    """Nothing, as long as nobody knows how much there will be."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
+
+
+class _Rate(TransferSpeedColumn):
+    """Nothing, as long as nothing has come."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.speed else Text()
 
 
 class _Bar:

@@ -12,7 +12,7 @@ again: an object that is there with the same size and sha256 is adopted.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ import structlog
 from laredo_archive import chain, location
 from laredo_archive.copy_objects import Carrier, Load, Tally
 from laredo_archive.copy_target import Target, following, refuse_unfit, target_at
+from laredo_archive.destination import ObjectInfo
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
@@ -156,22 +157,24 @@ class _Copy:
         refuse_unfit(self._target, wanted, own, self._source_uri, take_over=self._take_over)
         self._progress.step(f"looking at {self._target.uri}")
         slots = _slots(wanted, own)
-        names = self._names_there(slots, own)
+        there = {info.key: info.size_bytes for info in self._listed()}
+        names = self._names_there(slots, own, there)
         lacking = [slot.entry for slot in slots if slot.entry.key not in names]
-        self._bring(lacking, own, len(slots))
+        self._bring(lacking, own, there, len(slots))
         for entry in lacking:
             names[entry.key] = self._carrier.names[self._origin(entry)]
         reach("copy.objects")
         artifacts = [self._as_named(artifact, names) for artifact in wanted.artifacts]
         return following(wanted, own, artifacts, self._carrier.names.values())
 
-    def _names_there(self, slots: Sequence[_Slot], own: Manifest) -> dict[str, str]:
-        """By the source's key, the name here of each object that is in its place.
+    def _listed(self) -> Iterator[ObjectInfo]:
+        """What is there: after the manifest was read, so that it holds for the swap of that."""
+        return self._target.destination.list(self._target.key_prefix)
 
-        Looked up after ``own`` was read, so that it holds for the swap that replaces it.
-        """
-        listed = self._target.destination.list(self._target.key_prefix)
-        sizes = {info.key: info.size_bytes for info in listed}
+    def _names_there(
+        self, slots: Sequence[_Slot], own: Manifest, sizes: Mapping[str, int]
+    ) -> dict[str, str]:
+        """By the source's key, the name here of each object that is in its place."""
         retired = own.retired_keys()
         names: dict[str, str] = {}
         for entry, own_key in slots:
@@ -183,7 +186,9 @@ class _Copy:
         )
         return names
 
-    def _bring(self, lacking: Sequence[FormatEntry], own: Manifest, wanted: int) -> None:
+    def _bring(
+        self, lacking: Sequence[FormatEntry], own: Manifest, there: Collection[str], wanted: int
+    ) -> None:
         avoid = own.retired_keys() | {entry.key for entry in own.named()}
         content = [
             stored(
@@ -196,7 +201,7 @@ class _Copy:
         ]
         loads = list(map(Load, content, self._names_for(lacking)))
         try:
-            self._carrier.bring(loads, avoid)
+            self._carrier.bring(loads, there, avoid)
         except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
             missing = sum(one.origin not in self._carrier.names for one in content)
             raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure

@@ -61,10 +61,10 @@ class Carrier:
         self._progress = progress
         self._lock = threading.Lock()
 
-    def bring(self, loads: Sequence[Load], avoid: Collection[str]) -> None:
+    def bring(self, loads: Sequence[Load], there: Collection[str], avoid: Collection[str]) -> None:
         """Copy, or adopt, all of ``loads``; what is done stays done if another fails.
 
-        Names in ``avoid`` are neither taken nor adopted.
+        ``there`` are the names that are taken; those in ``avoid`` aren't adopted either.
 
         :raises ArtifactDamaged, ArtifactMissing: if what is read isn't what it should be.
         :raises DestinationError: if one of the two places is away, or full.
@@ -73,17 +73,23 @@ class Carrier:
         carried = [_Carried(load, self._progress, ending) for load in loads]
         self._progress.expect(sum(one.left for one in carried))
         try:
-            self._side_by_side([one for one in carried if one.is_large], LARGE_AT_ONCE, avoid)
-            self._side_by_side([one for one in carried if not one.is_large], SMALL_AT_ONCE, avoid)
+            large = [one for one in carried if one.is_large]
+            small = [one for one in carried if not one.is_large]
+            self._side_by_side(large, LARGE_AT_ONCE, there, avoid)
+            self._side_by_side(small, SMALL_AT_ONCE, there, avoid)
         finally:
             self._progress.expect(-sum(one.left for one in carried))
 
     def _side_by_side(
-        self, carried: "Sequence[_Carried]", at_once: int, avoid: Collection[str]
+        self,
+        carried: "Sequence[_Carried]",
+        at_once: int,
+        there: Collection[str],
+        avoid: Collection[str],
     ) -> None:
         with ThreadPoolExecutor(at_once, thread_name_prefix="copy") as pool:
             try:
-                running = [pool.submit(self._bring_one, one, avoid) for one in carried]
+                running = [pool.submit(self._bring_one, one, there, avoid) for one in carried]
                 done, _ = wait(running, return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
@@ -93,14 +99,14 @@ class Carrier:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _bring_one(self, one: "_Carried", avoid: Collection[str]) -> None:
+    def _bring_one(self, one: "_Carried", there: Collection[str], avoid: Collection[str]) -> None:
         name = one.load.name
-        if name not in avoid and self._adoptable(name, one):
+        if name in there and name not in avoid and self._is_same(name, one):
             with self._lock:
                 self.names[one.load.content.origin] = name
                 self.tally.adopted += 1
             return
-        if name in avoid or self._destination.head(name) is not None:
+        if name in there or name in avoid:
             name = self._new_names.instead_of(name)
         self._progress.step(name)
         name = place(
@@ -117,8 +123,8 @@ class Carrier:
             self.tally.size_bytes += one.load.content.size_bytes
         reach("copy.placed")
 
-    def _adoptable(self, name: str, one: "_Carried") -> bool:
-        """Whether somebody, most likely an earlier try, has put it there already."""
+    def _is_same(self, name: str, one: "_Carried") -> bool:
+        """Whether what is there came from somebody, most likely an earlier try, who copied it."""
         content = one.load.content
         if not is_there(self._destination, name, content.size_bytes):
             return False
