@@ -9,14 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from laredo_archive.commit import TableArchive
+from laredo_archive.copy import Copied, copy
 from laredo_archive.errors import (
     CommitUnavailable,
+    CopyStopped,
     DestinationFull,
     DestinationReadOnly,
     DestinationUnavailable,
 )
 from laredo_archive.garbage import collect
 from laredo_archive.local import UNFINISHED, LocalDestination
+from laredo_archive.location import find, parse
 from laredo_model.position import Position
 from tests.archive.archiving import (
     EMPTY,
@@ -109,6 +112,30 @@ def full_for_the_manifest(directory: Path) -> None:
     archive.see(Position(99))
 
 
+def full_for_a_copy(directory: Path) -> None:
+    """What is copied stays, nothing names it, and with room the same copy goes on from there."""
+    source = directory.with_name("source")
+    with opened([LocalDestination(source)]) as archive:
+        rebased(archive, 10, BIG, continues=False)
+        diffed(archive, 10, 20, BIG, {**BIG, **ONE})
+    mount(directory, "1m")
+
+    def copied() -> Copied:
+        return copy(find(str(source / TABLE)), parse(str(directory / TABLE)))
+
+    try:
+        copied()
+    except CopyStopped as stopped:
+        assert isinstance(stopped.__cause__, DestinationFull), repr(stopped.__cause__)
+        assert "No space left" in str(stopped) and "of 2 objects are in place" in str(stopped)
+    else:
+        raise AssertionError("it wasn't stopped")
+    assert not (directory / MANIFEST).exists()
+    assert left_overs(directory) == []
+    remount(directory, "size=8m")
+    assert copied().manifest.head == (1, 20)
+
+
 def no_inodes(directory: Path) -> None:
     archive = archive_on(directory)
     remount(directory, "nr_inodes=8")
@@ -161,6 +188,7 @@ SCENARIOS = {
         full_for_a_diff,
         full_for_a_base,
         full_for_the_manifest,
+        full_for_a_copy,
         no_inodes,
         read_only,
         read_only_from_the_start,
