@@ -1,20 +1,26 @@
 """Who acts in the simulation: writers, collectors, readers, the database, the weather."""
 
-import hashlib
 import io
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from laredo_archive import codec, manifest_parser
 from laredo_archive.commit import TableArchive
+from laredo_archive.copy import _Copy
+from laredo_archive.copy_target import Target
 from laredo_archive.errors import (
+    ArchiveMissing,
+    ArtifactDamaged,
     ArtifactMissing,
     CommitUnavailable,
+    CopyRefused,
+    CopyStopped,
+    DestinationError,
     DestinationUnavailable,
     Fenced,
     HistoriesDiffer,
@@ -23,7 +29,9 @@ from laredo_archive.errors import (
 )
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.holding import Surroundings
-from laredo_archive.manifest import Artifact, FormatEntry, Manifest, Mark
+from laredo_archive.location import Found, as_it_is, read_manifest
+from laredo_archive.manifest import Artifact, Manifest, Mark
+from laredo_archive.progress import UNWATCHED
 from laredo_model.change import Action
 from laredo_model.position import Position
 from tests.archive.simulation.store import MemoryDestination, MemoryStore
@@ -33,8 +41,8 @@ from tests.archive.simulation.world import Actor, World
 T = TypeVar("T")
 
 RECOVERY_FRAILTY = 6.0
-TABLE = "public.t"
-MANIFEST = "public.t/manifest.json"
+TABLE, PREFIX = "public.t", "public.t/"
+MANIFEST = f"{PREFIX}manifest.json"
 CUT_OFF_S, GRACE_S, LONGEST_READ_S = 20.0, 120.0, 100.0
 SINKS = ("arn:sink", "arn:added")
 """The second one comes into the configuration some time, or never."""
@@ -46,6 +54,8 @@ class Scene:
 
     world: World
     stores: Sequence[MemoryStore]
+    copy: MemoryStore
+    """Where archives are copied to; no writer writes there."""
     database: Database
     keep_epochs: int | None
     formats: tuple[str, ...]
@@ -316,7 +326,7 @@ class Reader:
 
 
 class Copier:
-    """Copies a whole archive elsewhere, slowly; what is gone meanwhile is planned anew."""
+    """``laredo-archive copy`` to one and the same place, now and then, and slowly."""
 
     def __init__(self, scene: Scene, actor: Actor, *, copies: int) -> None:
         self._scene = scene
@@ -327,38 +337,40 @@ class Copier:
     def run(self) -> None:
         for _ in range(self._copies):
             self._actor.step(self._chance.uniform(10, 400))
-            self._copy(self._chance.choice(self._scene.stores))
+            self.copy(self._chance.choice(self._scene.stores))
 
-    def _copy(self, store: MemoryStore) -> None:
-        copied = MemoryStore(self._scene.world, store.name)
-        pause = self._chance.choice([5.0, 60.0, 200.0])
-        manifest = manifest_of(store)
-        while manifest is not None and not self._all_copied(store, copied, manifest, pause):
-            self._scene.happened["plans anew"] += 1
-            manifest = manifest_of(store)
-        if manifest is not None and manifest.artifacts:
-            read_back(self._scene, copied, manifest)
-            self._scene.happened["copies"] += 1
-
-    def _all_copied(
-        self, store: MemoryStore, copied: MemoryStore, manifest: Manifest, pause: float
-    ) -> bool:
-        for entry in manifest.named():
-            if entry.key in copied.objects and entry.same_content(_content(copied, entry)):
-                continue
-            self._actor.step(self._chance.uniform(0, pause))
-            if entry.key not in store.objects:
-                now = manifest_of(store)
-                assert now is None or entry.key not in {named.key for named in now.named()}
-                return False
-            copied.objects[entry.key] = store.objects[entry.key]
-            assert entry.same_content(_content(copied, entry)), f"{entry.key} is another one now"
+    def copy(self, store: MemoryStore) -> bool:
+        """Whether it came to an end."""
+        scene = self._scene
+        slow = SlowDestination(store, self._actor, self._chance.choice([0.0, 30.0, 200.0]))
+        target = Target(MemoryDestination(scene.copy, self._actor), PREFIX)
+        try:
+            source = Found(slow, MANIFEST, read_manifest(slow, MANIFEST), as_it_is)
+            around = Surroundings(
+                now=lambda: scene.world.date,
+                pause=self._actor.step,
+                chance=random.Random(self._chance.random()),
+            )
+            _Copy(source, target, False, UNWATCHED, around).run()
+        except (ArchiveMissing, CopyRefused, CopyStopped, DestinationError) as failure:
+            scene.world.note(f"{self._actor.name}: {failure}")
+            gone = isinstance(failure.__cause__, ArtifactMissing | ArtifactDamaged)
+            assert not gone, f"it is planned anew: {failure}"
+            return False
+        scene.happened["copies"] += 1
         return True
 
 
-def _content(store: MemoryStore, entry: FormatEntry) -> FormatEntry:
-    data = store.objects[entry.key][0]
-    return replace(entry, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+class SlowDestination(MemoryDestination):
+    """A store that is read over a slow line."""
+
+    def __init__(self, store: MemoryStore, actor: Actor, pause: float) -> None:
+        super().__init__(store, actor)
+        self._pause = pause
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        self._actor.step(self._chance.uniform(0, self._pause))
+        return super().open(key, offset)
 
 
 def manifest_of(store: MemoryStore) -> Manifest | None:

@@ -6,9 +6,10 @@ from laredo_archive import chain, manifest_parser
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_model.history import History
 from laredo_model.position import Position
-from tests.archive.simulation.actors import MANIFEST, SINKS, Scene, manifest_of, read_back
+from tests.archive.simulation.actors import MANIFEST, SINKS, Copier, Scene, manifest_of, read_back
 from tests.archive.simulation.store import MemoryStore
 from tests.archive.simulation.truth import checksum_of
+from tests.archive.simulation.world import Actor
 
 
 class Watch:
@@ -87,7 +88,7 @@ class Watch:
 
 def everything_read_back(scene: Scene) -> None:
     """Every store, those that left the configuration too."""
-    for store in scene.stores:
+    for store in (*scene.stores, scene.copy):
         manifest = manifest_of(store)
         if manifest is not None:
             read_back(scene, store, manifest)
@@ -115,6 +116,19 @@ def level_in_the_end(scene: Scene) -> None:
         assert len({artifact.epoch for artifact in first.artifacts}) <= scene.keep_epochs
 
 
+def copied_in_the_end(scene: Scene, actor: Actor) -> None:
+    """A copy comes to be what its source is, unless that has forgotten where the copy ends."""
+    source = scene.configured()[0]
+    boundaries = {(known.history, known.to_position) for known in existing(source).artifacts}
+    before = manifest_of(scene.copy)
+    last = before.last if before else None
+    if Copier(scene, actor, copies=1).copy(source):
+        assert existing(scene.copy).head == existing(source).head
+    else:
+        assert last is not None
+        assert (last.history, last.to_position) not in boundaries
+
+
 def all_told(scene: Scene) -> None:
     """Every artifact that is still there was announced, but for those before the sink came."""
     manifest = existing(scene.configured()[0])
@@ -129,7 +143,7 @@ def all_told(scene: Scene) -> None:
 
 def only_what_is_named(scene: Scene) -> None:
     """After cut-off and grace nothing is left that isn't needed."""
-    for store in scene.stores:
+    for store in (*scene.stores, scene.copy):
         manifest = manifest_of(store)
         if manifest is not None and manifest.artifacts:
             assert manifest.retired == ()

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import structlog
 
-from laredo_archive import base, chain, commit, garbage, holding, level, offer, placing
+from laredo_archive import base, chain, commit, copy, garbage, holding, level, offer, placing
+from laredo_archive.copy import _Copy
 from laredo_archive.destination import Version
 from laredo_archive.errors import ArchiveError, OutcomeUnclear, SwapLost
 from laredo_archive.holding import Claim, Holding
 from laredo_archive.manifest import Artifact, Manifest, Retired
 from laredo_archive.notices import Notices
 from laredo_archive.offer import Offer
-from tests.archive.simulation import actors
 from tests.archive.simulation.store import MemoryDestination, MemoryStore, etag_of
 from tests.archive.simulation.test_simulation import simulate
 
@@ -64,8 +64,10 @@ def what_leaves_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def unclear_counts_as_done(patch: pytest.MonkeyPatch) -> None:
-    def rewrite(self: Holding, change: holding.Change, claim: Claim | None) -> Manifest:
-        manifest = self._claimed(self.current(), claim)
+    def rewrite(
+        self: Holding, change: holding.Change, claim: Claim | None, absent: Manifest | None = None
+    ) -> Manifest:
+        manifest = self._claimed(self.current() or absent, claim)
         changed = change(manifest)
         if changed is None:
             return manifest
@@ -74,7 +76,7 @@ def unclear_counts_as_done(patch: pytest.MonkeyPatch) -> None:
         except OutcomeUnclear:
             return manifest
         except SwapLost:
-            return rewrite(self, change, claim)
+            return rewrite(self, change, claim, absent)
 
     patch.setattr(Holding, "rewrite", rewrite)
 
@@ -148,19 +150,12 @@ def a_sink_is_told_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def a_reader_takes_what_it_finds_first(patch: pytest.MonkeyPatch) -> None:
-    """A copy that doesn't plan anew when something is gone."""
-    patch.setattr(actors.Copier, "_all_copied", _copied_as_far_as_it_goes)
+def a_copy_is_not_planned_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_Copy, "_has_left", lambda *_: False)
 
 
-def _copied_as_far_as_it_goes(
-    self: Any, store: MemoryStore, copied: MemoryStore, manifest: Manifest, pause: float
-) -> bool:
-    for entry in manifest.named():
-        self._actor.step(pause)
-        if entry.key in store.objects:
-            copied.objects[entry.key] = store.objects[entry.key]
-    return True
+def a_copy_replaces_what_isnt_its_earlier_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(copy, "refuse_unfit", lambda *_, **__: None)
 
 
 RULES: list[Break] = [
@@ -183,7 +178,8 @@ RULES: list[Break] = [
     uploads_are_never_collected,
     a_restart_tells_only_the_newest,
     a_sink_is_told_before_the_commit,
-    a_reader_takes_what_it_finds_first,
+    a_copy_is_not_planned_anew,
+    a_copy_replaces_what_isnt_its_earlier_state,
 ]
 
 

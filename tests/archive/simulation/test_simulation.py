@@ -5,12 +5,16 @@ start; a failing seed is printed with its history and repeats exactly.
 """
 
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import pytest
 import structlog
 
+from laredo_archive import copy_objects
 from tests.archive.simulation import checks
 from tests.archive.simulation.actors import (
     CUT_OFF_S,
@@ -46,6 +50,7 @@ def simulate(seed: int) -> Scene:
     try:
         with pytest.MonkeyPatch.context() as patch:
             remember_manifests(patch)
+            one_seed_for_all(world, patch)
             return _simulate(world)
     except BaseException as failure:
         history = "\n".join(world.log[-60:])
@@ -55,10 +60,35 @@ def simulate(seed: int) -> Scene:
         world.end()
 
 
+def one_seed_for_all(world: World, patch: pytest.MonkeyPatch) -> None:
+    """Chance and turns that aren't asked of the surroundings."""
+
+    def token_hex(size: int) -> str:
+        return f"{world.chance.getrandbits(8 * size):0{2 * size}x}"
+
+    patch.setattr(secrets, "token_hex", token_hex)
+    patch.setattr(copy_objects, "ThreadPoolExecutor", NoThreads)
+
+
+class NoThreads(Executor):
+    """An executor whose work is done as soon as it is submitted."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, work: Any, /, *arguments: Any, **more: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **more))
+        except BaseException as failure:  # noqa: BLE001  # as an executor does
+            done.set_exception(failure)
+        return done
+
+
 def _simulate(world: World) -> Scene:
     scene = _scene(world)
     _troubled_times(scene)
-    for store in scene.stores:
+    for store in (*scene.stores, scene.copy):
         store.faults, store.away_until = Faults(), 0.0
     world.crash_probability = 0.0
     world.now += LATEST_S
@@ -72,6 +102,7 @@ def _scene(world: World) -> Scene:
     scene = Scene(
         world,
         stores,
+        MemoryStore(world, "copy"),
         Database(world),
         keep_epochs=chance.choice([None, 1, 2]),
         formats=chance.choice([("jsonl",), ("jsonl",), ("jsonl", "protobuf")]),
@@ -80,7 +111,7 @@ def _scene(world: World) -> Scene:
         scene.optional = chance.choice(stores)
         scene.without_optional = chance.random() < 0.5
     watch = checks.Watch(scene)
-    for store in stores:
+    for store in (*stores, scene.copy):
         store.on_swap, store.on_delete = watch.on_swap, watch.on_delete
     return scene
 
@@ -88,13 +119,13 @@ def _scene(world: World) -> Scene:
 def _troubled_times(scene: Scene) -> None:
     world, chance = scene.world, scene.world.chance
     bad = chance.choice([0.0, 0.02, 0.08])
-    for store in scene.stores:
+    for store in (*scene.stores, scene.copy):
         store.faults = Faults.all(bad)
     world.crash_probability = chance.choice([0.0, 0.003, 0.015])
     world.spawn("nature", lambda actor: Nature(scene, actor, turns=60).run())
     for number in range(chance.randint(1, 6)):
         _start_writer(scene, f"writer {number}", chance.choice([0.0, chance.uniform(0, 600)]))
-    for store in scene.stores:
+    for store in (*scene.stores, scene.copy):
         for _ in range(chance.randint(0, 3)):
             world.spawn(
                 f"collector of {store.name}",
@@ -102,7 +133,8 @@ def _troubled_times(scene: Scene) -> None:
                 1.0,
             )
     world.spawn("reader", lambda actor: Reader(scene, actor, reads=6).run())
-    world.spawn("copier", lambda actor: Copier(scene, actor, copies=3).run())
+    for number in range(chance.randint(0, 2)):
+        world.spawn(f"copier {number}", lambda a: Copier(scene, a, copies=4).run(), 1.0)
     world.run()
 
 
@@ -129,7 +161,9 @@ def _quiet_times(scene: Scene) -> None:
     checks.level_in_the_end(scene)
     checks.everything_read_back(scene)
     checks.all_told(scene)
-    for store in scene.stores:
+    world.spawn("last copier", lambda actor: checks.copied_in_the_end(scene, actor))
+    world.run()
+    for store in (*scene.stores, scene.copy):
         world.spawn("last collector", lambda actor, store=store: _collect_all(scene, actor, store))
     world.run()
     checks.only_what_is_named(scene)
