@@ -10,7 +10,7 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from threading import Event
@@ -73,6 +73,13 @@ _SET_UP_WRONG = frozenset(
         Kind.NOT_IMPLEMENTED,
     }
 )
+
+_NEEDED_FOR = {
+    "Date": "by which retention goes, never by our clock",
+    "ETag": "by which a version is known from the next",
+    "LastModified": "by which it is known how old it is",
+    "ContentLength": "without which what breaks off can't be told from what ends",
+}
 
 Answer = Mapping[str, Any]
 Parameters = dict[str, Any]
@@ -240,24 +247,33 @@ class Bucket:
 
         :raises DestinationUnavailable: if it doesn't say.
         """
-        etag = answer.get("ETag")
-        if not etag:
-            raise self._lacking("ETag", "the manifest is swapped by", self.uri_of(key))
-        return Version(etag, self.date(answer))
+        return Version(self.said(answer, "ETag", self.uri_of(key)), self.date(answer))
 
     def date(self, answer: Answer) -> datetime:
         """The store's time.
 
         :raises DestinationUnavailable: if it doesn't say.
         """
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        if not date:
-            raise self._lacking("Date", "retention goes by, never by our clock", self.place.uri)
-        return parsedate_to_datetime(date)
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        try:
+            return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
+        except ValueError:
+            raise self._lacking("Date", self.place.uri) from None
 
-    def _lacking(self, header: str, why: str, uri: str) -> DestinationUnavailable:
+    def said(self, answer: Answer, name: str, uri: str) -> Any:
+        """What ``answer`` says of the object.
+
+        :raises DestinationUnavailable: if it doesn't.
+        """
+        value = answer.get(name)
+        if value is None:
+            raise self._lacking(name, uri)
+        return value
+
+    def _lacking(self, name: str, uri: str) -> DestinationUnavailable:
+        why = _NEEDED_FOR[name]
         return DestinationUnavailable(
-            uri, f"the store's answer has no {header} header, which {why}; did a proxy drop it?"
+            uri, f"the store's answer has no {name}, {why}; did a proxy before it drop that?"
         ).at(self.place.identity)
 
 

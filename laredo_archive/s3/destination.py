@@ -94,7 +94,11 @@ class S3Destination:
         answer = self._head(key)
         if answer is None:
             return None
-        return ObjectInfo(key, answer["ContentLength"], answer["LastModified"].astimezone(UTC))
+        size, modified = (
+            self._bucket.said(answer, name, self.uri_of(key))
+            for name in ("ContentLength", "LastModified")
+        )
+        return ObjectInfo(key, size, modified.astimezone(UTC))
 
     def open(self, key: str, offset: int = 0) -> BinaryIO:
         """The object from ``offset`` on, all of one version."""
@@ -137,8 +141,9 @@ class S3Destination:
     def _refuse_other_version(self, key: str, expected: str | None) -> None:
         """What the store itself does where it honours If-Match and If-None-Match."""
         answer = self._head(key)
-        if (answer["ETag"] if answer else None) != expected:
-            raise SwapLost(self.uri_of(key))
+        uri = self.uri_of(key)
+        if (self._bucket.said(answer, "ETag", uri) if answer else None) != expected:
+            raise SwapLost(uri)
 
     def upload(self, key: str) -> S3Upload:
         """Begin an object; nothing is sent before it is larger than a part, or finished."""

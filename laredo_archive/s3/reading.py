@@ -6,6 +6,7 @@ what ends before the object does is never taken for its end.
 
 import io
 import re
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -29,32 +30,16 @@ def read_whole(bucket: Bucket, key: str) -> Found:
 
     def read() -> Found:
         answer = bucket.ask("get_object", key, again=(), ChecksumMode="ENABLED")
-        _length(bucket, key, answer)
-        return Found(_drained(bucket, key, answer), bucket.version(key, answer))
+        with closing(answer["Body"]) as body:
+            bucket.said(answer, "ContentLength", uri)
+            try:
+                data = body.read()
+            except _broken_off() as failure:
+                raise bucket.refused(failure, "GetObject", uri) from failure
+        return Found(data, bucket.version(key, answer))
 
+    uri = bucket.uri_of(key)
     return bucket.repeatedly("get_object", UNSEEN, read)
-
-
-def _drained(bucket: Bucket, key: str, answer: Answer) -> bytes:
-    body = answer["Body"]
-    try:
-        data: bytes = body.read()
-    except _broken_off() as failure:
-        raise bucket.refused(failure, "GetObject", bucket.uri_of(key)) from failure
-    finally:
-        body.close()
-    return data
-
-
-def _length(bucket: Bucket, key: str, answer: Answer) -> int:
-    """How much is to come; without knowing it, what breaks off can't be told from what ends."""
-    length: int | None = answer.get("ContentLength")
-    if length is None:
-        answer["Body"].close()
-        raise DestinationUnavailable(
-            bucket.uri_of(key), "the store's answer has no Content-Length; did a proxy drop it?"
-        ).at(bucket.place.identity)
-    return length
 
 
 def open_object(bucket: Bucket, key: str, offset: int) -> io.BufferedReader:
@@ -160,17 +145,17 @@ class PinnedObject(io.RawIOBase):
             wanted["IfMatch"] = self._etag
         answer = self._bucket.ask("get_object", self._key, again=(), **wanted)
         try:
-            self._size = self._size_in(answer)
-            if self._etag not in (None, answer["ETag"]):
+            size, etag = self._size_in(answer), self._bucket.said(answer, "ETag", self._uri)
+            if self._etag not in (None, etag):
                 raise self._replaced()
         except DestinationUnavailable:
             answer["Body"].close()
             raise
-        self._etag, self._body = answer["ETag"], answer["Body"]
+        self._size, self._etag, self._body = size, etag, answer["Body"]
 
     def _size_in(self, answer: Answer) -> int:
         if not self._position and "ContentRange" not in answer:
-            return _length(self._bucket, self._key, answer)
+            return int(self._bucket.said(answer, "ContentLength", self._uri))
         told = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
         if told is None or int(told[1]) != self._position:
             raise DestinationUnavailable(

@@ -26,6 +26,7 @@ from tests.faults.fault import (
     drop,
     reset,
     truncate_answer,
+    without_header,
 )
 from tests.faults.http1 import Message
 from tests.faults.proxy import FaultProxy
@@ -209,8 +210,17 @@ def test_an_answer_of_unknown_length_is_refused(way: Way) -> None:
     put(way.direct, b"0123456789")
     way.meets(Fault("no length", happen), "GetObject", times=None)
     for ask in (way.faulty.open, way.faulty.get):
-        with pytest.raises(DestinationUnavailable, match="no Content-Length"):
+        with pytest.raises(DestinationUnavailable, match="answer has no ContentLength"):
             ask(KEY)
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
+def test_an_answer_that_doesnt_say_which_version_is_refused(way: Way, header: str) -> None:
+    put(way.direct, b"0123456789")
+    way.meets(without_header(header), times=None)
+    ask = way.faulty.open if header == "ETag" else way.faulty.head
+    with pytest.raises(DestinationUnavailable, match=f"no {header.replace('-', '')}"):
+        ask(KEY)
 
 
 def without(header: str) -> Fault:
