@@ -1,11 +1,8 @@
 """``laredo-archive``: any archive from the command line."""
 
-import logging
-import sys
-
 import click
-import structlog
 
+from laredo_archive import cli_logs
 from laredo_archive.cli_checking import collect_garbage, verify_archive
 from laredo_archive.cli_copying import copy_archive
 from laredo_archive.cli_options import Commands
@@ -23,13 +20,7 @@ def main(*, verbose: bool) -> None:
     ARCHIVE is what holds its manifest.json, or that file: a path, a file:// or an s3:// URI.
     S3 is reached as AWS_* variables and AWS configuration files say, or as the options do.
     """
-    # stdout is for rows.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.INFO if verbose else logging.ERROR
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    cli_logs.set_up(verbose=verbose)
 
 
 for command in (

@@ -1,0 +1,41 @@
+"""What a command says on stderr beside its errors: one line each, above the bar if there is one."""
+
+import logging
+import sys
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+_TRIED_AGAIN = {
+    "request to S3 is sent again",
+    "upload to be finished again",
+    "manifest swap to be settled by reading",
+    "role is asked for again",
+}
+"""What the program copes with by itself, and says for good if it can't."""
+
+
+def set_up(*, verbose: bool) -> None:
+    """Warnings; with ``verbose`` also what is tried again, and what is done."""
+    structlog.configure(
+        processors=[*([] if verbose else [_without_what_is_tried_again]), _line],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.INFO if verbose else logging.WARNING
+        ),
+        # Looked up for each line: while a bar is drawn, stderr is what keeps both apart.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+    if not verbose:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def _without_what_is_tried_again(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if event["event"] in _TRIED_AGAIN:
+        raise structlog.DropEvent
+    return event
+
+
+def _line(_: WrappedLogger, level: str, event: EventDict) -> str:
+    what = event.pop("event")
+    details = ", ".join(f"{name}={value}" for name, value in event.items())
+    return f"laredo-archive: {level}: {what}" + (f" ({details})" if details else "")
