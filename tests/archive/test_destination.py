@@ -214,6 +214,22 @@ def test_a_listing_is_by_prefix(destination: Destination) -> None:
         assert read(destination, found.key) == found.key.encode()
 
 
+@pytest.mark.parametrize("name", ["a b?c#d&e=f+g%25", "é ☃.日本", "a<b>'\"~!*()"])
+def test_names_are_taken_as_they_are(destination: Destination, name: str) -> None:
+    key = f"public.{name}/{name}"
+    put(destination, key, name.encode())
+    assert keys(destination, f"public.{name}/") == [key]
+    assert read(destination, key, 1) == name.encode()[1:]
+    destination.swap(f"{key}.m", b"one", None)
+    assert destination.get(f"{key}.m") is not None
+    half = destination.upload(f"{key}.half")
+    half.write(content(9 << 20))
+    assert destination.collect_unfinished(f"public.{name}/", timedelta(0)) == 1
+    half.abort()
+    destination.delete(key)
+    assert keys(destination) == [f"{key}.m"]
+
+
 @pytest.fixture
 def left_behind(destination: Destination) -> Iterator[None]:
     upload = destination.upload("t/epoch=1/half")
