@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +18,14 @@ from laredo_fanout.app import options
 from laredo_fanout.config import Config
 from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.replay import NoReplay, Outcome
-from laredo_fanout.store.table import TableRecord
+from laredo_fanout.store import view
+from laredo_fanout.store.writer import Store
 from laredo_model import position
 from laredo_model.history import History
 
 INTERVAL_S = 30.0
+AGAIN_S = 12.0
+"""Between looks at an archive that can't be read, or isn't there yet."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Look:
     at: datetime
     found: Found | None
     problem: str | None
+    covers_journal: bool = False
+    """Whether the archive led to the table's journal then: else it brings no client level."""
 
     def of_history(self, history: History | None) -> tuple[int | None, int | None]:
         """The first boundary of that history, and up to where the archive knows the table."""
@@ -45,16 +50,12 @@ class Look:
             reached.append(manifest.seen_position)
         return min(reached), max(reached)
 
-    def covers(self, record: TableRecord, history: History | None) -> bool:
-        """Whether the archive leads to the table's journal: else no client is caught up by it."""
-        _, reach = self.of_history(history)
-        return reach is not None and reach >= record.floor
-
 
 class ArchiveWatch:
     """Reads each table's manifest from time to time."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, store: Store) -> None:
+        self._store = store
         said = {table.name: options.archive_options(table) for table in config.tables}
         configured = {name: archive for name, archive in said.items() if archive is not None}
         self._archives = Archives(configured, None, _nobody)
@@ -77,16 +78,14 @@ class ArchiveWatch:
         """What was seen last, by table; not of those that weren't looked at yet."""
         return {name: look for name, look in self._looks.items() if look is not None}
 
-    def status(
-        self, table: str, record: TableRecord | None, history: History | None
-    ) -> dict[str, Any] | None:
+    def status(self, table: str) -> dict[str, Any] | None:
         """What /status shows of the table's archive; None if it has none."""
         if table not in self._looks:
             return None
         look = self._looks[table]
         if look is None:
             return {"readable": None, "problem": None}
-        oldest, reach = look.of_history(history)
+        oldest, reach = look.of_history(self._history)
         found = look.found
         return {
             "uri": None if found is None else found.destination.uri_of(found.manifest_key),
@@ -95,18 +94,21 @@ class ArchiveWatch:
             "looked_at": look.at.isoformat(timespec="seconds").replace("+00:00", "Z"),
             "oldest_position": None if oldest is None else position.text(oldest),
             "reaches_position": None if reach is None else position.text(reach),
-            "covers_journal": record is not None and look.covers(record, history),
+            "covers_journal": look.covers_journal,
         }
 
     async def _follow(self, table: str) -> None:
         while True:
-            self._looks[table] = await self._look(table)
-            await asyncio.sleep(INTERVAL_S * random.uniform(0.8, 1.2))
+            look = self._looks[table] = await self._look(table)
+            interval = AGAIN_S if look.problem else INTERVAL_S
+            await asyncio.sleep(interval * random.uniform(0.9, 1.1))
 
     async def _look(self, table: str) -> Look:
         archive = self._archives.get(table)
         assert archive is not None, "it is configured"
         now = datetime.now(UTC)
+        # Read before the manifest: on a busy table it moves on while that one is on its way.
+        floor = self._floor(table)
         try:
             found, _ = await archive.found(newest=True)
             if found.manifest.table != table:
@@ -115,7 +117,20 @@ class ArchiveWatch:
             timeline.epochs(found.manifest, found.destination.uri_of(found.manifest_key))
         except (NoReplay, ArchiveError) as failure:
             return Look(now, None, str(failure))
-        return Look(now, found, None)
+        look = Look(now, found, None)
+        reach = look.of_history(self._history)[1]
+        covers = None not in (reach, floor) and (reach or 0) >= (floor or 0)
+        return replace(look, covers_journal=covers)
+
+    @property
+    def _history(self) -> History | None:
+        identity = self._store.source
+        return None if identity is None else identity.history
+
+    def _floor(self, table: str) -> int | None:
+        """Where the table's journal begins; None while clients can't see the table."""
+        found = view.current([r for r in self._store.tables.values() if r.qualified == table])
+        return found.floor if found is not None and found.shown else None
 
 
 def _nobody(table: str, outcome: Outcome) -> None:

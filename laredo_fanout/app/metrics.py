@@ -15,7 +15,6 @@ from laredo_fanout.app.clients import deepest
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.source.status import IngestStatus
 from laredo_fanout.store.table import TableRecord
-from laredo_model.history import History
 
 
 @dataclass
@@ -35,7 +34,6 @@ class Figures:
     ingest_restarts: int
     replays: Mapping[tuple[str, str], int]
     archives: Mapping[str, Look]
-    history: History | None
 
 
 def exposition(figures: Figures) -> bytes:
@@ -155,9 +153,7 @@ def _archives(figures: Figures) -> Iterator[Metric]:
     )
     for table, look in figures.archives.items():
         readable.add_metric([table], float(look.problem is None))
-        record = figures.tables.get(table)
-        if record is not None:
-            covers.add_metric([table], float(look.covers(record, figures.history)))
+        covers.add_metric([table], float(look.covers_journal))
     yield from (readable, covers)
 
 

@@ -94,7 +94,7 @@ class _Server:
             log_settings=log_settings,
         )
         self.snapshots = SnapshotSchedule(config, self._is_shown, log_settings)
-        self.archives = ArchiveWatch(config)
+        self.archives = ArchiveWatch(config, store)
         self.view = ServerView(
             config=config,
             port=self.port,

@@ -21,7 +21,6 @@ from laredo_fanout.store import view
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model import position
-from laredo_model.history import History
 
 _WAITING = "waiting"
 
@@ -123,14 +122,14 @@ class ServerView:
         }
 
     def _source(self, source: IngestStatus) -> dict[str, Any]:
-        history = self._history
+        identity = self._store.source
         return {
             "connected": source.connected,
             "phase": source.phase,
             "reconnects": source.reconnects,
             "error": self._source_error(source),
             "position": self.position_text,
-            "history": None if history is None else str(history),
+            "history": None if identity is None else str(identity.history),
             "lag_bytes": source.lag_bytes,
             "lag_seconds": round(source.lag_seconds, 3),
             "slot_name": self._config.source.slot_name,
@@ -174,11 +173,11 @@ class ServerView:
             "journal": journal,
             "clients": sum(client.info.table == name for client in clients),
             "snapshots": self._snapshots.of(name),
-            "archive": self._archive(name, record),
+            "archive": self._archive(name),
         }
 
-    def _archive(self, name: str, record: TableRecord | None) -> dict[str, Any] | None:
-        shown = self._archives.status(name, record, self._history)
+    def _archive(self, name: str) -> dict[str, Any] | None:
+        shown = self._archives.status(name)
         if shown is not None:
             shown["replays"] = {
                 outcome: number
@@ -186,11 +185,6 @@ class ServerView:
                 if table == name
             }
         return shown
-
-    @property
-    def _history(self) -> History | None:
-        identity = self._store.source
-        return None if identity is None else identity.history
 
     def _client(self, client: ClientState) -> dict[str, Any]:
         record = self._record(client.info.table)
@@ -233,7 +227,6 @@ class ServerView:
             ingest_restarts=self._ingest.given_up,
             replays=self._children.replays,
             archives=self._archives.looks,
-            history=self._history,
         )
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)
