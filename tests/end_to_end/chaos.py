@@ -70,7 +70,7 @@ class Stores:
         self.store.witnesses.append(self.witness)
         self.told = stack.enter_context(FaultProxy(server.endpoint, chance.getrandbits(32)))
         self.ears: list[Ear] = [EARS[kind](server) for kind in ("sqs", "sns", "kinesis")]
-        self._rates = chance.choice([0.02, 0.08, 0.2]), chance.choice([0.02, 0.2])
+        self._rates = chance.choice([0.05, 0.1, 0.2]), chance.choice([0.05, 0.2])
 
     @property
     def places(self) -> list[str]:

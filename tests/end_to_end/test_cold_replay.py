@@ -51,7 +51,7 @@ TABLE = """{{ table = things, targets = [ {{
 SNAPSHOTTER = """
 snapshotter {{
   source {{ server = "127.0.0.1:{grpc_port}", table = things }}
-  diff {{ interval = 800ms }}, seen_interval = 1s
+  diff {{ interval = 500ms }}, seen_interval = 1s
   snapshot {{ max_diffs = 6 }}
   formats {{ snapshot = [{format}], diff = [{format}] }}
   destinations = [ {destination} ]
@@ -325,7 +325,9 @@ async def _check_status(road: Road) -> None:
 
     await _until(lambda: status()["readable"])
     replays = status()["replays"]
-    assert replays["complete"] > 5 and replays["inexact"] >= 1, replays
+    # Who leaves as soon as the last window was sent isn't told apart from who leaves before.
+    assert replays["complete"] >= 1 and replays["inexact"] >= 1, replays
+    assert replays["complete"] + replays.get("left", 0) > 5, replays
     assert not set(replays) & {"broken", "unreadable", "columns"}, replays
     labels = '{outcome="complete",table="public.things"}'
     metrics = road.server.metrics
@@ -379,21 +381,24 @@ async def _check_all_moments(
     hidden = [a for a in manifest["artifacts"] if a.get("cancelled")]
     assert hidden, "no window hides anything"
     assert manifest["epoch"] > 1, "no re-base"
-    modes: list[Mode] = []
-    for position, rows in moments:
-        before = road.floor
-        found = Replica(road.endpoint, dict(rows), position)
-        found.history = manifest["history"]
-        await asyncio.wait_for(found.follow(until=moments[-1][0]), 30)
-        assert found.rows == moments[-1][1], (hex(position), found.mode)
+    end, rows_now = moments[-1]
+    floor = road.floor
+
+    async def resume(position: int, rows: Rows) -> Mode:
+        found = Replica(road.endpoint, dict(rows), position, manifest["history"])
+        await found.follow(until=end)
+        assert found.rows == rows_now, (hex(position), found.mode)
         assert found.mode is not None
-        wanted = expected_mode(manifest, position, before)
+        wanted = expected_mode(manifest, position, floor)
         assert found.mode is wanted, (hex(position), found.mode, wanted)
         assert found.ends == sorted(set(found.ends))
         assert found.sequences == sorted(set(found.sequences)), "a number came twice"
-        modes.append(found.mode)
+        return found.mode
+
+    async with asyncio.timeout(60):
+        modes = await asyncio.gather(*[resume(*moment) for moment in moments])
     assert {Mode.FULL_SNAPSHOT, Mode.DELTA, Mode.REPLAY_ARCHIVE} == set(modes)
-    assert as_rows(moments[-1][1]) == in_postgresql(connection)
+    assert as_rows(rows_now) == in_postgresql(connection)
     hiding = [m for m, (_, rows) in zip(modes, moments, strict=True) if b"1000" in rows]
     assert hiding and set(hiding) == {Mode.FULL_SNAPSHOT}, "who held the row that came and went"
 

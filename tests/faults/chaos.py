@@ -31,7 +31,7 @@ from tests.archive.inspection import (
 )
 from tests.faults.proxy import FaultProxy
 from tests.faults.random_table import STEP, RandomTable
-from tests.faults.random_writer import FENCED, Orders, write
+from tests.faults.random_writer import FENCED, Orders, sweep, write
 from tests.faults.weather import Weather
 from tests.faults.witness import StoreWitness
 from tests.fix_aws import AwsServer
@@ -96,14 +96,25 @@ class Run:
         :raises AssertionError: naming what was broken.
         """
         scenes = [self._killed_at_a_point, self._killed_at_a_time, self._rivals, self._stores_away]
+        collector = self._collector() if self.chance.random() < 0.5 else None
         for _ in range(self.chance.randint(3, 5)):
             self.chance.choice(scenes)()
+        if collector is not None:
+            assert collector.is_alive(), self._log("collector")
+            collector.kill()
+            collector.join()
         self._fair_weather()
         final = self._start(self._reach())
         final.join(60)
         self.exits.append(final.exitcode)
         assert final.exitcode == 0, self._log()
         self.check()
+
+    def _collector(self) -> ForkServerProcess:
+        orders = replace(self._orders, life="collector")
+        collector = PROCESSES.Process(target=sweep, args=(orders,), daemon=True)
+        collector.start()
+        return collector
 
     def _killed_at_a_point(self) -> None:
         point = int(self.chance.expovariate(1 / 60)) + 1
@@ -154,8 +165,8 @@ class Run:
             proxy.clear()
             proxy.settle()
 
-    def _log(self) -> str:
-        log = self.directory / f"log-{self._lives}"
+    def _log(self, life: str | None = None) -> str:
+        log = self.directory / f"log-{life or self._lives}"
         return f"seed {self.seed}, exits {self.exits}\n{log.read_text()[-6000:]}"
 
     def check(self) -> None:

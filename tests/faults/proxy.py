@@ -18,14 +18,17 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tests.faults.fault import Chooser, Fault
 from tests.faults.http1 import Broken, Message, read_answer, read_body, read_head
 from tests.faults.operation import Operation, operation_of
+
+T = TypeVar("T")
 
 LIMIT = 1 << 17
 """Bytes that a head may have."""
@@ -68,7 +71,7 @@ class FaultProxy:
         self._counted: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._later: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[Any]] = set()
 
     @property
     def endpoint(self) -> str:
@@ -172,11 +175,17 @@ class FaultProxy:
             self.log.append(seen)
             return fault, seen
 
-    def start_later(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let ``work`` go on when the connection that it came by has ended."""
+    def start_later(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":
+        """Let ``work`` go on though the connection that it came by may end."""
         task = self._loop.create_task(work())
         self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._later.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waited for it has seen it, if anybody did
 
 
 class _Exchange:
@@ -222,7 +231,11 @@ class _Exchange:
         return self._open
 
     async def forward(self, request: Message | None = None) -> Message:
-        sent = request or self.request
+        # What is on its way goes on, and is witnessed, when the client's connection ends.
+        sending = self._proxy.start_later(partial(self._forwarded, request or self.request))
+        return await asyncio.shield(sending)
+
+    async def _forwarded(self, sent: Message) -> Message:
         reader, writer = await asyncio.open_connection(*self._proxy.upstream, limit=LIMIT)
         try:
             writer.write(sent.to_bytes(close=True))
@@ -279,7 +292,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
     ending = list(tasks)
     for task in ending:
         task.cancel()

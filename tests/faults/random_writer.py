@@ -8,6 +8,7 @@ archive has come to ``last``, FENCED, GAVE_UP.
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from laredo_archive.errors import (
     CommitUnavailable,
     DestinationUnavailable,
     Fenced,
+    NotCollectable,
 )
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.s3 import upload
@@ -178,8 +180,7 @@ class RandomWriter:
                 archive.notices.tell(sink, artifact)
 
 
-def write(orders: Orders) -> None:
-    """The process: ends by itself, or at its failpoint."""
+def _set_up(orders: Orders) -> None:
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(10),
         logger_factory=structlog.WriteLoggerFactory(
@@ -189,6 +190,11 @@ def write(orders: Orders) -> None:
     )
     failpoint._reached = failpoint._action(orders.kill_at)
     upload.PART_BYTES = orders.part_bytes
+
+
+def write(orders: Orders) -> None:
+    """A writer's process: ends by itself, or at its failpoint."""
+    _set_up(orders)
     try:
         RandomWriter(orders).run()
     except Fenced:
@@ -196,3 +202,18 @@ def write(orders: Orders) -> None:
     except (CommitUnavailable, DestinationUnavailable) as failure:
         print(failure)
         sys.exit(GAVE_UP)
+
+
+def sweep(orders: Orders) -> None:
+    """A collector's process, until it is killed.
+
+    It takes for an orphan what was uploaded a moment ago: a commit must bear that.
+    """
+    _set_up(orders)
+    chance = Random(f"{orders.seed} {orders.life}")
+    places = [destination_at(place) for place in orders.places]
+    while True:
+        time.sleep(0.1 * chance.random())  # between two runs
+        cut_off = chance.choice([CUT_OFF, -CUT_OFF])
+        with suppress(DestinationUnavailable, NotCollectable):
+            collect(chance.choice(places), TABLE, policy=Policy(cut_off, GRACE))

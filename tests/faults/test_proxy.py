@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from random import Random
@@ -243,6 +244,34 @@ def test_a_service_that_is_away_is_a_lost_connection(
     proxy.upstream = ("127.0.0.1", 1)
     with pytest.raises(LOST):
         put(s3)
+
+
+def test_what_is_under_way_when_it_goes_away_is_witnessed(
+    s3, store: Recorder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    asked, go_on, seen = threading.Event(), threading.Event(), []
+
+    def answer_when_told(*_: object) -> tuple[int, bytes]:
+        asked.set()
+        go_on.wait()
+        return 200, b""
+
+    monkeypatch.setattr(store, "handle", answer_when_told)
+    proxy.witnesses.append(lambda operation, _, answered: seen.append(answered.status))
+
+    def put_in_vain() -> None:
+        with pytest.raises(LOST):
+            put(s3)
+
+    client = threading.Thread(target=put_in_vain)
+    client.start()
+    asked.wait()
+    with proxy.away():
+        client.join()
+        assert seen == []
+        go_on.set()
+    proxy.settle()
+    assert seen == [200]
 
 
 def test_rules_by_operation_key_and_count(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
