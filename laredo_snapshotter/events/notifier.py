@@ -69,7 +69,7 @@ class NoticeCounters(Protocol):
 
 
 class Notifier:
-    """Tells one table's sinks. Its methods may be called from any thread, and don't wait."""
+    """Tells one table's sinks. Its methods may be called from any thread; only settle() waits."""
 
     def __init__(
         self,
@@ -208,14 +208,25 @@ class _Teller:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            # Cleared before the look: a commit that comes after it isn't missed.
-            self._woken.clear()
-            found = self._next()
-            if found is None:
-                self._changed()
-                self._woken.wait()
-            else:
-                self._offer(*found)
+            try:
+                self._tell_next()
+            except Exception as failure:  # noqa: BLE001  # one sink's failure leaves the others
+                self._stopping.wait(self._note(failure))
+
+    def _tell_next(self) -> None:
+        """Tell of one artifact; if there is none, wait until woken."""
+        # Cleared before the look: a commit that comes after it isn't missed.
+        self._woken.clear()
+        found = self._next()
+        if found is None:
+            self._changed()
+            self._woken.wait()
+            return
+        artifact, published = found
+        reach("notice.sending")
+        self._send(Notice.of(artifact, published))
+        reach("notice.sent")
+        self._note_sent(artifact)
 
     def _next(self) -> tuple[Artifact, Published] | None:
         published = self._archive.published
@@ -224,19 +235,12 @@ class _Teller:
         artifact = self._archive.notices.next_for(self._sink.name, published.manifest)
         return None if artifact is None else (artifact, published)
 
-    def _offer(self, artifact: Artifact, published: Published) -> None:
-        """Send one notice, once; after a failure, wait."""
-        reach("notice.sending")
+    def _send(self, notice: Notice) -> None:
         self._sending_since = time.monotonic()
         try:
-            self._sink.send(Notice.of(artifact, published))
-        except Exception as failure:  # noqa: BLE001  # one sink's failure leaves the others
+            self._sink.send(notice)
+        finally:
             self._sending_since = None
-            self._stopping.wait(self._note(failure))
-        else:
-            reach("notice.sent")
-            self._sending_since = None
-            self._note_sent(artifact)
 
     def _note_sent(self, artifact: Artifact) -> None:
         self._archive.notices.tell(self._sink.name, artifact)
