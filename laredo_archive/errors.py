@@ -11,6 +11,7 @@ ArchiveError
 ├── ArchiveMissing            no archive at that place
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
+├── NoRoomToFetch            no room for an object that is fetched before it is read
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── DatabaseUnusable          the database to compare with can't be asked
 ├── ExportRefused             the file that was to be written isn't
@@ -133,6 +134,16 @@ class FormatUnknown(ArchiveError):
         super().__init__(
             f"{uri}: it is there as {', '.join(formats) or 'nothing'} only, and rows are read"
             f" from {' or '.join(known)}. Read it with the program that wrote it, or a later one"
+        )
+        self.uri = uri
+
+
+class NoRoomToFetch(ArchiveError):
+    """An object is put aside whole before it is read, and there is no room for it."""
+
+    def __init__(self, uri: str, directory: str, reason: object) -> None:
+        super().__init__(
+            f"{uri}: no room in {directory} to put it aside ({reason}); free some disk space there"
         )
         self.uri = uri
 

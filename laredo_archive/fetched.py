@@ -14,7 +14,7 @@ from typing import IO
 from laredo_archive import codec
 from laredo_archive.artifact_file import PREFERRED_FORMATS
 from laredo_archive.codec import BadBytes
-from laredo_archive.errors import ArtifactDamaged, FormatUnknown, TemporarySpaceLacking
+from laredo_archive.errors import ArtifactDamaged, FormatUnknown, NoRoomToFetch
 from laredo_archive.location import Found
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.placing import stored
@@ -49,7 +49,7 @@ def fetch(found: Found, entry: FormatEntry, directory: Path | None) -> IO[bytes]
     :raises ArtifactMissing: if it isn't there.
     :raises ArtifactDamaged: if it isn't what its entry says.
     :raises DestinationError: if it can't be read.
-    :raises TemporarySpaceLacking: if there is no room for it.
+    :raises NoRoomToFetch: if there is no room for it.
     """
     content = stored(found.destination, found.locate(entry.key), entry.size_bytes, entry.sha256)
     file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # the caller closes it
@@ -59,7 +59,7 @@ def fetch(found: Found, entry: FormatEntry, directory: Path | None) -> IO[bytes]
     try:
         with content.open() as source:
             while piece := source.read(_READ_BYTES):
-                _put(file, piece, directory)
+                _put(file, piece, content.origin, directory)
                 digest.update(piece)
                 size += len(piece)
         if size != entry.size_bytes or entry.sha256 not in (None, digest.hexdigest()):
@@ -75,12 +75,12 @@ def fetch(found: Found, entry: FormatEntry, directory: Path | None) -> IO[bytes]
     return file
 
 
-def _put(file: IO[bytes], piece: bytes, directory: Path | None) -> None:
+def _put(file: IO[bytes], piece: bytes, uri: str, directory: Path | None) -> None:
     try:
         file.write(piece)
     except OSError as full:
         where = directory or tempfile.gettempdir()
-        raise TemporarySpaceLacking(str(where), full) from full
+        raise NoRoomToFetch(uri, str(where), full) from full
 
 
 def changes(

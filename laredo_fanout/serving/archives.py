@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ import structlog
 
 from laredo_archive import fetched, location, manifest_parser
 from laredo_archive.destination import Destination
-from laredo_archive.errors import ArchiveError, ArchiveMissing
+from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
 from laredo_archive.location import Found
-from laredo_archive.manifest import Artifact, Manifest
+from laredo_archive.manifest import Artifact, FormatEntry, Manifest
 from laredo_archive.naming import manifest_key
 from laredo_fanout.serving.archive_store import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import NoReplay, Outcome
+from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
 from laredo_model.change import Change
 from laredo_model.column import Column
 
@@ -152,11 +154,26 @@ class TableArchive:
         self, found: Found, diff: Artifact, columns: tuple[Column, ...]
     ) -> Iterator[Change]:
         """A diff's changes, proven; in a thread. Raises like `fetched.changes`."""
+        _, entry = fetched.choose(found, diff, self._options.formats)
+        if self._directory is not None and entry.size_bytes > fetched.MEMORY_BYTES:
+            _check_room(self._directory, entry)
         return fetched.changes(found, diff, columns, self._options.formats, self._directory)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run it in one of the threads for archives."""
         return self._executor.submit(work)
+
+
+def _check_room(directory: Path, entry: FormatEntry) -> None:
+    """See that fetching so much leaves the store's disk its reserve.
+
+    :raises NoRoomToFetch: it doesn't.
+    """
+    wanted, free = entry.size_bytes + DISK_RESERVE, shutil.disk_usage(directory).free
+    if free < wanted:
+        raise NoRoomToFetch(
+            entry.uri, str(directory), f"{wanted} bytes are needed, {free} are free"
+        )
 
 
 class Archives:
@@ -168,6 +185,8 @@ class Archives:
         directory: Path | None,
         told: Callable[[str, Outcome], None],
     ) -> None:
+        if options and directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="archive")
         self._tables = {
             name: TableArchive(name, said, self._executor, directory, told)

@@ -244,8 +244,22 @@ async def test_a_slow_client_holds_little(tmp_path: Path) -> None:
         stream.cancel()
 
 
+async def test_a_large_window_without_room_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "DISK_RESERVE", 1 << 60)
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        start = windows(table, 1, rows=4000, name="y" * 700)
+        found = await read(world, table, start)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+        assert outcomes == [Outcome.BROKEN] and not found.sequences
+
+
 async def test_large_windows_come_in_pieces(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
+    spool = tmp_path / "made" / "when needed"
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, spool_path=spool)
+    async with archived(tmp_path, listener=listener) as (world, table):
         start = windows(table, 1, rows=4000, name="y" * 700)
         stream = _stream(world, start)
         await stream.next("handshake")
@@ -259,6 +273,7 @@ async def test_large_windows_come_in_pieces(tmp_path: Path) -> None:
             assert list(batch.positions) == [table.moments[1].position]
         assert len(sizes) > 2 and sum(sizes) == len(keys) == 4000
         stream.cancel()
+    assert not list(spool.iterdir())
 
 
 async def test_lost_in_the_middle_of_a_window(tmp_path: Path) -> None:
