@@ -94,8 +94,11 @@ class TableWriter:
         self._stores = stores
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
         self._collecting: asyncio.Task[None] | None = None
-        for place in config.destinations:
-            counters.destination(place.place)
+        # Told once: resolving a directory's path asks its file system, which may hang later.
+        self.places = {place.place: place.uri for place in config.destinations}
+        """URIs by place, as configured."""
+        for place in self.places:
+            counters.destination(place)
         self._flush_timeout = flush_timeout
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []

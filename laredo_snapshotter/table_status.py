@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from laredo_archive.head import Head
 from laredo_model import position as position_
-from laredo_snapshotter.config_places import DestinationConfig
 from laredo_snapshotter.life import Life
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, State, TableStatus
 
@@ -26,7 +25,7 @@ def of(writer: "TableWriter") -> TableStatus:
         ready=state is State.FOLLOWING and head is not None,
         problem=problem,
         writer_id=archive.claim.writer_id if archive is not None else None,
-        destinations=tuple(_destination(writer, place) for place in writer.config.destinations),
+        destinations=tuple(_destination(writer, place) for place in writer.places),
         sinks=tuple(_sinks(writer)),
         cas_conflicts=writer.counts.cas_conflicts,
         **_of_head(head),
@@ -49,8 +48,7 @@ def _state(writer: "TableWriter") -> tuple[State, str | None]:
     return State.COPYING, None
 
 
-def _destination(writer: "TableWriter", configured: DestinationConfig) -> DestinationStatus:
-    place = configured.place
+def _destination(writer: "TableWriter", place: str) -> DestinationStatus:
     standing = writer.counts.standings.of(place)
     collection = writer.collector.latest.get(place) if writer.collector is not None else None
     state: Literal["level", "away", "unknown"] = "unknown"
@@ -59,7 +57,7 @@ def _destination(writer: "TableWriter", configured: DestinationConfig) -> Destin
     elif standing is not None and writer.archive is not None:
         state = "level"
     return DestinationStatus(
-        uri=configured.uri,
+        uri=writer.places[place],
         place=place,
         state=state,
         since=standing.since if standing is not None and state != "unknown" else None,
