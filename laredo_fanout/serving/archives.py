@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from laredo_archive.location import Found
 from laredo_archive.manifest import Artifact, FormatEntry, Manifest
 from laredo_archive.naming import manifest_key
 from laredo_fanout.serving.archive_store import destination_of
+from laredo_fanout.serving.daemon_threads import DaemonThreads
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import NoReplay, Outcome
 from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
@@ -54,7 +55,7 @@ class TableArchive:
         self,
         table: str,
         options: ArchiveOptions,
-        executor: ThreadPoolExecutor,
+        executor: DaemonThreads,
         directory: Path | None,
         told: Callable[[str, Outcome], None],
     ) -> None:
@@ -187,7 +188,7 @@ class Archives:
     ) -> None:
         if options and directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="archive")
+        self._executor = DaemonThreads(THREADS, "archive")
         self._tables = {
             name: TableArchive(name, said, self._executor, directory, told)
             for name, said in options.items()
@@ -199,4 +200,4 @@ class Archives:
 
     def close(self) -> None:
         """Wait for no read that is under way."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown()

@@ -1,0 +1,64 @@
+"""The threads that read archives: as many as allowed, and nobody waits for one that hangs."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from laredo_fanout.serving.daemon_threads import DaemonThreads
+
+
+def test_work_is_done_at_once_up_to_the_limit() -> None:
+    pool = DaemonThreads(3, "test")
+    gate, barrier = threading.Event(), threading.Barrier(4)
+
+    def meet() -> None:
+        barrier.wait(10)
+        assert gate.wait(10)
+
+    busy = [pool.submit(meet) for _ in range(3)]
+    waiting = pool.submit(lambda: "done")
+    barrier.wait(10)  # all three run together, whoever asked when
+    assert not waiting.done()
+    gate.set()
+    assert waiting.result(10) == "done"
+    assert all(future.result(10) is None for future in busy)
+    pool.shutdown()
+
+
+def test_an_idle_thread_is_used_again() -> None:
+    pool = DaemonThreads(8, "again")
+    first = pool.submit(threading.get_ident).result(10)
+    found = {pool.submit(threading.get_ident).result(10) for _ in range(20)}
+    assert len(found | {first}) <= 2, "a thread that is about to ask counts as busy"
+    pool.shutdown()
+
+
+def test_failures_and_cancelled_work() -> None:
+    pool = DaemonThreads(1, "test")
+    gate = threading.Event()
+    pool.submit(gate.wait, 10)
+    cancelled: Future[str] = pool.submit(lambda: "never")
+    failing = pool.submit(lambda: 1 // 0)
+    assert cancelled.cancel()
+    gate.set()
+    with pytest.raises(ZeroDivisionError):
+        failing.result(10)
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        pool.submit(lambda: None)
+
+
+def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
+    program = (
+        "import threading\n"
+        "from laredo_fanout.serving.daemon_threads import DaemonThreads\n"
+        "pool = DaemonThreads(2, 'hangs')\n"
+        "begun = threading.Event()\n"
+        "pool.submit(lambda: (begun.set(), threading.Event().wait()))\n"
+        "assert begun.wait(10)\n"
+        "pool.shutdown()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
