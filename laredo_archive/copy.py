@@ -199,20 +199,19 @@ class _Copy:
             )
             for entry in lacking
         ]
-        loads = list(map(Load, content, self._names_for(lacking)))
+        loads = [
+            Load(one, self._name_for(entry)) for one, entry in zip(content, lacking, strict=True)
+        ]
         try:
             self._carrier.bring(loads, there, avoid)
         except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
             missing = sum(one.origin not in self._carrier.names for one in content)
             raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure
 
-    def _names_for(self, entries: Sequence[FormatEntry]) -> list[str]:
-        """What they are called at the source, below the key prefix here."""
-        keys = [self._source.locate(entry.key) for entry in entries]
-        theirs = self._source.key_prefix
-        if not all(key.startswith(theirs) for key in keys):
-            theirs = ""
-        return [f"{self._target.key_prefix}{key.removeprefix(theirs)}" for key in keys]
+    def _name_for(self, entry: FormatEntry) -> str:
+        """What it is called at the source, below the key prefix here."""
+        key = self._source.locate(entry.key)
+        return f"{self._target.key_prefix}{key.removeprefix(self._source.key_prefix)}"
 
     def _as_named(self, artifact: Artifact, names: Mapping[str, str]) -> Artifact:
         formats = {

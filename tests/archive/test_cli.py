@@ -99,17 +99,23 @@ def on_a_terminal(*arguments: object) -> str:
     environment = os.environ | {"COLUMNS": "160", "TERM": "dumb"}
     with subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=theirs, env=environment) as shown:
         os.close(theirs)
-        text = b""
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:  # EIO: the other end is closed
-                break
-            if not piece:
-                break
-            text += piece
-    os.close(ours)
+        text = drawn_on(ours)
     assert shown.returncode == 0
+    return text
+
+
+def drawn_on(terminal: int) -> str:
+    """All that comes until the other end is closed."""
+    text = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(terminal)
     return text.decode()
 
 
@@ -203,7 +209,8 @@ def test_verify_tells_by_its_status(archive: Path) -> None:
     assert run("verify", archive, "--lock").returncode == 2
 
 
-def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_path: Path) -> None:
+def users_in(database: Database) -> str:
+    """A table with Ada in it; the database's history."""
     with database.connect() as connection:
         connection.autocommit = True
         connection.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, doc jsonb)")
@@ -212,7 +219,11 @@ def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_p
             "SELECT system_identifier || ':1:' || oid FROM pg_control_system(), pg_database"
             " WHERE datname = current_database()"
         ).fetchall()
-    built = Builder(tmp_path, history=str(history)).base(1000, state(row(1, "Ada")))
+    return str(history)
+
+
+def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_path: Path) -> None:
+    built = Builder(tmp_path, history=users_in(database)).base(1000, state(row(1, "Ada")))
     directory = built.write()
 
     def verified(*more: object) -> "subprocess.CompletedProcess[str]":

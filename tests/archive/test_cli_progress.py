@@ -19,7 +19,7 @@ from laredo_archive.location import find, parse
 from laredo_archive.progress import Unwatched
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
-from tests.archive.test_cli import PROGRAM, run
+from tests.archive.test_cli import PROGRAM, drawn_on, run
 from tests.archive.test_reader import several_epochs
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -59,18 +59,9 @@ def on_terminal(*arguments: object, term: str = "xterm-256color") -> str:
         stdout=subprocess.DEVNULL, stderr=theirs, env=environment | {"TERM": term},
     ) as shown:  # fmt: skip
         os.close(theirs)
-        drawn = b""
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:  # EIO: the other end is closed
-                break
-            if not piece:
-                break
-            drawn += piece
-    os.close(ours)
+        drawn = drawn_on(ours)
     assert shown.returncode == 0, drawn
-    return drawn.decode()
+    return drawn
 
 
 def test_a_bar_is_drawn_and_wiped_away(place: Path, tmp_path: Path) -> None:
@@ -104,8 +95,7 @@ def test_a_failure_leaves_one_line(place: Path, tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL, stderr=theirs, check=False,
     )  # fmt: skip
     os.close(theirs)
-    drawn = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    drawn = drawn_on(ours)
     assert failed.returncode == 1
     assert CONTROL.sub("", drawn).rstrip().splitlines()[-1].startswith("laredo-archive: file:///")
 

@@ -22,7 +22,7 @@ from tests.archive.archiving import ONE as BASE
 from tests.archive.archiving import TABLE, opened, rebased
 from tests.archive.building import Builder, row, state
 from tests.archive.s3.test_probe import IGNORES_ALL
-from tests.archive.test_cli import lines, rows, run, wrong_hash
+from tests.archive.test_cli import lines, rows, run, users_in, wrong_hash
 from tests.archive.test_reader import ONE, TWO, several_epochs
 from tests.faults.fault import Fault, Rule, answer
 from tests.faults.proxy import FaultProxy
@@ -210,15 +210,7 @@ def test_verify_finds_damage_there(
 def test_verify_against_a_database_from_there(
     database: Database, moto: AwsServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with database.connect() as connection:
-        connection.autocommit = True
-        connection.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, doc jsonb)")
-        connection.execute("INSERT INTO users VALUES (1, 'Ada', NULL)")
-        ((history,),) = connection.execute(
-            "SELECT system_identifier || ':1:' || oid FROM pg_control_system(), pg_database"
-            " WHERE datname = current_database()"
-        ).fetchall()
-    built = Builder(tmp_path, history=str(history)).base(1000, state(row(1, "Ada"))).write()
+    built = Builder(tmp_path, history=users_in(database)).base(1000, state(row(1, "Ada"))).write()
     place = f"s3://{moto.new_bucket()}/users/"
     rows(run("copy", built, place, env=environment))
     equal = run("verify", place, "--against", database.dsn, env=environment)

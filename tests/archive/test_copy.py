@@ -398,7 +398,7 @@ def test_the_target_s_collector_retires_what_isn_t_named_yet(source: Path, targe
     """A copy that takes longer than the cut-off: its objects look like orphans."""
     copied(source, target)
     with opened([LocalDestination(source.parent)], "w2") as writer:
-        diffed(writer, 30, 40, THREE, ONE, formats=FORMATS)
+        diffed(writer, 30, 40, THREE, ONE)
 
     def collect_here() -> None:
         collect(LocalDestination(target.parent), TABLE, policy=Policy(AT_ONCE.cut_off))
