@@ -123,7 +123,7 @@ class ArtifactFiles:
         :raises ArtifactDamaged: if size or sha256 aren't those of its entry.
         """
         with closing(self._open(entry)) as opened:
-            checked = _Checked(opened, entry, self.uri(entry), self._progress)
+            checked = Checked(opened, entry, self.uri(entry), self._progress)
             while checked.read(_DRAIN_BYTES):
                 pass
 
@@ -220,7 +220,7 @@ class ArtifactFiles:
     def _guarded(self, entry: FormatEntry, read: Callable[[Source], Iterator[T]]) -> Iterator[T]:
         uri = self.uri(entry)
         with closing(self._open(entry)) as opened:
-            checked = _Checked(opened, entry, uri, self._progress)
+            checked = Checked(opened, entry, uri, self._progress)
             try:
                 yield from read(checked)
             except (BadBytes, ModelError) as wrong:
@@ -286,10 +286,15 @@ def _refuse_change(uri: str, change: Change) -> NoReturn:
     raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")
 
 
-class _Checked:
-    """Passes bytes on; at their end compares size and sha256."""
+class Checked:
+    """Passes a whole object's bytes on; at their end compares size and sha256.
 
-    def __init__(self, source: Source, entry: FormatEntry, uri: str, progress: Progress) -> None:
+    It raises ArtifactMissing and ArtifactDamaged.
+    """
+
+    def __init__(
+        self, source: Source, entry: FormatEntry, uri: str, progress: Progress = UNWATCHED
+    ) -> None:
         self._source = source
         self._entry = entry
         self._uri = uri
@@ -298,6 +303,7 @@ class _Checked:
         self._size = 0
 
     def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; empty at the end."""
         try:
             data = self._source.read(size)
         except ArtifactMissing as missing:

@@ -4,10 +4,18 @@ SparkReadError
 ├── OptionRefused     an option that can't be used
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
 ├── BoundaryGone      what the DataFrame was to show has left the archive
-└── NotEqual          rows or checksum aren't what the archive says
+├── TypesUnfit        a row doesn't fit the types that the first rows showed
+├── NotProvable       the archive says nothing that what is read could be compared with
+├── NotEqual          rows or checksum aren't what the archive says
+└── JavaMissing       there is no Java that Spark could run on
 
-What is wrong with the archive itself comes as an ArchiveError.
+What is wrong with the archive itself comes as an ArchiveError. What happens in a task
+reaches the driver inside of an exception of Spark's: ``said`` takes the message out of it.
 """
+
+import re
+
+_RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 
 
 class SparkReadError(Exception):
@@ -42,6 +50,26 @@ class BoundaryGone(SparkReadError):
         )
 
 
+class TypesUnfit(SparkReadError):
+    """A row doesn't fit the types that the first rows showed."""
+
+    def __init__(self, uri: str, reason: str, rows: int) -> None:
+        super().__init__(
+            f"{uri}: {reason}. The archive names no columns, so they were taken from {rows} rows;"
+            " have more of them looked at (option infer_rows)"
+        )
+
+
+class NotProvable(SparkReadError):
+    """The archive says nothing that what is read could be compared with."""
+
+    def __init__(self, where: str, boundary: str) -> None:
+        super().__init__(
+            f"{where} at {boundary}: the manifest has neither a row count nor a checksum of the"
+            " table there, so verify=True has nothing to compare with. Read it without"
+        )
+
+
 class NotEqual(SparkReadError):
     """The table that was read isn't the one that the archive describes."""
 
@@ -52,3 +80,22 @@ class NotEqual(SparkReadError):
         )
         self.said = said
         self.found = found
+
+
+class JavaMissing(SparkReadError):
+    """There is no Java that Spark could run on."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"Spark needs Java 17 or later ({found}). Install one (Debian, Ubuntu: apt-get install"
+            " openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; macOS: brew"
+            " install openjdk@17), or set JAVA_HOME to one that is there"
+        )
+
+
+def said(failure: BaseException) -> str | None:
+    """The one message of ours in an exception, Spark's or our own; None if there is none."""
+    if type(failure).__module__.startswith("laredo_"):
+        return str(failure)
+    found: list[str] = _RAISED.findall(str(failure))
+    return found[-1] if found else None

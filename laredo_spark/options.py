@@ -6,10 +6,14 @@
 | as_of | a position (0/1A2B3C) or a time (ISO 8601): the last boundary at or before it | head |
 | exact | true: an earlier boundary than as_of is an error | false |
 | epoch | look in this epoch only | |
-| format | read this format only: jsonl, protobuf, parquet (bases) | first that is there |
+| history | the boundary's history; with it, as_of and exact mean that very boundary | |
+| format | read this format where it is: jsonl, protobuf, parquet (bases) | first that is there |
+| mode | table, or changes | table |
+| lines | true: the rows' JSON lines as they stand, in one column, `line` | false |
 | columns | comma separated: make these columns only | all |
 | key | a key: read that row only | |
 | key_fields | comma separated: the key, for archives that don't say | id |
+| infer_rows | rows that types are taken from, in archives without columns | 1000 |
 | partitions | the most tasks that a read is cut into | by size |
 | partitions_at_least | the tasks for a small table; read_table() gives two for each core | 2 |
 | push_filters | true: `where` on the key reads that key's range only; see below | false |
@@ -20,13 +24,19 @@
 
 push_filters is for sessions with spark.sql.python.filterPushdown.enabled = true; Spark
 refuses such a reader where that is off. read_table() sets it by itself.
+
+Archives of other writers may name no columns. Then names and types are those of the first
+``infer_rows`` rows of the base and of the newest diffs: bigint, double, boolean, string; JSON
+text where there are objects or arrays; string where values differ in kind.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from enum import StrEnum
 
+from laredo_archive import codec
 from laredo_archive.access import Addressing, S3Access, profiles
 from laredo_archive.arrow.errors import TypingRefused
 from laredo_archive.arrow.types import Special, Typing
@@ -37,15 +47,30 @@ from laredo_model.position import Position
 from laredo_spark.errors import OptionRefused
 
 _ADDRESSING: Sequence[Addressing] = ("auto", "path", "virtual")
+FORMATS = (codec.JSONL, codec.PROTOBUF, "parquet")
+DEFAULT_INFER_ROWS = 1000
 _KNOWN = frozenset(
     {
-        *("path", "as_of", "exact", "epoch", "format"),
-        *("columns", "key", "key_fields", "partitions", "partitions_at_least", "push_filters"),
+        *("path", "as_of", "exact", "epoch", "history", "format", "mode", "lines"),
+        *("columns", "key", "key_fields", "infer_rows"),
+        *("partitions", "partitions_at_least", "push_filters"),
         *("numeric_as", "special_values", "array_dimensions"),
         *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),
     }
 )
 _DEFAULT_TYPING = Typing()
+
+
+class Mode(StrEnum):
+    """What the rows of a DataFrame are.
+
+    ``BASE`` and ``DIFFS`` are what read_table() folds by a join where files aren't sorted.
+    """
+
+    TABLE = "table"
+    CHANGES = "changes"
+    BASE = "base"
+    DIFFS = "diffs"
 
 
 @dataclass(frozen=True)
@@ -56,10 +81,14 @@ class ReadOptions:
     as_of: Position | datetime | None = None
     exact: bool = False
     epoch: int | None = None
+    history: str | None = None
     format_id: str | None = None
+    mode: Mode = Mode.TABLE
+    lines: bool = False
     columns: tuple[str, ...] | None = None
     key: str | None = None
     key_fields: tuple[str, ...] | None = None
+    infer_rows: int = DEFAULT_INFER_ROWS
     partitions: int | None = None
     partitions_at_least: int | None = None
     push_filters: bool = False
@@ -98,10 +127,14 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         as_of=_moment(options.get("as_of")),
         exact=_flag("exact", options.get("exact", "false")),
         epoch=_number("epoch", options.get("epoch")),
-        format_id=options.get("format"),
+        history=options.get("history"),
+        format_id=_one_of("format", options.get("format"), FORMATS),
+        mode=Mode(_one_of("mode", options.get("mode"), list(Mode)) or Mode.TABLE),
+        lines=_flag("lines", options.get("lines", "false")),
         columns=_names(options.get("columns")),
         key=options.get("key"),
         key_fields=_names(options.get("key_fields")),
+        infer_rows=_number("infer_rows", options.get("infer_rows")) or DEFAULT_INFER_ROWS,
         partitions=_number("partitions", options.get("partitions")),
         partitions_at_least=_number("partitions_at_least", options.get("partitions_at_least")),
         push_filters=_flag("push_filters", options.get("push_filters", "false")),
@@ -145,6 +178,12 @@ def _number(name: str, text: str | None) -> int | None:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise OptionRefused(name, text, "write a number from 1 up")
     return int(text)
+
+
+def _one_of(name: str, text: str | None, known: Sequence[str]) -> str | None:
+    if text is not None and text not in known:
+        raise OptionRefused(name, text, f"write one of {', '.join(known)}")
+    return text
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -7,24 +7,47 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from laredo_spark import options
+from laredo_spark.errors import OptionRefused
+from laredo_spark.failure import in_one_message
+from laredo_spark.options import Mode, ReadOptions
 from laredo_spark.table_read import TableRead
 from laredo_spark.table_reader import FilteredTableReader, TableReader
+from laredo_spark.unfolded_reader import UnfoldedReader, unfolded
 
 
 class LaredoDataSource(DataSource):
     """One table of an archive; ``laredo_spark.options`` says which options there are."""
+
+    _pinned: dict[str, str] | None = None
+    """The boundary that schema() saw: Spark sends this object on, so all reads of a DataFrame,
+    and both sides of a join with itself, see that one."""
 
     @classmethod
     def name(cls) -> str:
         """What stands in format()."""
         return "laredo"
 
+    @in_one_message
     def schema(self) -> StructType:
         """The columns at the boundary, with their exact types."""
-        return TableRead.of(options.parse(self.options)).spark_schema()
+        asked = options.parse(self.options)
+        _refuse_changes(asked)
+        table = TableRead.of(asked)
+        self._pinned = table.pinned()
+        found = table.spark_schema()
+        return unfolded(found) if asked.mode in (Mode.BASE, Mode.DIFFS) else found
 
+    @in_one_message
     def reader(self, schema: StructType) -> DataSourceReader:
         """What plans and reads."""
-        asked = options.parse(self.options)
+        asked = options.parse({**self.options, **(self._pinned or {})})
+        _refuse_changes(asked)
+        if asked.mode in (Mode.BASE, Mode.DIFFS):
+            return UnfoldedReader(asked, schema)
         made = FilteredTableReader if asked.push_filters else TableReader
         return made(asked, schema)
+
+
+def _refuse_changes(asked: ReadOptions) -> None:
+    if asked.mode is Mode.CHANGES:
+        raise OptionRefused("mode", asked.mode, "use read_changes()")

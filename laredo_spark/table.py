@@ -1,16 +1,18 @@
 """``read_table``: a table of an archive as a DataFrame."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
-from laredo_spark import options
+from laredo_spark import options, proof, unsorted
 from laredo_spark.source import LaredoDataSource
 from laredo_spark.table_read import TableRead
 
 PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
 _TASKS_A_CORE = 2
+_WHOLE_TABLE = {"lines": "true", "push_filters": "false"}
+_PARTIAL = ("columns", "key")
 
 
 def register(spark: SparkSession) -> None:
@@ -25,17 +27,20 @@ def read_table(
     *,
     exact: bool = False,
     epoch: int | None = None,
+    verify: bool = False,
     columns: Sequence[str] | None = None,
     key_fields: Sequence[str] | None = None,
     **given: object,
 ) -> DataFrame:
     """The table at the last boundary at or before ``as_of``, a position or a time; at the head.
 
-    The DataFrame stays at that boundary, whatever is committed later. ``given``: the other
-    options of :mod:`laredo_spark.options`.
+    The DataFrame stays at that boundary, whatever is committed later. ``verify`` reads the
+    whole table once, and compares its rows and its checksum with the manifest's. ``given``: the
+    other options of :mod:`laredo_spark.options`.
 
     :raises ArchiveError: if there is no such archive, or no such boundary.
     :raises OptionRefused: if an option can't be used.
+    :raises NotEqual, NotProvable: if ``verify`` finds another table, or nothing to compare with.
     """
     wanted = {
         "path": path,
@@ -50,8 +55,18 @@ def read_table(
     }
     asked = {name: _text(value) for name, value in wanted.items() if value is not None}
     table = TableRead.of(options.parse(asked))
+    pinned = asked | table.pinned()
     register(spark)
-    return spark.read.format(LaredoDataSource.name()).options(**asked | table.pinned()).load()
+    if verify:
+        whole = {name: value for name, value in pinned.items() if name not in _PARTIAL}
+        proof.check(table, _frame(spark, table, {**whole, **_WHOLE_TABLE}))
+    return _frame(spark, table, pinned)
+
+
+def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> DataFrame:
+    if not table.has_ranges:
+        return unsorted.folded(spark, table.asking(options.parse(pinned)), pinned)
+    return spark.read.format(LaredoDataSource.name()).options(**pinned).load()
 
 
 def _text(value: object) -> str:

@@ -1,17 +1,28 @@
-"""The table as Spark partitions: each one key range, folded by one task."""
+"""The table as Spark partitions: each some key ranges, folded by one task.
+
+An archive that isn't sorted has no ranges: here one task folds it, with sorting in a temporary
+file; read_table() has Spark fold it on all its tasks instead (``unsorted``).
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive import ranges
 from laredo_archive.arrow.range_rows import batches
-from laredo_archive.ranges import RangeRead
+from laredo_archive.ranges import KeyRange, RangeRead, Slice
+from laredo_archive.reader import Archive
 from laredo_spark.errors import ColumnsChanged
+from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.key_filters import ranges_of
+from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
+from laredo_spark.row_shape import RowShape
 from laredo_spark.table_read import TableRead
 
 TASK_BYTES = 64 << 20
@@ -21,10 +32,44 @@ TASK_BYTES = 64 << 20
 class TablePartition(InputPartition):
     """What one task reads, as one manifest had it."""
 
-    def __init__(self, read: RangeRead, table: TableRead) -> None:
+    def __init__(self, reads: Sequence[RangeRead], objects: Objects, shape: RowShape) -> None:
         super().__init__(None)
-        self.read = read
-        self.boundary = table.boundary
+        self.reads = [_without_splits(read) for read in reads]
+        self.objects = objects
+        self.shape = shape
+
+
+class WholePartition(InputPartition):
+    """The whole table, for one task."""
+
+    def __init__(self, table: TableRead, keys: Sequence[KeyRange] | None) -> None:
+        super().__init__(None)
+        self._asked = table.asked
+        self._boundary = table.boundary
+        self._shape = table.shape
+        self._keys = keys
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Its rows, a block at a time; memory doesn't grow with the table."""
+        archive = Archive.at(self._asked.path, self._asked.key_fields, self._asked.access())
+        reader = self._shape.reader()
+        for keys, lines in archive.rows(self._boundary):
+            kept = [line for key, line in zip(keys, lines, strict=True) if self._wants(key)]
+            if kept:
+                yield reader.batch(b"\n".join([*kept, b""]))
+
+    def _wants(self, key: bytes) -> bool:
+        return self._keys is None or any(key in keys for keys in self._keys)
+
+
+def _without_splits(read: RangeRead) -> RangeRead:
+    """What tasks don't need isn't sent to them."""
+
+    def plain(part: Slice) -> Slice:
+        return replace(part, entry=replace(part.entry, splits=(), source={}))
+
+    base = None if read.base is None else plain(read.base)
+    return RangeRead(read.keys, base, tuple(plain(part) for part in read.diffs))
 
 
 class TableReader(DataSourceReader):
@@ -33,8 +78,11 @@ class TableReader(DataSourceReader):
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
         self._asked = asked
         self._schema = schema
-        self._keys: tuple[str, ...] | None = None if asked.key is None else (asked.key,)
+        self._keys: list[KeyRange] | None = None
+        if asked.key is not None:
+            self._keys = [ranges.of_key(asked.key.encode())]
 
+    @in_one_message
     def partitions(self) -> Sequence[InputPartition]:
         """The table in key ranges.
 
@@ -44,24 +92,43 @@ class TableReader(DataSourceReader):
         now = table.spark_schema()
         if now != self._schema:
             raise ColumnsChanged(table.archive.uri, self._schema.simpleString(), now.simpleString())
-        return [TablePartition(read, table) for read in self._reads(table)]
+        if not table.has_ranges:
+            return [WholePartition(table, self._keys)]
+        objects = table.objects()
+        return [TablePartition(reads, objects, table.shape) for reads in self._reads(table)]
 
-    def _reads(self, table: TableRead) -> list[RangeRead]:
-        if self._keys is not None:
-            keys = [ranges.of_key(key.encode()) for key in self._keys]
-            return [ranges.cut(table.boundary, table.choose, one) for one in keys]
+    def _reads(self, table: TableRead) -> list[list[RangeRead]]:
         size = sum(table.choose(artifact)[1].size_bytes for artifact in table.boundary.artifacts)
         least = self._asked.partitions_at_least or 2
         parts = self._asked.partitions or max(least, -(-size // TASK_BYTES))
-        return ranges.plan(table.boundary, table.choose, parts)
+        if self._keys is not None:
+            if not self._keys:
+                return []
+            narrow = [ranges.cut(table.boundary, table.choose, keys) for keys in self._keys]
+            if len(narrow) == 1 or sum(read.size_bytes for read in narrow) < size:
+                return [narrow[start::parts] for start in range(min(parts, len(narrow)))]
+        return [[read] for read in ranges.plan(table.boundary, table.choose, parts)]
 
+    @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One range's rows, in Arrow batches."""
-        assert isinstance(partition, TablePartition)
-        table = TableRead.again(self._asked, partition.boundary)
+        """Some ranges' rows, in Arrow batches."""
+        if isinstance(partition, WholePartition):
+            found = partition.batches()
+        elif isinstance(partition, TablePartition):
+            found = _folded(partition)
+        else:
+            found = iter(())
         wanted = to_arrow_schema(self._schema, timezone="UTC")
-        found = batches(partition.read, table.rows(), table.columns, table.open_slice)
-        return (batch.cast(wanted) for batch in found)
+        for batch in found:
+            yield batch.cast(wanted)
+
+
+def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
+    shape, opener = partition.shape, partition.objects.opener()
+    reader = shape.reader()
+    return chain.from_iterable(
+        batches(read, reader, shape.columns, opener) for read in partition.reads
+    )
 
 
 class FilteredTableReader(TableReader):
@@ -70,18 +137,9 @@ class FilteredTableReader(TableReader):
     Spark refuses a reader that has pushFilters where the setting for it is off.
     """
 
+    @in_one_message
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
-        """Take ``key = value`` and ``key IN (...)``; Spark checks every row of what is read."""
-        table = TableRead.of(self._asked)
-        for filter_ in filters:
-            self._narrow(filter_, table)
-            yield filter_
-
-    def _narrow(self, filter_: Filter, table: TableRead) -> None:
-        if self._keys is not None or len(table.key_names) != 1:
-            return
-        if not isinstance(filter_, EqualTo | In) or filter_.attribute != (table.key_names[0],):
-            return
-        values = [filter_.value] if isinstance(filter_, EqualTo) else list(filter_.value)
-        if all(isinstance(value, int | str) and not isinstance(value, bool) for value in values):
-            self._keys = tuple(dict.fromkeys(str(value) for value in values))
+        """Take what narrows the key; Spark checks every row of what is read."""
+        if self._keys is None:
+            self._keys = ranges_of(filters, TableRead.of(self._asked).shape)
+        return iter(filters)
