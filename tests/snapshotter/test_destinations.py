@@ -192,7 +192,7 @@ def test_what_one_destination_lacks_is_copied_at_the_next_start(
         proxy.add(Rule(answer(503, "SlowDown"), "PutObject", "*/manifest.json", times=None))
         held = served.commit("users", put(1, "on the directory only"))
         writer.wait_head(held)
-        served.commit("users", put(2, "k + 1 is nowhere before k is everywhere"))
+        next_ = served.commit("users", put(2, "k + 1 is nowhere before k is everywhere"))
         writer.wait_status({"state": "holding"})
         assert writer.head() == held
         writer.program.kill()
@@ -200,8 +200,8 @@ def test_what_one_destination_lacks_is_copied_at_the_next_start(
     writer.archive = bucket
     assert [kind for kind, _ in writer.kinds()] == ["snapshot"]
     with writer:
-        writer.program.wait_ready()
-        assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff"]
+        writer.wait_head(next_)
+        assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff", "diff"]
         (levelled,) = writer.logged("destination brought level")
         assert levelled["copied"] == 1 and levelled["uri"] == bucket.uri
         assert writer.program.stop() == 0
