@@ -40,6 +40,7 @@ class NetChanges:
         self.cancelled = Cancelled()
         self._entries: dict[bytes, tuple[bytes | None, bytes | None]] = {}
         self._spill: SpillFile | None = None
+        self._spilled = 0
         self._spill_directory = spill_directory
 
     def __len__(self) -> int:
@@ -113,6 +114,7 @@ class NetChanges:
                 self._spill = later._spill
             else:
                 self._spill.adopt(later._spill)
+            self._spilled += later._spilled
             self._entries, self.memory_bytes = later._entries, later.memory_bytes
             return
         if not self._entries:
@@ -136,6 +138,7 @@ class NetChanges:
         if self._spill is None:
             self._spill = SpillFile(self._spill_directory)
         self._spill.write(self._sorted_entries())
+        self._spilled += len(self._entries)
         self._entries = {}
         self.memory_bytes = 0
 
@@ -161,7 +164,8 @@ class NetChanges:
             yield key, *entries[key]
 
     def _clear(self) -> None:
-        self.cancelled.add_many(len(self._entries) + (self._spill is not None))
+        self.cancelled.add_many(len(self._entries) + self._spilled)
+        self._spilled = 0
         self._entries.clear()
         self.memory_bytes = 0
         if self._spill is not None:

@@ -1,6 +1,6 @@
 """The count of keys without a net change against every state that a window went through."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from laredo_model.change import Action
@@ -66,6 +66,7 @@ def from_the_middle(state: State, sealed: Sealed) -> State:
 
 @settings(deadline=None, max_examples=400)
 @given(seed=st.integers(0, 2**32))
+@example(seed=10512)
 def test_no_cancelled_key_goes_uncounted(seed: int) -> None:
     stream = Stream(seed)
     chance = stream.random
@@ -142,6 +143,19 @@ def test_a_forced_window_carries_nothing_on() -> None:
     assert forced.measure(StateChecksum()).cancelled == 1
     take(buffer, changes((None, b"a"), key=b"2"), 6, ends=True)
     assert buffer.seal(9).measure(StateChecksum()).cancelled == 0
+
+
+def test_a_truncate_counts_what_was_spilled() -> None:
+    buffer = ChangeBuffer()
+    for number in range(7):
+        take(buffer, changes((None, b"a"), key=b"%d" % number), 5, ends=False)
+    buffer.spill()
+    take(buffer, [(Action.TRUNCATE, b"", b"", b"")], 5, ends=True)
+    take(buffer, changes((None, b"b"), key=b"x"), 6, ends=True)
+    sealed = buffer.seal(9)
+    outcome = sealed.measure(StateChecksum())
+    assert (outcome.truncate, outcome.cancelled) == (False, 7)
+    sealed.close()
 
 
 def test_many_keys_are_counted_without_being_held() -> None:
