@@ -26,6 +26,9 @@ from laredo_snapshotter.buffer import Outcome, Sealed
 
 log = structlog.get_logger(__name__)
 
+_UNWRITTEN = object()
+"""What a diff without changes comes to."""
+
 RETRY = Backoff(initial=0.5, maximum=15.0)
 
 
@@ -173,7 +176,8 @@ class Committer:
             if not job.done.cancelled():
                 job.done.set_exception(failure)
             return
-        self.last_write = time.monotonic()
+        if result is not _UNWRITTEN:
+            self.last_write = time.monotonic()
         if job.done is not None and not job.done.cancelled():
             job.done.set_result(result)
         if isinstance(result, _Written):
@@ -251,14 +255,14 @@ class _DiffCommit:
         self._unwritten = unwritten
         self._measured: tuple[Position, Outcome] | None = None
 
-    def run(self) -> _Written | None:
-        """Commit it, in a thread; None if there is nothing to be written."""
+    def run(self) -> object:
+        """Commit it, in a thread; what was written, or _UNWRITTEN if there was nothing."""
         sealed = self._sealed
         start, outcome = self._measure()
         if outcome.empty and not (sealed.forced and sealed.to_position > start):
             self._unwritten.cancelled += outcome.cancelled
             sealed.close()
-            return None
+            return _UNWRITTEN
         artifact = self._archive.commit_diff(
             sealed.changes(),
             from_position=start,
