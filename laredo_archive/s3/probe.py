@@ -135,7 +135,7 @@ class _Probe:
 
 
 def _remove(bucket: Bucket, key: str) -> None:
-    """This probe's object, and those of processes that were killed while they probed."""
+    """What this probe left, and what processes left that were killed while they probed."""
     try:
         bucket.ask("delete_object", key)
         page = bucket.ask_all("list_objects_v2", NAME)
@@ -143,6 +143,21 @@ def _remove(bucket: Bucket, key: str) -> None:
         for found in page.get("Contents", ()):
             if found["LastModified"] < limit:
                 bucket.ask("delete_object", found["Key"].removeprefix(bucket.place.prefix))
+        _abort_uploads(bucket, key)
     except (Refused, DestinationUnavailable) as failure:
         # A writer that may not delete can still commit.
         log.warning("a probe's object may be left", uri=bucket.uri_of(key), failure=str(failure))
+
+
+def _abort_uploads(bucket: Bucket, key: str) -> None:
+    """They lie outside of every table's prefix, so that no claim and no collector sees them."""
+    page = bucket.ask_all("list_multipart_uploads", NAME)
+    limit = bucket.date(page) - _LEFT_BEHIND
+    for upload in page.get("Uploads", ()):
+        found = upload["Key"].removeprefix(bucket.place.prefix)
+        if found == key or upload["Initiated"] < limit:
+            try:
+                bucket.ask("abort_multipart_upload", found, UploadId=upload["UploadId"])
+            except Refused as refused:
+                if refused.kind is not Kind.NO_SUCH_UPLOAD:
+                    raise

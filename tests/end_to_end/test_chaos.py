@@ -14,7 +14,7 @@ SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
 RUNS = int(os.environ.get("LAREDO_TEST_RUNS", "6"))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_right_under_every_fault(
     number: int, database: Database, ministack: AwsServer, tmp_path: Path

@@ -41,6 +41,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.faults.random_writer"])
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 LATENESS_S = 0.4
+WAIT_S = 150
+"""How long a writer may take: seconds on a machine at rest."""
 
 
 class Run:
@@ -105,7 +107,7 @@ class Run:
             collector.join()
         self._fair_weather()
         final = self._start(self._reach())
-        final.join(60)
+        final.join(WAIT_S)
         self.exits.append(final.exitcode)
         assert final.exitcode == 0, self._log()
         self.check()
@@ -156,7 +158,7 @@ class Run:
         return writer
 
     def _ended(self, writer: ForkServerProcess) -> None:
-        writer.join(60)
+        writer.join(WAIT_S)
         self.exits.append(writer.exitcode)
         assert writer.exitcode in (0, KILLED, FENCED), self._log()
 

@@ -112,19 +112,39 @@ def test_who_may_not_delete_can_still_commit(way: Way) -> None:
     assert [entry["event"] for entry in logs] == ["a probe's object may be left"]
 
 
+async def _in_two_hours(exchange: Exchange) -> None:
+    answered = await exchange.forward()
+    dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
+    await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
+
+
+IN_TWO_HOURS = Fault("in two hours", _in_two_hours)
+
+
 def test_what_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -> None:
     way.direct.swap(".laredo-probe-0", b"x", None)
-
-    async def in_two_hours(exchange: Exchange) -> None:
-        answered = await exchange.forward()
-        dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
-        await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
-
     way.faulty.probe()
     assert way.direct.head(".laredo-probe-0") is not None, "it may be another process's"
-    way.meets(Fault("in two hours", in_two_hours), "ListObjectsV2")
+    way.meets(IN_TWO_HOURS, "ListObjectsV2")
     way.faulty.probe()
     assert nothing_left(way, s3)
+
+
+def test_an_upload_that_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -> None:
+    prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
+    raw, left = s3.server.client("s3"), f"{prefix}.laredo-probe-0"
+    raw.create_multipart_upload(Bucket=s3.bucket, Key=left)
+
+    def uploads() -> list[str]:
+        listed = raw.list_multipart_uploads(Bucket=s3.bucket, Prefix=prefix)
+        return [upload["Key"] for upload in listed.get("Uploads", ())]
+
+    way.meets(drop(after=True), "CreateMultipartUpload")
+    way.faulty.probe()
+    assert uploads() == [left], "its own are gone, that one may be another process's"
+    way.meets(IN_TWO_HOURS, "ListMultipartUploads")
+    way.faulty.probe()
+    assert uploads() == []
 
 
 @pytest.fixture
