@@ -7,10 +7,16 @@ somebody else claims; a writer that lost so never claims again.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 import structlog
 
-from laredo_archive.errors import DestinationUnavailable, OutcomeUnclear, SwapLost
+from laredo_archive.errors import (
+    DestinationError,
+    DestinationUnavailable,
+    OutcomeUnclear,
+    SwapLost,
+)
 from laredo_archive.failpoint import reach
 from laredo_archive.holding import ATTEMPTS, Claim, Holding
 from laredo_archive.manifest import Manifest, Mark
@@ -95,3 +101,20 @@ def _before_newest(manifest: Manifest) -> Mark | None:
         return None
     before = manifest.artifacts[-2]
     return Mark(before.epoch, before.to_position)
+
+
+def drop_unfinished(holding: Holding, prefix: str) -> None:
+    """What writers before us were uploading when they ended; they are fenced now.
+
+    Nothing depends on it, so a failure doesn't keep the archive closed: the collector
+    tries again.
+    """
+    destination = holding.destination
+    try:
+        dropped = destination.collect_unfinished(prefix, timedelta(0))
+    except DestinationError as failure:
+        holding.counts.count_error(destination.place)
+        log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
+        return
+    if dropped:
+        log.info("unfinished uploads dropped", uri=destination.uri, count=dropped)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -17,9 +17,10 @@ import structlog
 
 from laredo_archive import chain, naming, succession
 from laredo_archive.base import Base, BasePlan, BaseUpload
-from laredo_archive.claim import claim
+from laredo_archive.claim import claim, drop_unfinished
 from laredo_archive.destination import Destination
 from laredo_archive.diff import Window, encode
+from laredo_archive.entering import Entering
 from laredo_archive.errors import (
     ArtifactMissing,
     CommitUnavailable,
@@ -75,12 +76,12 @@ class TableArchive:
         self._claim = owner
         self._table = table
         self._key_prefix = key_prefix
-        self._keep_epochs = keep_epochs
         self._notices = notices
         self._spool_directory = spool_directory
         self._new_names = new_names
         self._counts = holdings[0].counts
         self._surroundings = holdings[0].surroundings
+        self._entering = Entering(notices, keep_epochs, self._surroundings.now)
         self._turn = threading.RLock()
         self._fenced: Fenced | None = None
         self._offer: Offer | None = None
@@ -126,7 +127,7 @@ class TableArchive:
         try:
             owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
             for holding in holdings:
-                _drop_unfinished(holding, prefix)
+                drop_unfinished(holding, prefix)
             new_names = NewNames(owner.writer_id)
             level(holdings, owner, new_names)
         except DestinationError as failure:
@@ -246,7 +247,7 @@ class TableArchive:
                 follows=chain.following(self._manifest.last if self._manifest else None),
                 to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )
-            self._offer = Offer(artifact, {}, base.placed, self._with_base, self._new_names)
+            self._offer = Offer(artifact, {}, base.placed, self._entering.base, self._new_names)
             return self._finish_offer() or artifact
 
     def commit_diff(
@@ -298,7 +299,9 @@ class TableArchive:
             )
             reach("diff.encoded")
             self._spool = diff.spool
-            self._offer = Offer(diff.artifact, diff.contents, {}, self._with_diff, self._new_names)
+            self._offer = Offer(
+                diff.artifact, diff.contents, {}, self._entering.diff, self._new_names
+            )
             return self._finish_offer() or diff.artifact
 
     def settle(self) -> None:
@@ -327,7 +330,7 @@ class TableArchive:
                     " after the archive's head"
                 )
             for holding in self._holdings:
-                holding.rewrite(lambda known: self._seen(known, position), self._claim)
+                holding.rewrite(lambda known: self._entering.seen(known, position), self._claim)
             self._look()
 
     def record_notices(self) -> None:
@@ -338,7 +341,7 @@ class TableArchive:
         with self._my_turn():
             self._finish_offer()
             for holding in self._holdings:
-                holding.rewrite(self._with_notices, self._claim)
+                holding.rewrite(self._entering.told, self._claim)
             self._look()
 
     def close(self) -> None:
@@ -351,34 +354,6 @@ class TableArchive:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # What an artifact does to a manifest.
-
-    def _with_diff(self, manifest: Manifest, diff: Artifact) -> Manifest:
-        return self._stamped(chain.with_diff(manifest, diff))
-
-    def _with_base(self, manifest: Manifest, base: Artifact) -> Manifest:
-        if manifest.history != base.history:
-            manifest = replace(manifest, seen_position=None)
-        return self._stamped(chain.with_base(manifest, base, self._keep_epochs))
-
-    def _stamped(self, manifest: Manifest) -> Manifest:
-        head = manifest.head_position
-        assert head is not None, "it has an artifact"
-        seen = chain.with_seen(manifest, head, self._surroundings.now())
-        return self._notices.entered(seen)
-
-    def _seen(self, manifest: Manifest, position: Position) -> Manifest | None:
-        if manifest.seen_position is not None and manifest.seen_position >= position:
-            return self._with_notices(manifest)
-        seen = chain.with_seen(manifest, position, self._surroundings.now())
-        return self._notices.entered(seen)
-
-    def _with_notices(self, manifest: Manifest) -> Manifest | None:
-        entered = self._notices.entered(manifest)
-        return None if entered is manifest else entered
-
-    # Finishing.
 
     def _finish_offer(self) -> Artifact | None:
         """Bring what is on its way into every manifest."""
@@ -433,20 +408,3 @@ class TableArchive:
                 place = self._counts.note(failure, self._holdings)
                 log.warning("commit waits", table=self._table, reason=str(failure))
                 raise CommitUnavailable(self._table, failure.uri, failure, place) from failure
-
-
-def _drop_unfinished(holding: Holding, prefix: str) -> None:
-    """What writers before us were uploading when they ended; they are fenced now.
-
-    Nothing depends on it, so a failure doesn't keep the archive closed: the collector
-    tries again.
-    """
-    destination = holding.destination
-    try:
-        dropped = destination.collect_unfinished(prefix, timedelta(0))
-    except DestinationError as failure:
-        holding.counts.count_error(destination.place)
-        log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
-        return
-    if dropped:
-        log.info("unfinished uploads dropped", uri=destination.uri, count=dropped)
