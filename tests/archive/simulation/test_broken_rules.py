@@ -125,7 +125,7 @@ def a_manifest_is_swapped_whatever_it_is_now(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_claim_leaves_uploads_as_they_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "_drop_unfinished", lambda *_: None)
+    patch.setattr(commit, "drop_unfinished", lambda *_: None)
 
 
 def uploads_are_never_collected(patch: pytest.MonkeyPatch) -> None:
