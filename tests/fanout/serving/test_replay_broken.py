@@ -195,7 +195,8 @@ async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     outcomes: list[Outcome] = []
     async with archived(tmp_path, listener=listener, outcomes=outcomes) as (world, table):
-        start = windows(table, 1, rows=4000, name="x" * 2000)
+        # More than sockets and HTTP/2 windows take without anybody reading.
+        start = windows(table, 1, rows=4000, name="x" * 10_000)
         stream = _stream(world, start)
         await stream.next("handshake")
         await until(lambda: not world.registry.leases)
@@ -231,14 +232,15 @@ async def test_a_pin_that_did_not_last(tmp_path: Path, gated: Gated) -> None:
 async def test_a_slow_client_holds_little(tmp_path: Path) -> None:
     """A window of many megabytes for a client that doesn't read: one piece at a time."""
     async with archived(tmp_path) as (world, table):
-        start = windows(table, 1, rows=3000, name="x" * 4000)
+        start = windows(table, 1, rows=3000, name="x" * 10_000)
         stream = _stream(world, start)
         await stream.next("handshake")
-        await until(lambda: bool(world.registry.leases))
+        lease = world.registry.leases[0]
+        await until(lambda: lease.state.state == "replaying")
         for _ in range(20):
             table.commit((1, "live"))
             await asyncio.sleep(0.01)
-        assert world.registry.leases[0].state.state == "replaying"
+        assert lease.state.state == "replaying"
         reader = Reader(world, table.state_at(start), start)
         assert await reader.level() == REPLAY, "the others don't wait for it"
         stream.cancel()
