@@ -115,7 +115,7 @@ class ArtifactFiles:
             raise self._missing(entry) from missing
 
     def _missing(self, entry: FormatEntry) -> ArtifactMissing:
-        return ArtifactMissing(self.uri(entry), _MISSING)
+        return ArtifactMissing(self.uri(entry), MISSING)
 
     def check_bytes(self, entry: FormatEntry) -> None:
         """Read the object, whatever is in it.
@@ -242,7 +242,7 @@ def _readable(artifact: Artifact, format_id: str | None = None) -> list[str]:
     return [id_ for id_ in wanted if id_ in artifact.formats and id_ in codec.FORMATS]
 
 
-_MISSING = (
+MISSING = (
     "the manifest names this object (was it deleted by hand, or not copied along?"
     " Restore it, or read another destination)"
 )
@@ -256,7 +256,7 @@ def _with_advice(rows: Iterator[T]) -> Iterator[T]:
         raise ArtifactDamaged(
             failure.uri,
             f"{failure.reason}. (The manifest doesn't say which column is the key, so id was"
-            " taken for it; --key says it)",
+            " taken for it; --key says it, in Spark key_fields)",
         ) from failure
 
 
@@ -307,7 +307,7 @@ class Checked:
         try:
             data = self._source.read(size)
         except ArtifactMissing as missing:
-            raise ArtifactMissing(self._uri, _MISSING) from missing
+            raise ArtifactMissing(self._uri, MISSING) from missing
         except OSError as failure:
             raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
         self._size += len(data)

@@ -7,11 +7,13 @@ from itertools import chain, islice
 
 import orjson
 
+from laredo_archive.codec.row_keys import compact
 from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
 from laredo_model import line as lines_
 from laredo_model.column import Column
+from laredo_model.errors import BadLine
 
 _INTEGER = re.compile(rb"-?\d{1,18}")
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -34,7 +36,7 @@ def columns(
     """
     kinds: dict[str, set[str]] = {}
     for line in _some_lines(archive, boundary, rows):
-        for quoted, value in lines_.items(line):
+        for quoted, value in _items(line):
             kinds.setdefault(orjson.loads(quoted), set()).update(_kind(value))
     for name in key_names:
         if kinds and name not in kinds:
@@ -49,6 +51,13 @@ def columns(
         Column(name, _type(seen), ordinal=ordinal, key_ordinal=order.get(name))
         for ordinal, (name, seen) in enumerate(found.items(), 1)
     )
+
+
+def _items(line: bytes) -> list[tuple[bytes, bytes]]:
+    try:
+        return lines_.items(line)
+    except BadLine:
+        return lines_.items(compact(line))
 
 
 def _some_lines(archive: Archive, boundary: Boundary, rows: int) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from laredo_archive import location
 from laredo_archive.arrow.errors import ValueUnfit
-from laredo_archive.artifact_file import Checked
+from laredo_archive.artifact_file import MISSING, Checked
 from laredo_archive.codec import Source
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
@@ -84,7 +84,7 @@ class Objects:
         for entry in _entries(found):
             if entry.same_content(part.entry) and entry.sha256 is not None:
                 if entry.key == part.entry.key:
-                    raise ArtifactMissing(missing.uri, f"{where} names this object") from None
+                    raise ArtifactMissing(missing.uri, MISSING) from None
                 return found.destination.open(found.locate(entry.key), part.start)
         raise BoundaryGone(where, f"{missing.uri}, which {self.boundary} needs,") from None
 

@@ -14,10 +14,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive import ranges
+from laredo_archive.arrow.errors import ValueUnfit
 from laredo_archive.arrow.range_rows import batches
+from laredo_archive.arrow.rows import RowReader
 from laredo_archive.ranges import KeyRange, RangeRead, Slice
 from laredo_archive.reader import Archive
-from laredo_spark.errors import ColumnsChanged
+from laredo_model.errors import BadLine
+from laredo_spark.errors import ColumnsChanged, TypesUnfit
 from laredo_spark.failure import each_in_one_message, in_one_message
 from laredo_spark.key_filters import ranges_of
 from laredo_spark.objects import Objects
@@ -56,7 +59,15 @@ class WholePartition(InputPartition):
         for keys, lines in archive.rows(self._boundary):
             kept = [line for key, line in zip(keys, lines, strict=True) if self._wants(key)]
             if kept:
-                yield reader.batch(b"\n".join([*kept, b""]))
+                yield self._batch(reader, b"\n".join([*kept, b""]), archive.uri)
+
+    def _batch(self, reader: RowReader, block: bytes, uri: str) -> pa.RecordBatch:
+        try:
+            return reader.batch(block)
+        except (BadLine, ValueUnfit) as wrong:
+            if not self._shape.inferred:
+                raise
+            raise TypesUnfit(uri, str(wrong), self._asked.infer_rows) from None
 
     def _wants(self, key: bytes) -> bool:
         return self._keys is None or any(key in keys for keys in self._keys)

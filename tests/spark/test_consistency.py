@@ -1,0 +1,228 @@
+"""A DataFrame shows one boundary, or says clearly why it can't any more."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_archive.codec import jsonl
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown, ManifestNewer
+from laredo_model.column import Column
+from laredo_spark.errors import BoundaryGone, ColumnsChanged, OptionRefused, SparkReadError, said
+from tests.archive.building import COLUMNS, Builder
+from tests.spark.reading import Reading, names
+
+FIRST = {number: f"name {number}" for number in range(100)}
+
+
+def manifest_of(archive: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = archive / "manifest.json"
+    described = json.loads(path.read_text())
+    change(described)
+    path.write_text(json.dumps(described))
+
+
+def file_of(archive: Path, kind: str = "snapshot") -> Path:
+    [found] = archive.glob(f"epoch=*/{kind}-*.jsonl")
+    return found
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Builder:
+    return Builder(tmp_path).base(0x10, names(FIRST))
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base of many blocks."""
+    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 500)
+    return Builder(tmp_path).base(0x10, names(FIRST)).write()
+
+
+def test_what_is_committed_later_isnt_seen(builder: Builder) -> None:
+    archive = builder.write()
+    made = Reading(archive)
+    builder.diff(0x20, names({1: "later"})).write()
+    assert made.ids() == list(FIRST)
+    assert Reading(archive).ids() == [1]
+
+
+def test_a_re_base_gives_the_diff_to_the_next_epoch(builder: Builder) -> None:
+    """The base is at 0/18; the diff after it, which the DataFrame shows, is relabelled."""
+    builder.diff(0x18, names({1: "a"})).diff(0x20, names({2: "b"}))
+    archive = builder.write()
+    made = Reading(archive)
+    diff = builder.artifacts.pop()
+    builder.states.pop()
+    builder.base(0x18, names({1: "a"}))
+    builder.artifacts.append({**diff, "epoch": 2})
+    builder.head = 0x20
+    builder.artifacts = builder.artifacts[2:]  # and retention takes the first epoch
+    builder.write()
+    assert made.ids() == [2]
+
+
+def test_retention_removed_it(builder: Builder) -> None:
+    archive = builder.write()
+    made = Reading(archive)
+    builder.artifacts.clear()
+    builder.base(0x30, names({1: "a"})).write()
+    with pytest.raises(BoundaryGone, match=r"0/10 \(epoch 1.*Make it again"):
+        made.rows()
+
+
+def test_retention_removes_the_files_while_tasks_read(builder: Builder) -> None:
+    archive = builder.write()
+    reader, partitions = Reading(archive).partitions()
+    file = file_of(archive)
+    builder.artifacts.clear()
+    builder.base(0x30, names({1: "a"})).write()
+    file.unlink()
+    with pytest.raises(BoundaryGone, match=rf"manifest.json: .*{file.name}, which 0/10"):
+        list(reader.read(partitions[0]))
+
+
+def test_another_archive_at_the_same_place(builder: Builder, tmp_path: Path) -> None:
+    made = Reading(builder.write())
+    other = Builder(tmp_path, history="7400000000000000001:1:16384")
+    other.base(0x10, names({1: "another"})).write()
+    with pytest.raises(BoundaryGone, match="history 7300"):
+        made.rows()
+
+
+def test_a_file_that_was_placed_anew_under_another_name(builder: Builder) -> None:
+    archive = builder.write()
+    reader, partitions = Reading(archive).partitions()
+    file = file_of(archive)
+    file.rename(file.with_name("snapshot-0_10-abc.jsonl"))
+
+    def renamed(described: dict[str, Any]) -> None:
+        entry = described["artifacts"][0]["formats"]["jsonl"]
+        entry["key"] = entry["key"].replace("0_10", "0_10-abc")
+
+    manifest_of(archive, renamed)
+    rows = [
+        line for part in partitions for batch in reader.read(part) for line in batch.to_pylist()
+    ]
+    assert sorted(line["id"] for line in rows) == list(FIRST)
+
+
+def test_other_columns_than_when_it_was_made(builder: Builder) -> None:
+    archive = builder.write()
+    made = Reading(archive)
+
+    def widened(described: dict[str, Any]) -> None:
+        described["artifacts"][0]["columns"][1] = Column("name", "int4", ordinal=2).to_json()
+
+    manifest_of(archive, widened)
+    with pytest.raises(ColumnsChanged, match=r"name:string.*name:int.*Make it again"):
+        made.rows()
+
+
+def test_a_file_is_gone(builder: Builder) -> None:
+    archive = builder.write()
+    file_of(archive).unlink()
+    with pytest.raises(ArtifactMissing, match=r"snapshot-0_10.jsonl: the manifest names.*Restore"):
+        Reading(archive).rows()
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+def test_a_file_is_cut_off(large: Path, parts: int) -> None:
+    file = file_of(large)
+    file.write_bytes(file.read_bytes()[:-300])
+    with pytest.raises(
+        ArtifactDamaged, match=r"snapshot-0_10.jsonl: .*(cut off|it ends).*estore it"
+    ):
+        Reading(large, partitions=parts).rows()
+
+
+def test_a_file_has_grown(builder: Builder) -> None:
+    archive = builder.write()
+    file = file_of(archive)
+    file.write_bytes(file.read_bytes() + b'{"id":100,"name":"x","doc":null}\n')
+    with pytest.raises(ArtifactDamaged, match="bytes, the manifest says"):
+        Reading(archive, partitions=1).rows()
+
+
+def test_other_bytes_of_the_same_length(builder: Builder) -> None:
+    """Rows as they should look: only the sha256 tells."""
+    archive = builder.write()
+    file = file_of(archive)
+    file.write_bytes(file.read_bytes().replace(b'"name 42"', b'"name 43"'))
+    with pytest.raises(ArtifactDamaged, match="its sha256 is"):
+        Reading(archive, partitions=1).rows()
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\xfd", b'{"id', b'42,"', b'"\\ud8'])
+@pytest.mark.parametrize("parts", [1, 8])
+def test_bytes_that_arent_rows(large: Path, damage: bytes, parts: int) -> None:
+    file = file_of(large)
+    whole = file.read_bytes()
+    at = len(whole) // 2
+    file.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+    with pytest.raises(ArtifactDamaged, match=r"snapshot-0_10.jsonl: ") as raised:
+        Reading(large, partitions=parts, columns="name").rows()
+    assert raised.value.__cause__ is None
+
+
+def test_a_value_that_isnt_of_its_type_names_the_file(builder: Builder) -> None:
+    archive = builder.write()
+
+    def other_type(described: dict[str, Any]) -> None:
+        described["artifacts"][0]["columns"][1]["type"] = "int4"
+
+    manifest_of(archive, other_type)
+    with pytest.raises(ArtifactDamaged, match=r"0_10.jsonl: column name: name 0 is no int4"):
+        Reading(archive).rows()
+
+
+def test_formats_and_versions_that_arent_known(builder: Builder) -> None:
+    archive = builder.write()
+
+    def only_avro(described: dict[str, Any]) -> None:
+        formats = described["artifacts"][0]["formats"]
+        formats["avro"] = formats.pop("jsonl")
+
+    manifest_of(archive, only_avro)
+    with pytest.raises(FormatUnknown, match="it is there as avro only"):
+        Reading(archive).rows()
+    manifest_of(archive, lambda described: described.update(manifest_version=2))
+    with pytest.raises(ManifestNewer, match="manifest_version is 2"):
+        Reading(archive)
+
+
+def test_options(builder: Builder) -> None:
+    archive = builder.write()
+    for name, value, advice in [
+        ("format", "avro", "write one of jsonl, protobuf, parquet"),
+        ("mode", "rows", "write one of table"),
+        ("exact", "yes", "write true or false"),
+        ("partitions", "0", "a number from 1 up"),
+        ("as_of", "yesterday", "neither a position"),
+        ("key_fields", "nam", "there are id, name, doc"),
+    ]:
+        with pytest.raises(OptionRefused, match=rf"option {name} = '{value}': .*{advice}"):
+            Reading(archive, **{name: value})
+
+
+def test_lines_are_the_rows_as_they_stand(builder: Builder) -> None:
+    builder.diff(0x20, names({**FIRST, 7: "seven"}, '{"a": [1]}'))
+    rows = Reading(builder.write(), lines="true").rows()
+    assert sorted(line["line"].encode() for line in rows) == sorted(builder.states[-1].values())
+
+
+def test_the_one_message_in_an_exception_of_sparks() -> None:
+    shown = (
+        "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+        "  File x, line 1\nlaredo_archive.errors.ArtifactDamaged: file:///a/b: cut off: it has 3"
+        " bytes\n\tat org.apache.spark.api.python.BasePythonRunner"
+    )
+    assert said(RuntimeError(shown)) == "file:///a/b: cut off: it has 3 bytes"
+    assert said(SparkReadError("as it is")) == "as it is"
+    assert said(RuntimeError("of another")) is None
+
+
+def test_names_in_columns_are_the_tables(builder: Builder) -> None:
+    assert [column.name for column in COLUMNS] == Reading(builder.write()).schema.names
