@@ -31,7 +31,7 @@ from tests.archive.simulation.store import LATEST_S, Faults, MemoryStore
 from tests.archive.simulation.truth import Database
 from tests.archive.simulation.world import Actor, World
 
-SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "500"))
+SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "400"))
 FIRST = int(os.environ.get("LAREDO_SIMULATION_FIRST", "0"))
 GROUPS = 10
 SOME_SEED = 6
