@@ -1,6 +1,7 @@
 """The readers as Spark's Python workers call them, in the test's own process: quick to ask."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,11 @@ class Reading:
 def names(rows: dict[int, str], doc: str = '{"a": [1]}') -> State:
     """A table's lines, by key."""
     return state(*(row(number, name, doc) for number, name in rows.items()))
+
+
+def manifest_of(archive: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest by hand."""
+    path = archive / "manifest.json"
+    described = json.loads(path.read_text())
+    change(described)
+    path.write_text(json.dumps(described))

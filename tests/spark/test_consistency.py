@@ -1,7 +1,5 @@
 """A DataFrame shows one boundary, or says clearly why it can't any more."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,9 @@ from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknow
 from laredo_model.column import Column
 from laredo_spark.errors import BoundaryGone, ColumnsChanged, OptionRefused, SparkReadError, said
 from tests.archive.building import COLUMNS, Builder
-from tests.spark.reading import Reading, names
+from tests.spark.reading import Reading, manifest_of, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
-
-
-def manifest_of(archive: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = archive / "manifest.json"
-    described = json.loads(path.read_text())
-    change(described)
-    path.write_text(json.dumps(described))
 
 
 def file_of(archive: Path, kind: str = "snapshot") -> Path:

@@ -3,18 +3,16 @@
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
 from laredo_spark import read_table, register
-from laredo_spark.errors import OptionRefused
-from tests.archive.building import Builder, State, row, state
-
-
-def _state(names: dict[int, str]) -> State:
-    return state(*(row(number, name, '{"a": [1]}') for number, name in names.items()))
-
+from laredo_spark.errors import OptionRefused, said
+from laredo_spark.table import PUSH_FILTERS
+from tests.archive.building import Builder
+from tests.spark.reading import names as _state
 
 FIRST = {number: f"name {number}" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: "new"}
@@ -73,3 +71,82 @@ def test_what_cant_be_read_is_one_error(spark: SparkSession, archive: Path, tmp_
         read_table(spark, str(archive), colums="id")
     with pytest.raises(OptionRefused, match="there are id, name, doc"):
         read_table(spark, str(archive), columns=["nam"])
+
+
+def test_a_dataframe_stays_at_its_boundary(spark: SparkSession, tmp_path: Path) -> None:
+    """Also one by its format, which Spark plans anew for every action."""
+    builder = Builder(tmp_path).base(0x10, _state(FIRST))
+    archive = builder.write()
+    register(spark)
+    made = [read_table(spark, str(archive)), spark.read.format("laredo").load(str(archive))]
+    builder.diff(0x20, _state(THIRD)).write()
+    assert [frame.count() for frame in made] == [100, 100]
+    joined = made[1].alias("a").join(made[1].alias("b"), "id")
+    assert joined.count() == 100
+    assert spark.read.format("laredo").load(str(archive)).count() == 1
+
+
+def test_keys_are_pushed_down_where_the_session_has_it_on(
+    spark: SparkSession, archive: Path
+) -> None:
+    spark.conf.set(PUSH_FILTERS, "true")
+    try:
+        found = read_table(spark, str(archive), "0/20")
+        assert found.where("id = 7").collect() == rows({7: "changed"})
+        assert sorted(found.where("id IN (1, 50, 200)").collect()) == rows(
+            {1: "name 1", 200: "new"}
+        )
+        assert found.where("id = 1 OR id = 2").count() == 2
+        assert found.where("id = 7 AND name = 'other'").count() == 0
+        assert found.where("id IS NULL").count() == 0
+        assert found.where("id > 90 AND doc IS NOT NULL").count() == 10
+        assert found.count() == len(SECOND)
+    finally:
+        spark.conf.unset(PUSH_FILTERS)
+
+
+def test_damage_that_a_task_finds_is_one_message(spark: SparkSession, archive: Path) -> None:
+    [file] = archive.glob("epoch=1/snapshot-*.jsonl")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(Exception, match="cut off") as raised:
+        read_table(spark, str(archive), "0/10", partitions=1).collect()
+    message = said(raised.value)
+    assert message is not None and message.startswith(f"file://{file}: cut off: it has ")
+    assert message.endswith("Restore it from another destination, or read that one")
+    assert "The above exception" not in str(raised.value)
+
+
+def test_what_goes_wrong_by_its_format_is_one_message(
+    spark: SparkSession, archive: Path, tmp_path: Path
+) -> None:
+    register(spark)
+    for given, expected in [
+        ({"path": str(tmp_path / "elsewhere")}, "no archive there"),
+        ({"path": str(archive), "as_of": "0/5"}, "0/5 is before its first boundary, 0/10"),
+        ({"path": str(archive), "colums": "id"}, "did you mean columns?"),
+        ({}, "option path = '': is required"),
+    ]:
+        with pytest.raises(AnalysisException) as raised:
+            spark.read.format("laredo").options(**given).load()
+        assert expected in (said(raised.value) or ""), raised.value
+
+
+@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
+@pytest.mark.parametrize("plain", [False, True], ids=["ours", "others"])
+def test_files_without_order_are_joined(
+    spark: SparkSession, tmp_path: Path, format_id: str, plain: bool
+) -> None:
+    builder = Builder(tmp_path, shuffled=True, plain=plain, formats=(format_id,))
+    builder.base(0x10, _state(FIRST)).diff(0x20, _state(SECOND))
+    builder.diff(0x30, _state(THIRD), truncate=True)
+    archive = builder.diff(0x40, _state({**THIRD, 2: "two"})).write()
+    for as_of, names in (
+        ("0/10", FIRST),
+        ("0/20", SECOND),
+        ("0/30", THIRD),
+        ("0/40", {**THIRD, 2: "two"}),
+    ):
+        found = read_table(spark, str(archive), as_of, key_fields=["id"])
+        assert sorted(found.select("id", "name", "doc").collect()) == rows(names)
+    found = read_table(spark, str(archive), "0/20", columns=["name"], key="200")
+    assert found.collect() == [Row(name="new")]
