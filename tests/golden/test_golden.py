@@ -1,0 +1,114 @@
+"""The golden archives are as their truths say, and laredo-archive reads them so.
+
+No expected row is this program's own: truth/ is written by hand, but for ``types``, whose
+rows are a real PostgreSQL's.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from laredo_archive.cli import main
+from tests.fix_postgres import Database
+from tests.golden import postgres
+from tests.golden.make import made
+from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
+
+NAMES = [truth.name for truth in all_truths()]
+FORMATS = ("jsonl", "protobuf")
+BOUNDARIES = [(truth.name, name) for truth in all_truths() for name in truth.boundaries]
+WINDOWS = [(t.name, start, end) for t in all_truths() for start, end, _ in t.windows()]
+AS_OF = [(t.name, number) for t in all_truths() for number in range(len(t.as_of))]
+WITHOUT_CHECKSUMS = "original"
+
+
+def of(name: str) -> Truth:
+    return Truth(TRUTHS / name)
+
+
+def printed(*arguments: object) -> list[str]:
+    done = CliRunner().invoke(main, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.stdout_bytes.decode().split("\n")[:-1]
+
+
+def in_one_format(name: str, format_id: str, directory: Path) -> Path:
+    """A copy whose manifest names no other format, where there is this one."""
+    copy = directory / name
+    shutil.copytree(ARCHIVES / name, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for artifact in manifest["artifacts"]:
+        found = artifact["formats"]
+        artifact["formats"] = {format_id: found[format_id]} if format_id in found else found
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_are_as_the_truth_says(name: str) -> None:
+    """Else: ``python -m tests.golden.make``."""
+    expected = made(of(name))
+    found = {
+        path.relative_to(ARCHIVES).as_posix(): path.read_bytes()
+        for path in (ARCHIVES / name).rglob("*")
+        if path.is_file()
+    }
+    assert found == expected
+
+
+def test_every_archive_has_a_truth() -> None:
+    assert sorted(path.name for path in ARCHIVES.iterdir()) == NAMES
+
+
+@pytest.mark.parametrize("format_id", FORMATS)
+@pytest.mark.parametrize(("name", "boundary"), BOUNDARIES)
+def test_rows_at_every_boundary(name: str, boundary: str, format_id: str, tmp_path: Path) -> None:
+    position, epoch = position_of(boundary)
+    archive = in_one_format(name, format_id, tmp_path)
+    found = printed("cat", archive, "--as-of", position, "--epoch", epoch, "--exact")
+    assert found == of(name).lines(boundary)
+
+
+@pytest.mark.parametrize(("name", "start", "end"), WINDOWS)
+def test_changes_between_boundaries(name: str, start: str, end: str) -> None:
+    (expected,) = (lines for s, e, lines in of(name).windows() if (s, e) == (start, end))
+    assert printed("diff", ARCHIVES / name, "--from", start, "--to", end) == expected
+
+
+@pytest.mark.parametrize(("name", "number"), AS_OF)
+def test_which_boundary_is_meant(name: str, number: int) -> None:
+    asked = of(name).as_of[number]
+    arguments = ["--as-of", asked["as_of"]] if asked["as_of"] else []
+    arguments += ["--exact"] if asked.get("exact") else []
+    arguments += ["--epoch", asked["epoch"]] if "epoch" in asked else []
+    if asked["gives"] is None:
+        done = CliRunner().invoke(main, ["cat", str(ARCHIVES / name), *map(str, arguments)])
+        assert (done.exit_code, done.stdout) == (1, ""), asked
+        return
+    assert printed("cat", ARCHIVES / name, *arguments) == of(name).lines(asked["gives"]), asked
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_verify_finds_them_sound(name: str) -> None:
+    printed("verify", ARCHIVES / name)
+
+
+def test_types_are_what_postgresql_shows(database: Database) -> None:
+    """Else: ``python -m tests.golden.postgres``."""
+    truth = of("types")
+    with database.connect() as connection:
+        for name, lines in postgres.states(connection).items():
+            assert truth.lines(name) == lines
+        assert truth.described["columns"] == postgres.columns(connection)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != WITHOUT_CHECKSUMS])
+def test_checksums_are_what_postgresql_computes(name: str, database: Database) -> None:
+    manifest = json.loads((ARCHIVES / name / "manifest.json").read_text())
+    with database.connect() as connection:
+        for artifact, boundary in zip(manifest["artifacts"], of(name).boundaries, strict=True):
+            expected = postgres.checksum(connection, of(name).lines(boundary))
+            assert (artifact["rows"], artifact["state_checksum"]) == expected

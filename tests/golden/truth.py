@@ -1,0 +1,91 @@
+"""What the golden archives are to hold: descriptions and rows written by hand, as plain files."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tests.golden.written import key_of
+
+HERE = Path(__file__).parent
+ARCHIVES = HERE / "archives"
+TRUTHS = HERE / "truth"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One archive: ``archive.json`` describes it, ``<epoch>-<position>.jsonl`` are its states."""
+
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def archive(self) -> Path:
+        """Where the archive is that others read."""
+        return ARCHIVES / self.name
+
+    @cached_property
+    def described(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads((self.directory / "archive.json").read_text())
+        return found
+
+    @property
+    def artifacts(self) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = self.described["artifacts"]
+        return found
+
+    @property
+    def boundaries(self) -> list[str]:
+        """Their names: ``2-0_140``."""
+        return [boundary(artifact) for artifact in self.artifacts]
+
+    @property
+    def key_fields(self) -> list[str]:
+        found: list[str] = self.described.get("key_fields", ["id"])
+        return found
+
+    @property
+    def as_of(self) -> Sequence[Mapping[str, Any]]:
+        """What readers ask for, and the boundary that they get; None: an error."""
+        found: Sequence[Mapping[str, Any]] = self.described.get("as_of", [])
+        return found
+
+    def lines(self, name: str) -> list[str]:
+        """The rows at a boundary, in key order."""
+        return (self.directory / f"{name}.jsonl").read_text().split("\n")[:-1]
+
+    def state(self, name: str) -> dict[str, str]:
+        """The same, by key."""
+        return {key_of(line, self.key_fields): line for line in self.lines(name)}
+
+    def windows(self) -> Iterator[tuple[str, str, list[str]]]:
+        """From, to, and the net changes between the two as ``laredo-archive diff`` prints them."""
+        for path in sorted(self.directory.glob("changes-*.jsonl")):
+            _, start, end = path.stem.split("-")
+            yield _position(start), _position(end), path.read_text().split("\n")[:-1]
+
+
+def boundary(artifact: Mapping[str, Any]) -> str:
+    """``2-0_140`` is epoch 2 at 0/140."""
+    position: str = artifact["to"]
+    return f"{artifact['epoch']}-{position.replace('/', '_')}"
+
+
+def position_of(name: str) -> tuple[str, int]:
+    """The position and the epoch of a boundary's name."""
+    epoch, _, position = name.partition("-")
+    return _position(position), int(epoch)
+
+
+def _position(text: str) -> str:
+    return text.replace("_", "/")
+
+
+def all_truths() -> list[Truth]:
+    """Of every golden archive."""
+    return [Truth(path.parent) for path in sorted(TRUTHS.glob("*/archive.json"))]
