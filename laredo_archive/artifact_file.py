@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice, pairwise
 from operator import lt
-from typing import NoReturn, TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, Source
 from laredo_archive.destination import Destination
-from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    ArtifactMissing,
+    FormatUnknown,
+    PyarrowNeeded,
+)
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.progress import UNWATCHED, Progress
+from laredo_archive.ranged_file import ranged
 from laredo_archive.read_ahead import Opened, opener
 from laredo_model.change import Action, Change
 from laredo_model.column import Column, key_columns
@@ -26,7 +32,7 @@ from laredo_model.errors import ModelError
 
 T = TypeVar("T")
 
-PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF)
+PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET)
 LOOKED_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
 
@@ -73,10 +79,13 @@ class ArtifactFiles:
         """The format to read an artifact in, and its entry.
 
         :raises FormatUnknown: if it is there in none that is known here.
+        :raises PyarrowNeeded: if it is there as parquet, and that can't be read here.
         """
         readable = _readable(artifact, format_id)
         if readable:
             return readable[0], artifact.formats[readable[0]]
+        if codec.PARQUET in artifact.formats and format_id in (None, codec.PARQUET):
+            raise PyarrowNeeded(self.uri(artifact.formats[codec.PARQUET]))
         entries = list(artifact.formats.values())
         uri = self.uri(entries[0]) if entries else self._destination.uri
         raise FormatUnknown(uri, sorted(artifact.formats), list(PREFERRED_FORMATS))
@@ -131,11 +140,12 @@ class ArtifactFiles:
         """The key of the row or change at a byte offset; None if none begins there."""
         entry = artifact.formats[format_id]
         columns = shape.columns
-        with closing(self._destination.open(self._locate(entry.key), offset)) as source:
+        with closing(self._opened_at(entry, format_id, offset)) as source:
             try:
                 if artifact.is_snapshot:
+                    begin = offset if format_id == codec.PARQUET else None
                     rows = codec.read_snapshot(
-                        format_id, columns, source, key_fields=shape.key_fields
+                        format_id, columns, source, begin, key_fields=shape.key_fields
                     )
                     keys, _ = next(rows, ([], []))
                     return keys[0] if keys else None
@@ -143,6 +153,29 @@ class ArtifactFiles:
                 return None if change is None else change.key
             except (BadBytes, ModelError):
                 return None
+
+    def _opened_at(self, entry: FormatEntry, format_id: str, offset: int) -> BinaryIO:
+        def opened(at: int) -> BinaryIO:
+            return self._destination.open(self._locate(entry.key), at)
+
+        # What parquet's bytes mean is told at the file's end.
+        return ranged(opened, entry.size_bytes) if format_id == codec.PARQUET else opened(offset)
+
+    def gives_lines(self, artifact: Artifact, format_id: str | None = None) -> bool:
+        """Whether a snapshot's lines come out of this format as they went in.
+
+        :raises ArtifactDamaged: if that can't be told.
+        """
+        id_, entry = self.choose(artifact, format_id)
+        if entry.exact or id_ != codec.PARQUET:
+            return entry.exact
+        from laredo_archive.arrow.parquet_file import ParquetSnapshot
+
+        with closing(self._opened_at(entry, id_, 0)) as file:
+            try:
+                return ParquetSnapshot(file, None).restorable
+            except BadBytes as wrong:
+                raise ArtifactDamaged(self.uri(entry), str(wrong)) from wrong
 
     def refuse(self, entry: FormatEntry, reason: str) -> NoReturn:
         """:raises ArtifactDamaged: with the object's name."""
@@ -239,7 +272,8 @@ class ArtifactFiles:
 def _readable(artifact: Artifact, format_id: str | None = None) -> list[str]:
     """The formats that it can be read in here, the preferred one first."""
     wanted = PREFERRED_FORMATS if format_id is None else (format_id,)
-    return [id_ for id_ in wanted if id_ in artifact.formats and id_ in codec.FORMATS]
+    there = [id_ for id_ in wanted if id_ in artifact.formats and codec.is_readable(id_)]
+    return sorted(there, key=lambda id_: not artifact.formats[id_].exact)
 
 
 MISSING = (

@@ -162,7 +162,7 @@ class BaseUpload:
     def _entry(self, format_id: str, encoded: Encoded) -> FormatEntry:
         plan = self._plan
         key = naming.snapshot_key(plan.key_prefix, plan.epoch, plan.position, format_id)
-        return entry_of(encoded, key)
+        return entry_of(encoded, key, exact=format_id in codec.EXACT_FORMATS)
 
     def abort(self) -> None:
         """Forget it; does nothing after finish()."""
@@ -190,7 +190,7 @@ class _Tee:
             upload.write(data)
 
 
-def entry_of(encoded: Encoded, key: str) -> FormatEntry:
+def entry_of(encoded: Encoded, key: str, *, exact: bool = True) -> FormatEntry:
     """A manifest's entry of what an encoder made; each destination adds its own URI."""
     return FormatEntry(
         uri="",
@@ -199,4 +199,5 @@ def entry_of(encoded: Encoded, key: str) -> FormatEntry:
         sha256=encoded.sha256,
         sorted=encoded.sorted,
         splits=encoded.splits,
+        exact=exact,
     )

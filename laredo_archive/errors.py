@@ -138,6 +138,17 @@ class FormatUnknown(ArchiveError):
         self.uri = uri
 
 
+class PyarrowNeeded(ArchiveError):
+    """The artifact is there as parquet only, and what reads parquet isn't installed."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"{uri}: reading parquet needs pyarrow, which isn't installed: pip install"
+            " 'laredo-snapshotter[parquet]'"
+        )
+        self.uri = uri
+
+
 class NoRoomToFetch(ArchiveError):
     """An object is put aside whole before it is read, and there is no room for it."""
 

@@ -37,7 +37,7 @@ def choose(
     """
     for candidate in formats:
         entry = artifact.formats.get(candidate)
-        if entry is not None and candidate in codec.FORMATS:
+        if entry is not None and candidate in codec.DIFF_FORMATS:
             return candidate, entry
     uri = next((entry.uri for entry in artifact.formats.values()), found.destination.uri)
     raise FormatUnknown(uri, sorted(artifact.formats), list(formats))

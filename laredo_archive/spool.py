@@ -57,7 +57,7 @@ class Spool:
             raise SpoolUnavailable(self._table, where, failure) from failure
 
     def _encoder(self, format_id: str, columns: Sequence[Column]) -> DiffEncoder:
-        codec.check_format(format_id)
+        codec.check_diff_format(format_id)
         file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # close() closes it
             MEMORY_BYTES, dir=str(self._directory) if self._directory else None
         )

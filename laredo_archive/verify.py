@@ -12,6 +12,7 @@ from hashlib import md5
 
 from laredo_archive import chain, codec
 from laredo_archive.artifact_file import Shape
+from laredo_archive.codec import PyarrowMissing
 from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.progress import UNWATCHED, Progress
@@ -92,15 +93,17 @@ def _check_files(archive: Archive, artifact: Artifact, shape: Shape, report: Rep
         report.files += 1
         report.bytes += entry.size_bytes
         try:
-            if format_id not in codec.FORMATS:
+            if not codec.is_readable(format_id):
                 archive.files.check_bytes(entry)
                 report.remarks.append(
                     f"{archive.files.uri(entry)}: {format_id} rows can't be read here; only its"
-                    " size and sha256 were checked"
+                    f" size and sha256 were checked{_CURES.get(format_id, '')}"
                 )
                 continue
-            contents[format_id] = _check_content(archive, artifact, shape, format_id)
+            content = _check_content(archive, artifact, shape, format_id)
             _check_splits(archive, artifact, shape, format_id)
+            if archive.files.gives_lines(artifact, format_id):
+                contents[format_id] = content
         except ArchiveError as failure:
             report.problems.append(str(failure))
             continue
@@ -111,6 +114,9 @@ def _check_files(archive: Archive, artifact: Artifact, shape: Shape, report: Rep
             f"{name_of(artifact)} of epoch {artifact.epoch}: its formats"
             f" ({', '.join(contents)}) don't hold the same"
         )
+
+
+_CURES = {codec.PARQUET: f" ({PyarrowMissing()})"}
 
 
 def _formats(artifact: Artifact) -> list[tuple[str, FormatEntry]]:
@@ -168,6 +174,12 @@ def _check_states(
     archive: Archive, epoch: Epoch, before: BoundaryState | None, report: Report
 ) -> BoundaryState | None:
     try:
+        if not archive.files.gives_lines(epoch.base):
+            report.remarks.append(
+                f"epoch {epoch.number}: its base is there only in a form that doesn't give the"
+                " lines back, so sizes, sha256 and row counts are proven, checksums aren't"
+            )
+            return None
         found = fold_states(archive.files, epoch, Shape.of(epoch.base, archive.key_fields))
     except ArchiveError as failure:
         report.problems.append(str(failure))

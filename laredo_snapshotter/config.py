@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from laredo_archive import codec
 from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_model import settings
 from laredo_model.settings import Duration, Secret, Section, SettingsError, Size, WrongAt
@@ -104,8 +105,11 @@ class FormatsBlock(Section):
     def _once(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(formats)) != len(formats):
             raise ValueError("a format is named twice")
-        if "parquet" in formats:
-            raise ValueError('"parquet" is not in this version; use "jsonl" or "protobuf"')
+        for format_id in formats:
+            try:
+                codec.check_format(format_id)
+            except codec.CodecError as missing:
+                raise ValueError(str(missing)) from missing
         return formats
 
 

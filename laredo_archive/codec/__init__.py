@@ -1,34 +1,45 @@
 """Artifacts as files: rows and changes to bytes and back, by format id."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Protocol
 
 from laredo_archive.codec import jsonl, protobuf
 from laredo_archive.codec.blocks import Source
-from laredo_archive.codec.errors import BadBytes, CodecError, UnknownFormat
+from laredo_archive.codec.errors import BadBytes, CodecError, PyarrowMissing, UnknownFormat
 from laredo_archive.codec.output import Encoded, Sink
 from laredo_model.change import Change
 from laredo_model.column import Column, key_columns
 
 JSONL = "jsonl"
 PROTOBUF = "protobuf"
-FORMATS = frozenset({JSONL, PROTOBUF})
+PARQUET = "parquet"
+DIFF_FORMATS = frozenset({JSONL, PROTOBUF})
+FORMATS = DIFF_FORMATS | {PARQUET}
+"""Of snapshots; parquet needs pyarrow."""
+EXACT_FORMATS = DIFF_FORMATS
+"""Those whose files hold the lines; of another, a file's entry says ``exact: false``."""
 DEFAULT_KEY = ("id",)
 """The key of a table whose archive names neither columns nor key_fields."""
 
 __all__ = [
     "DEFAULT_KEY",
+    "DIFF_FORMATS",
+    "EXACT_FORMATS",
     "FORMATS",
     "BadBytes",
     "CodecError",
     "DiffEncoder",
     "Encoded",
+    "PyarrowMissing",
     "Sink",
     "SnapshotEncoder",
     "Source",
     "UnknownFormat",
+    "check_diff_format",
     "check_format",
     "diff_encoder",
+    "is_readable",
     "read_diff",
     "read_snapshot",
     "snapshot_encoder",
@@ -54,17 +65,39 @@ class DiffEncoder(Protocol):
 
 
 def check_format(format_id: str) -> None:
-    """:raises UnknownFormat: if no codec here knows it."""
+    """Whether snapshots can be written and read in it here.
+
+    :raises UnknownFormat: if no codec here knows it.
+    :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
+    """
     if format_id not in FORMATS:
         raise UnknownFormat(format_id, sorted(FORMATS))
+    if format_id == PARQUET and not is_readable(format_id):
+        raise PyarrowMissing
+
+
+def is_readable(format_id: str) -> bool:
+    """Whether check_format() passes it."""
+    return format_id in FORMATS and (format_id != PARQUET or find_spec("pyarrow") is not None)
+
+
+def check_diff_format(format_id: str) -> None:
+    """:raises UnknownFormat: if there are no diffs of this format."""
+    if format_id not in DIFF_FORMATS:
+        raise UnknownFormat(format_id, sorted(DIFF_FORMATS))
 
 
 def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> SnapshotEncoder:
     """What writes a snapshot of this format into ``sink``.
 
     :raises UnknownFormat: if no codec here knows the format.
+    :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
     """
     check_format(format_id)
+    if format_id == PARQUET:
+        from laredo_archive.codec import parquet
+
+        return parquet.SnapshotEncoder(sink, columns)
     if format_id == JSONL:
         return jsonl.SnapshotEncoder(sink)
     return protobuf.SnapshotEncoder(sink, columns)
@@ -75,7 +108,7 @@ def diff_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> DiffE
 
     :raises UnknownFormat: if no codec here knows the format.
     """
-    check_format(format_id)
+    check_diff_format(format_id)
     if format_id == JSONL:
         return jsonl.DiffEncoder(sink)
     return protobuf.DiffEncoder(sink, columns)
@@ -97,11 +130,17 @@ def read_snapshot(
     say, else ``id``.
 
     :raises UnknownFormat: if no codec here knows the format.
+    :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
     :raises BadBytes: where the file isn't of its format, while it is read.
     """
     check_format(format_id)
+    key = key_fields or _key_of(columns)
+    if format_id == PARQUET:
+        from laredo_archive.codec import parquet
+
+        return parquet.read_snapshot(stream, columns, key, start, stop)
     read = jsonl.read_snapshot if format_id == JSONL else protobuf.read_snapshot
-    return read(stream, columns, key_fields or _key_of(columns), start, stop)
+    return read(stream, columns, key, start, stop)
 
 
 def read_diff(
@@ -116,7 +155,7 @@ def read_diff(
     :raises UnknownFormat: if no codec here knows the format.
     :raises BadBytes: where the file isn't of its format, while it is read.
     """
-    check_format(format_id)
+    check_diff_format(format_id)
     if format_id == JSONL:
         return jsonl.read_diff(stream, start, stop)
     return protobuf.read_diff(stream, columns, start, stop)

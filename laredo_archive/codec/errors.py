@@ -2,7 +2,8 @@
 
 CodecError (ValueError)
 ├── BadBytes          not what the format says, or cut off
-└── UnknownFormat     no codec for this format id
+├── UnknownFormat     no codec for this format id
+└── PyarrowMissing    parquet needs a library that isn't installed
 """
 
 
@@ -22,3 +23,13 @@ class UnknownFormat(CodecError):
             f"the format {format_id!r} isn't known here; it must be one of {', '.join(known)}"
         )
         self.format_id = format_id
+
+
+class PyarrowMissing(CodecError):
+    """parquet needs pyarrow, an optional dependency."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "parquet needs pyarrow, which isn't installed: pip install"
+            " 'laredo-snapshotter[parquet]'"
+        )

@@ -47,6 +47,7 @@ class Output:
         self._least_block = self._block = block
         self._next_split = 0
         self._splits: list[tuple[bytes, int]] = []
+        self._blocks, self._blocks_a_split = 0, 1
 
     def header(self, data: bytes) -> None:
         """Bytes before the first row: the TRUNCATE line of a diff."""
@@ -56,17 +57,32 @@ class Output:
         """Rows with these keys, as ``data``; ``sizes`` tells each row's bytes, when asked."""
         if not keys:
             return
-        if self._sorted:
-            self._sorted = self._continues(keys)
+        self.count(keys)
         if self._sorted and self._size + len(data) > self._next_split:
             self._mark_splits(keys, sizes())
+        self._pass_on(data)
+
+    def count(self, keys: Sequence[bytes]) -> None:
+        """Rows with these keys, whose bytes come with a block()."""
+        if self._sorted:
+            self._sorted = self._continues(keys)
         self._last_key = keys[-1]
         self._count += len(keys)
+
+    def block(self, first_key: bytes, data: bytes) -> None:
+        """Rows that can only be read together, the first with this key."""
+        if self._blocks % self._blocks_a_split == 0:
+            self._splits.append((first_key, self._size))
+        self._blocks += 1
+        if len(self._splits) > MAX_SPLITS:
+            self._splits = self._splits[::2]
+            self._blocks_a_split *= 2
         self._pass_on(data)
 
     def close(self) -> Encoded:
         """The account. The sink stays open: it is the caller's."""
-        splits = self._splits if self._sorted and self._size >= 2 * self._least_block else []
+        enough = self._size >= 2 * self._least_block and self._blocks != 1
+        splits = self._splits if self._sorted and enough else []
         return Encoded(
             self._size,
             self._hash.hexdigest(),

@@ -38,6 +38,7 @@ class Builder:
     """Writes an archive into ``directory``/``prefix``, artifact by artifact.
 
     ``plain``: as the original tool writes them, without any of the added fields.
+    ``base_formats``: the bases', if they have others than the diffs.
     """
 
     directory: Path
@@ -45,6 +46,7 @@ class Builder:
     columns: tuple[Column, ...] = COLUMNS
     key_fields: tuple[str, ...] = ("id",)
     formats: tuple[str, ...] = ("jsonl",)
+    base_formats: tuple[str, ...] = ()
     plain: bool = False
     history: str = HISTORY
     artifacts: list[dict[str, Any]] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Builder:
         self.epoch += 1
         entry = self._artifact("snapshot", None, position, rows)
         entry["row_count"] = len(rows)
-        for format_id in self.formats:
+        for format_id in self.base_formats or self.formats:
             path = self._path(f"snapshot-{positions.object_name(position)}", format_id)
             with path.open("wb") as sink:
                 encoder = codec.snapshot_encoder(format_id, self.columns, sink)
@@ -69,6 +71,8 @@ class Builder:
                     encoder.write([key], [rows[key]])
                 encoded = encoder.close()
             entry["formats"][format_id] = self._entry(path, encoded)
+            if format_id == "parquet":
+                entry["formats"][format_id]["exact"] = False
         if not self.plain:
             entry |= {
                 "continues": continues,
@@ -152,7 +156,7 @@ class Builder:
         return (START + timedelta(seconds=position)).isoformat()
 
     def _path(self, name: str, format_id: str) -> Path:
-        extension = {"jsonl": "jsonl", "protobuf": "pb"}[format_id]
+        extension = {"jsonl": "jsonl", "protobuf": "pb", "parquet": "parquet"}[format_id]
         path = self.directory / f"{self.prefix}epoch={self.epoch}" / f"{name}.{extension}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

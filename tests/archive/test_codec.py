@@ -16,6 +16,7 @@ from laredo_model.column import Column
 from tests.archive.rows import Table, changes, tables
 
 FORMATS = sorted(codec.FORMATS)
+DIFF_FORMATS = sorted(codec.DIFF_FORMATS)
 USERS = [Column("id", "int8", -1, False, 1, 1), Column("name", "text", -1, True, 2)]
 
 
@@ -25,7 +26,8 @@ def write_snapshot(format_id: str, columns: list[Column], rows: dict[bytes, byte
     keys, lines = list(rows), list(rows.values())
     for start in range(0, len(keys), batch):
         encoder.write(keys[start : start + batch], lines[start : start + batch])
-    return sink.getvalue(), encoder.close()
+    encoded = encoder.close()
+    return sink.getvalue(), encoded
 
 
 def write_diff(format_id: str, columns: list[Column], written: list[Change]):
@@ -69,7 +71,7 @@ def test_snapshot_gives_back_every_line_and_key(format_id: str, data: st.DataObj
     assert encoded.records == len(rows)
 
 
-@pytest.mark.parametrize("format_id", FORMATS)
+@pytest.mark.parametrize("format_id", DIFF_FORMATS)
 @given(data=st.data())
 @settings(deadline=None)
 def test_diff_gives_back_every_change(format_id: str, data: st.DataObject) -> None:
@@ -117,7 +119,10 @@ def test_update_is_parted_at_its_own_new_not_at_one_inside_a_value() -> None:
 def test_splits_lead_to_their_rows(format_id: str) -> None:
     rows = users(3000, 20_000)
     written, encoded = write_snapshot(format_id, KEYED_BY_TEXT, rows, batch=250)
-    assert [offset // output.SNAPSHOT_BLOCK for _, offset in encoded.splits] == [0, 1, 2, 3]
+    if format_id == "parquet":  # its blocks are compressed
+        assert len(encoded.splits) == 3
+    else:
+        assert [offset // output.SNAPSHOT_BLOCK for _, offset in encoded.splits] == [0, 1, 2, 3]
     ends = [offset for _, offset in encoded.splits[1:]] + [len(written)]
     pieces = []
     for (key, start), stop in zip(encoded.splits, ends, strict=True):
@@ -127,7 +132,7 @@ def test_splits_lead_to_their_rows(format_id: str) -> None:
     assert pieces == list(rows.items())
 
 
-@pytest.mark.parametrize("format_id", FORMATS)
+@pytest.mark.parametrize("format_id", DIFF_FORMATS)
 def test_splits_of_a_diff_begin_after_the_truncate_line(format_id: str) -> None:
     after = [Change(Action.INSERT, key, None, line) for key, line in users(1000, 1000).items()]
     written, encoded = write_diff(format_id, KEYED_BY_TEXT, [TRUNCATION, *after])
@@ -222,12 +227,16 @@ def test_a_cut_file_is_told(format_id: str, cut: int) -> None:
 @pytest.mark.parametrize("format_id", FORMATS)
 @given(noise=st.binary(min_size=1, max_size=300))
 def test_noise_is_told_or_read_but_never_a_crash(format_id: str, noise: bytes) -> None:
-    for read in (
+    reads = [
         lambda: read_rows(format_id, USERS, noise),
         lambda: read_rows(format_id, None, noise),
-        lambda: list(codec.read_diff(format_id, USERS, io.BytesIO(noise))),
-        lambda: list(codec.read_diff(format_id, None, io.BytesIO(noise))),
-    ):
+    ]
+    if format_id in codec.DIFF_FORMATS:
+        reads += [
+            lambda: list(codec.read_diff(format_id, USERS, io.BytesIO(noise))),
+            lambda: list(codec.read_diff(format_id, None, io.BytesIO(noise))),
+        ]
+    for read in reads:
         try:
             read()
         except BadBytes:
@@ -235,8 +244,10 @@ def test_noise_is_told_or_read_but_never_a_crash(format_id: str, noise: bytes) -
 
 
 def test_unknown_format_names_the_known_ones() -> None:
+    with pytest.raises(UnknownFormat, match=r"'orc'.*jsonl, parquet, protobuf"):
+        codec.read_snapshot("orc", None, io.BytesIO())
     with pytest.raises(UnknownFormat, match=r"'parquet'.*jsonl, protobuf"):
-        codec.read_snapshot("parquet", None, io.BytesIO())
+        codec.read_diff("parquet", None, io.BytesIO())
 
 
 def test_lines_of_other_writers_are_read() -> None:

@@ -346,8 +346,8 @@ def test_a_diff_in_wrong_order_or_without_its_row_is_told(tmp_path: Path) -> Non
 def test_an_unknown_format_names_the_file(tmp_path: Path) -> None:
     built = several_epochs(tmp_path)
     formats = built.artifacts[-2]["formats"]
-    formats["parquet"] = formats.pop("jsonl")
-    with pytest.raises(FormatUnknown, match=r"snapshot-0_258.*as parquet only"):
+    formats["orc"] = formats.pop("jsonl")
+    with pytest.raises(FormatUnknown, match=r"snapshot-0_258.*as orc only"):
         read_all(built.write())
 
 

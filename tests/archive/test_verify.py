@@ -176,21 +176,21 @@ def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
 
 def test_a_format_of_another_program_is_hashed_only(tmp_path: Path) -> None:
     built = several_epochs(tmp_path)
-    parquet = tmp_path / "users" / "table.parquet"
-    parquet.write_bytes(b"PAR1")
+    orc = tmp_path / "users" / "table.orc"
+    orc.write_bytes(b"ORC")
     described = {
-        "uri": parquet.as_uri(),
-        "key": "users/table.parquet",
-        "size_bytes": 4,
-        "sha256": hashlib.sha256(b"PAR1").hexdigest(),
+        "uri": orc.as_uri(),
+        "key": "users/table.orc",
+        "size_bytes": 3,
+        "sha256": hashlib.sha256(b"ORC").hexdigest(),
         "exact": False,
     }
-    built.artifacts[0]["formats"]["parquet"] = described
+    built.artifacts[0]["formats"]["orc"] = described
     report = report_of(built)
     assert report.sound
-    assert "parquet rows can't be read here" in report.remarks[0]
+    assert "orc rows can't be read here" in report.remarks[0]
     described["sha256"] = "0" * 64
-    assert "table.parquet: its sha256 is" in report_of(built).problems[0]
+    assert "table.orc: its sha256 is" in report_of(built).problems[0]
 
 
 def test_a_manifest_that_contradicts_itself(tmp_path: Path) -> None:

@@ -114,7 +114,6 @@ def test_the_full_example_has_every_key() -> None:
         ("snapshot { max_diff_fraction = -1 }", "snapshotter.snapshot.max_diff_fraction"),
         ("snapshot { min_interval = 2h, max_interval = 1h }", "is shorter than min_interval"),
         ("formats { snapshot = [avro] }", "snapshotter.formats.snapshot"),
-        ("formats { snapshot = [parquet] }", "not in this version"),
         ("formats { diff = [parquet] }", "snapshotter.formats.diff"),
         ("formats { diff = [] }", "snapshotter.formats.diff"),
         ("formats { diff = [jsonl, jsonl] }", "named twice"),

@@ -1,0 +1,172 @@
+"""parquet: snapshots with typed columns, which any tool reads. Needs pyarrow (extra ``parquet``).
+
+The types are those of :mod:`laredo_archive.arrow.types`, numeric columns without precision as
+text; what they lack is in the last column (:mod:`laredo_archive.arrow.stored`), so lines come out
+as they went in. Rows stand in key order, in row groups of about 16 MB of lines; the splits are
+where row groups begin.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from shutil import copyfileobj
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from laredo_archive.arrow.parquet_file import ParquetSnapshot
+from laredo_archive.arrow.stored import RowStorer
+from laredo_archive.codec.blocks import READ_BYTES, Source
+from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.output import SNAPSHOT_BLOCK, Encoded, Output, Sink
+from laredo_archive.codec.row_keys import RowKeys
+from laredo_archive.errors import TemporarySpaceLacking
+from laredo_model.column import Column
+from laredo_model.errors import BadLine
+
+_BATCH_BYTES = 2 << 20
+_MEMORY_BYTES = 16 << 20
+"""A smaller file isn't put aside on disk."""
+_WHOLE_GROUP = 1 << 31
+
+
+class SnapshotEncoder:
+    """Rows into a parquet snapshot. Memory: a row group's lines, a few times over."""
+
+    def __init__(self, sink: Sink, columns: Sequence[Column]) -> None:
+        self._output = Output(sink, 0)
+        self._columns = columns
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._group: list[pa.RecordBatch] = []
+        self._group_bytes = 0
+        self._first_key = b""
+        self._storer: RowStorer | None = None
+        self._pages = _Pages()
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """The next rows.
+
+        :raises BadLine: if a line isn't a row with the table's columns.
+        """
+        if not keys:
+            return
+        if not self._pending and not self._group:
+            self._first_key = keys[0]
+        self._output.count(keys)
+        self._pending += lines
+        self._pending_bytes += sum(map(len, lines))
+        if self._pending_bytes >= _BATCH_BYTES:
+            self._store()
+        if self._group_bytes >= SNAPSHOT_BLOCK:
+            self._end_group()
+
+    def close(self) -> Encoded:
+        """What became of the file; the sink stays open."""
+        self._store()
+        if self._group:
+            self._end_group()
+        self._opened().close()
+        self._output.header(self._pages.taken())
+        return self._output.close()
+
+    def _store(self) -> None:
+        if self._pending:
+            block = b"\n".join([*self._pending, b""])
+            self._storer = self._storer or RowStorer(self._columns, block)
+            self._group.append(self._storer.batch(block))
+            self._group_bytes += self._pending_bytes
+            self._pending, self._pending_bytes = [], 0
+
+    def _end_group(self) -> None:
+        self._opened().write_table(pa.Table.from_batches(self._group), row_group_size=_WHOLE_GROUP)
+        self._output.block(self._first_key, self._pages.taken())
+        self._group, self._group_bytes = [], 0
+
+    def _opened(self) -> pq.ParquetWriter:
+        """Opened with the first rows, as they say how deep arrays are."""
+        if self._writer is None:
+            storer = self._storer or RowStorer(self._columns, b"")
+            self._writer = pq.ParquetWriter(
+                pa.PythonFile(self._pages, mode="w"),
+                storer.schema,
+                compression="zstd",
+                write_page_checksum=True,
+            )
+            self._output.header(self._pages.taken())
+        return self._writer
+
+
+class _Pages:
+    """What pyarrow wrote since it was last taken: a sink's errors needn't pass through C++."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        self._at = 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._written.append(bytes(data))
+        self._at += len(data)
+        return len(data)
+
+    def taken(self) -> bytes:
+        found = b"".join(self._written)
+        self._written.clear()
+        return found
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def read_snapshot(
+    stream: Source,
+    columns: Sequence[Column] | None,
+    key_fields: Sequence[str],
+    start: int | None = None,
+    stop: int | None = None,
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The rows, keys beside lines, some thousand at a time.
+
+    A stream that isn't seekable is put aside first.
+
+    :raises BadBytes: if it isn't a parquet file with these columns.
+    :raises TemporarySpaceLacking: if there is no room to put it aside.
+    """
+    seekable = getattr(stream, "seekable", None)
+    if seekable is not None and seekable():
+        yield from _rows(cast(BinaryIO, stream), columns, key_fields, start, stop)
+        return
+    with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as file:
+        try:
+            copyfileobj(stream, file, READ_BYTES)
+            file.seek(0)
+        except OSError as failure:
+            raise TemporarySpaceLacking(tempfile.gettempdir(), failure) from failure
+        yield from _rows(cast(BinaryIO, file), columns, key_fields, start, stop)
+
+
+def _rows(
+    file: BinaryIO,
+    columns: Sequence[Column] | None,
+    key_fields: Sequence[str],
+    start: int | None,
+    stop: int | None,
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    snapshot = ParquetSnapshot(file, columns)
+    names = [column.name for column in snapshot.columns]
+    row_keys = RowKeys(key_fields, names)
+    for batch in snapshot.batches(snapshot.groups(start or 0, stop)):
+        lines = batch.lines(names).cast(pa.binary()).to_pylist()
+        try:
+            yield row_keys.of_lines(lines)
+        except BadLine as wrong:
+            raise BadBytes(str(wrong)) from wrong
