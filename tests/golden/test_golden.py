@@ -5,6 +5,7 @@ rows are a real PostgreSQL's.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.golden.make import made
 from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
 
 NAMES = [truth.name for truth in all_truths()]
+DOCUMENT = Path(__file__).parents[2] / "docs/archive-format.md"
 FORMATS = ("jsonl", "protobuf")
 BOUNDARIES = [(truth.name, name) for truth in all_truths() for name in truth.boundaries]
 WINDOWS = [(t.name, start, end) for t in all_truths() for start, end, _ in t.windows()]
@@ -59,8 +61,24 @@ def test_files_are_as_the_truth_says(name: str) -> None:
     assert found == expected
 
 
-def test_every_archive_has_a_truth() -> None:
+def test_every_archive_has_a_truth_and_is_documented() -> None:
     assert sorted(path.name for path in ARCHIVES.iterdir()) == NAMES
+    _, _, conformance_set = DOCUMENT.read_text().partition("## Conformance set")
+    documented = re.findall(r"^\| (\w+) \|", conformance_set, re.MULTILINE)
+    assert sorted(documented) == sorted(["archive", *NAMES])
+
+
+def test_the_document_s_example_is_what_postgresql_computes(database: Database) -> None:
+    """Of a checksum: two rows with their md5, the sum of these, and what is left of it."""
+    example = re.search(r"Example, two rows:\n\n(.*?)\n\n", DOCUMENT.read_text(), re.DOTALL)
+    assert example is not None
+    rows = re.findall(r"^ +(\{.*\}) +md5 +(\w{32})$", example[1], re.MULTILINE)
+    with database.connect() as connection:
+        assert [postgres.checksum(connection, [line]) for line, _ in rows] == [
+            (1, digest) for _, digest in rows
+        ]
+        rows_and_sum = postgres.checksum(connection, [line for line, _ in rows])
+    assert rows_and_sum == (2, example[1].split()[-1])
 
 
 @pytest.mark.parametrize("format_id", FORMATS)
