@@ -29,6 +29,7 @@ from tests.archive.inspection import (
     manifest_of,
     unfinished,
 )
+from tests.faults.fault import Rule, drop
 from tests.faults.proxy import FaultProxy
 from tests.faults.random_table import STEP, RandomTable
 from tests.faults.random_writer import FENCED, Orders, sweep, write
@@ -88,6 +89,9 @@ class Run:
         witness = StoreWitness()
         proxy.witnesses.append(witness)
         proxy.add(Weather(self.chance.choice([0.03, 0.1, 0.2]), lateness=LATENESS_S))
+        # One request in many is the commit itself, and what matters most is how it gets lost.
+        for lost in (drop(), drop(after=True)):
+            proxy.add(Rule(lost, "PutObject", "*manifest.json", times=None, chance=0.1))
         self.proxies.append(proxy)
         self.witnesses.append(witness)
         return f"{uri}?endpoint={proxy.endpoint}"

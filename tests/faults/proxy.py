@@ -23,6 +23,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from tests.faults.fault import Chooser, Fault
 from tests.faults.http1 import Broken, Message, read_answer, read_body, read_head
@@ -72,6 +73,7 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._later: set[asyncio.Task[Any]] = set()
+        self._writers: WeakSet[asyncio.StreamWriter] = WeakSet()
 
     @property
     def endpoint(self) -> str:
@@ -141,6 +143,7 @@ class FaultProxy:
     async def _stop_listening(self) -> None:
         assert self._server is not None
         self._server.close()
+        await _turns()  # a connection that was just accepted enters itself
         await _ended(self._tasks)
 
     async def _wait_for_late(self) -> None:
@@ -150,11 +153,15 @@ class FaultProxy:
     async def _close(self) -> None:
         await self._stop_listening()
         await _ended(self._later)
+        for writer in list(self._writers):
+            writer.transport.abort()  # one that is closed still waits for a client that reads
+        await _turns()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._writers.add(writer)
         try:
             while await _Exchange(self, reader, writer).run():
                 pass
@@ -290,6 +297,12 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     if connection is not None and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+async def _turns() -> None:
+    """What is due in the loop happens."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
