@@ -1,6 +1,7 @@
 """Tables of a laredo archive in PySpark."""
 
+from laredo_spark.changes import read_changes
 from laredo_spark.source import LaredoDataSource
 from laredo_spark.table import read_table, register
 
-__all__ = ["LaredoDataSource", "read_table", "register"]
+__all__ = ["LaredoDataSource", "read_changes", "read_table", "register"]

@@ -5,6 +5,9 @@ SparkReadError
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
 ├── BoundaryGone      what the DataFrame was to show has left the archive
 ├── TypesUnfit        a row doesn't fit the types that the first rows showed
+├── ChangesGone       the changes that a reader needs next aren't in the archive
+├── ArchiveBehind     the archive ends before where a reader already is
+├── ColumnUnfit       a value of before doesn't fit the type that its column has now
 ├── NotProvable       the archive says nothing that what is read could be compared with
 ├── NotEqual          rows or checksum aren't what the archive says
 └── JavaMissing       there is no Java that Spark could run on
@@ -58,6 +61,39 @@ class TypesUnfit(SparkReadError):
             f"{uri}: {reason}. The archive names no columns, so they were taken from {rows} rows;"
             " have more of them looked at (option infer_rows)"
         )
+
+
+class ChangesGone(SparkReadError):
+    """No diffs lead on from where the reader is: there is a gap."""
+
+    def __init__(self, where: str, start: object, reason: str) -> None:
+        super().__init__(
+            f"{where}: the changes after {start} can't be had without a gap: {reason}. Read the"
+            " table (read_table) and go on after its boundary (option after; a stream: with a new"
+            ' checkpointLocation), or have the base\'s rows instead (on_gap = "snapshot"). To keep'
+            " more: retention.keep_epochs"
+        )
+
+
+class ArchiveBehind(SparkReadError):
+    """The archive ends before where a reader already is, in the same history."""
+
+    def __init__(self, where: str, start: object, head: object) -> None:
+        super().__init__(
+            f"{where}: it ends at {head}, and {start} was read already. Is this an older copy?"
+            " Read the archive that was read before, or wait until this one is level"
+        )
+
+
+class ColumnUnfit(SparkReadError):
+    """A column had another type, and one of its values doesn't fit the one that it has now."""
+
+    def __init__(self, reason: str, column: str, before: str) -> None:
+        super().__init__(
+            f"{reason}; when the change was written the column was {before}. Read the changes up to"
+            f" there apart (option until), or leave {column} out (option columns)"
+        )
+        self.column = column
 
 
 class NotProvable(SparkReadError):

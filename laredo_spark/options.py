@@ -10,6 +10,11 @@
 | format | read this format where it is: jsonl, protobuf, parquet (bases) | first that is there |
 | mode | table, or changes | table |
 | lines | true: the rows' JSON lines as they stand, in one column, `line` | false |
+| after | mode changes: after this boundary (a position, a time, or `head`) | the oldest one |
+| until | mode changes: up to this boundary | head |
+| on_gap | fail, or snapshot: where diffs are missing the next base's rows come | fail |
+| also | mode changes: more columns, comma separated: epoch, lsn, time | |
+| max_diffs_per_trigger | the most diffs in one micro-batch of a stream | all there are |
 | columns | comma separated: make these columns only | all |
 | key | a key: read that row only | |
 | key_fields | comma separated: the key, for archives that don't say | id |
@@ -21,6 +26,9 @@
 | special_values | error, null or string: infinity, BC, NaN in a decimal | error |
 | array_dimensions | column=N, comma separated: arrays deeper than 1; 0: as JSON text | 1 |
 | region, endpoint, addressing, profile, role_arn, external_id | how S3 is reached | environment |
+
+``after`` and ``until`` mean the last boundary at or before them; with exact an earlier one is
+an error, and with history (and epoch) ``after`` is that very one.
 
 push_filters is for sessions with spark.sql.python.filterPushdown.enabled = true; Spark
 refuses such a reader where that is off. read_table() sets it by itself.
@@ -49,10 +57,14 @@ from laredo_spark.errors import OptionRefused
 _ADDRESSING: Sequence[Addressing] = ("auto", "path", "virtual")
 FORMATS = (codec.JSONL, codec.PROTOBUF, "parquet")
 DEFAULT_INFER_ROWS = 1000
+HEAD = "head"
+ALSO = ("epoch", "lsn", "time")
+"""Columns that changes may have too."""
 _KNOWN = frozenset(
     {
         *("path", "as_of", "exact", "epoch", "history", "format", "mode", "lines"),
         *("columns", "key", "key_fields", "infer_rows"),
+        *("after", "until", "on_gap", "also", "max_diffs_per_trigger"),
         *("partitions", "partitions_at_least", "push_filters"),
         *("numeric_as", "special_values", "array_dimensions"),
         *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),
@@ -73,6 +85,13 @@ class Mode(StrEnum):
     DIFFS = "diffs"
 
 
+class OnGap(StrEnum):
+    """What a reader of changes does where no diff leads on."""
+
+    FAIL = "fail"
+    SNAPSHOT = "snapshot"
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """What one read was asked for; plain values, so that tasks can be sent it."""
@@ -85,6 +104,12 @@ class ReadOptions:
     format_id: str | None = None
     mode: Mode = Mode.TABLE
     lines: bool = False
+    after: Position | datetime | None = None
+    after_head: bool = False
+    until: Position | datetime | None = None
+    on_gap: OnGap = OnGap.FAIL
+    also: tuple[str, ...] = ()
+    max_diffs: int | None = None
     columns: tuple[str, ...] | None = None
     key: str | None = None
     key_fields: tuple[str, ...] | None = None
@@ -122,15 +147,22 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
             raise OptionRefused(name, value, f"there is no such option{hint}")
     if not options.get("path"):
         raise OptionRefused("path", "", "is required: .load(URI) of the archive")
+    after = options.get("after")
     return ReadOptions(
         path=options["path"],
-        as_of=_moment(options.get("as_of")),
+        as_of=_moment("as_of", options.get("as_of")),
         exact=_flag("exact", options.get("exact", "false")),
         epoch=_number("epoch", options.get("epoch")),
         history=options.get("history"),
         format_id=_one_of("format", options.get("format"), FORMATS),
         mode=Mode(_one_of("mode", options.get("mode"), list(Mode)) or Mode.TABLE),
         lines=_flag("lines", options.get("lines", "false")),
+        after=None if after == HEAD else _moment("after", after),
+        after_head=after == HEAD,
+        until=_moment("until", options.get("until")),
+        on_gap=OnGap(_one_of("on_gap", options.get("on_gap"), list(OnGap)) or OnGap.FAIL),
+        also=_some_of("also", options.get("also"), ALSO),
+        max_diffs=_number("max_diffs_per_trigger", options.get("max_diffs_per_trigger")),
         columns=_names(options.get("columns")),
         key=options.get("key"),
         key_fields=_names(options.get("key_fields")),
@@ -148,7 +180,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def _moment(text: str | None) -> Position | datetime | None:
+def _moment(name: str, text: str | None) -> Position | datetime | None:
     if text is None:
         return None
     try:
@@ -159,7 +191,7 @@ def _moment(text: str | None) -> Position | datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise OptionRefused(
-            "as_of",
+            name,
             text,
             "neither a position such as 0/19F000 nor a time such as 2026-06-03T21:40:11Z",
         ) from None
@@ -184,6 +216,12 @@ def _one_of(name: str, text: str | None, known: Sequence[str]) -> str | None:
     if text is not None and text not in known:
         raise OptionRefused(name, text, f"write one of {', '.join(known)}")
     return text
+
+
+def _some_of(name: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    for part in _names(text) or ():
+        _one_of(name, part, known)
+    return _names(text) or ()
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -7,9 +7,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from laredo_spark import options
-from laredo_spark.errors import OptionRefused
+from laredo_spark.changes_read import Pinned, opened, pinned_now
+from laredo_spark.changes_reader import ChangesReader
 from laredo_spark.failure import in_one_message
-from laredo_spark.options import Mode, ReadOptions
+from laredo_spark.options import Mode
 from laredo_spark.table_read import TableRead
 from laredo_spark.table_reader import FilteredTableReader, TableReader
 from laredo_spark.unfolded_reader import UnfoldedReader, unfolded
@@ -21,6 +22,8 @@ class LaredoDataSource(DataSource):
     _pinned: dict[str, str] | None = None
     """The boundary that schema() saw: Spark sends this object on, so all reads of a DataFrame,
     and both sides of a join with itself, see that one."""
+    _changes: Pinned | None = None
+    """The same, for changes."""
 
     @classmethod
     def name(cls) -> str:
@@ -31,7 +34,9 @@ class LaredoDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns at the boundary, with their exact types."""
         asked = options.parse(self.options)
-        _refuse_changes(asked)
+        if asked.mode is Mode.CHANGES:
+            self._changes = pinned_now(opened(asked), asked)
+            return self._changes.shape.spark_schema()
         table = TableRead.of(asked)
         self._pinned = table.pinned()
         found = table.spark_schema()
@@ -41,13 +46,9 @@ class LaredoDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """What plans and reads."""
         asked = options.parse({**self.options, **(self._pinned or {})})
-        _refuse_changes(asked)
+        if asked.mode is Mode.CHANGES:
+            return ChangesReader(asked, schema, self._changes)
         if asked.mode in (Mode.BASE, Mode.DIFFS):
             return UnfoldedReader(asked, schema)
         made = FilteredTableReader if asked.push_filters else TableReader
         return made(asked, schema)
-
-
-def _refuse_changes(asked: ReadOptions) -> None:
-    if asked.mode is Mode.CHANGES:
-        raise OptionRefused("mode", asked.mode, "use read_changes()")

@@ -10,7 +10,7 @@ from laredo_spark.source import LaredoDataSource
 from laredo_spark.table_read import TableRead
 
 PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
-_TASKS_A_CORE = 2
+TASKS_A_CORE = 2
 _WHOLE_TABLE = {"lines": "true", "push_filters": "false"}
 _PARTIAL = ("columns", "key")
 
@@ -42,18 +42,18 @@ def read_table(
     :raises OptionRefused: if an option can't be used.
     :raises NotEqual, NotProvable: if ``verify`` finds another table, or nothing to compare with.
     """
-    wanted = {
+    wanted: dict[str, object] = {
         "path": path,
-        "as_of": as_of.isoformat() if isinstance(as_of, datetime) else as_of,
+        "as_of": as_of,
         "exact": exact,
         "epoch": epoch,
-        "columns": None if columns is None else ",".join(columns),
-        "key_fields": None if key_fields is None else ",".join(key_fields),
+        "columns": columns,
+        "key_fields": key_fields,
         "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
-        "partitions_at_least": spark.sparkContext.defaultParallelism * _TASKS_A_CORE,
+        "partitions_at_least": spark.sparkContext.defaultParallelism * TASKS_A_CORE,
         **given,
     }
-    asked = {name: _text(value) for name, value in wanted.items() if value is not None}
+    asked = as_options(wanted)
     table = TableRead.of(options.parse(asked))
     pinned = asked | table.pinned()
     register(spark)
@@ -69,5 +69,14 @@ def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> 
     return spark.read.format(LaredoDataSource.name()).options(**pinned).load()
 
 
+def as_options(given: Mapping[str, object]) -> dict[str, str]:
+    """Python's values as options have them; without those that are None."""
+    return {name: _text(value) for name, value in given.items() if value is not None}
+
+
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -44,8 +44,7 @@ class TableRead:
         """
         archive = Archive.at(asked.path, asked.key_fields, asked.access())
         boundary = _boundary(archive, asked)
-        shape = _shape(archive, boundary, asked)
-        _refuse_unknown_columns(shape)
+        shape = shape_at(archive, boundary, asked)
         return cls(asked, archive, boundary, shape)
 
     def asking(self, asked: ReadOptions) -> "TableRead":
@@ -128,6 +127,16 @@ def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
 def _text(asked: ReadOptions) -> str:
     as_of = asked.as_of
     return positions.text(as_of) if isinstance(as_of, int) else str(as_of)
+
+
+def shape_at(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
+    """The columns at a boundary.
+
+    :raises OptionRefused: if a column that was asked for isn't there.
+    """
+    shape = _shape(archive, boundary, asked)
+    _refuse_unknown_columns(shape)
+    return shape
 
 
 def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:

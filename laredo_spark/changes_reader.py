@@ -1,0 +1,148 @@
+"""Changes as Spark partitions: each some diffs, or a piece of a large one."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from laredo_archive import codec
+from laredo_archive.manifest import FormatEntry
+from laredo_archive.ranges import Slice
+from laredo_archive.reader import Archive
+from laredo_spark.changes_chain import Step
+from laredo_spark.changes_read import ChangesRead, Pinned
+from laredo_spark.changes_rows import Piece, batches
+from laredo_spark.changes_shape import ChangesShape
+from laredo_spark.errors import ColumnsChanged
+from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.objects import Objects
+from laredo_spark.options import ReadOptions
+
+TASK_BYTES = 64 << 20
+LEAST_BYTES = 1 << 20
+"""What is worth a task of its own."""
+
+
+class ChangesPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, pieces: Sequence[Piece], objects: Objects, shape: ChangesShape) -> None:
+        super().__init__(None)
+        self.pieces = pieces
+        self.objects = objects
+        self.shape = shape
+
+    def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
+        """Its changes."""
+        wanted = to_arrow_schema(schema, timezone="UTC")
+        for batch in batches(self.pieces, self.shape, self.objects.opener()):
+            yield batch.cast(wanted)
+
+
+class ChangesReader(DataSourceReader):
+    """Plans where the query is planned, reads where tasks run."""
+
+    def __init__(self, asked: ReadOptions, schema: StructType, pinned: Pinned | None) -> None:
+        self._asked = asked
+        self._schema = schema
+        self._pinned = pinned
+
+    @in_one_message
+    def partitions(self) -> Sequence[InputPartition]:
+        """The changes, a few megabytes or more to a task.
+
+        :raises ColumnsChanged: if the schema isn't the one that the changes have.
+        """
+        read = ChangesRead.of(self._asked, self._pinned)
+        now = read.shape.spark_schema()
+        if now != self._schema:
+            raise ColumnsChanged(read.archive.uri, self._schema.simpleString(), now.simpleString())
+        return partitions(self._asked, read.archive, read.steps, read.shape)
+
+    @each_in_one_message
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Some changes, in Arrow batches."""
+        if isinstance(partition, ChangesPartition):
+            yield from partition.batches(self._schema)
+
+
+def partitions(
+    asked: ReadOptions, archive: Archive, steps: Iterable[Step], shape: ChangesShape
+) -> list[InputPartition]:
+    """The steps' rows, cut into tasks.
+
+    :raises FormatUnknown: if an artifact is there in no format that is known here.
+    """
+    steps = [step for step in steps if step.has_rows]
+    if not steps:
+        return []
+    upto = f"the changes up to {steps[-1].mark}"
+    objects = Objects.of(asked, archive.found, upto, shape.row.inferred)
+    pieces = [piece for step in steps for piece in _pieces(asked, archive, step)]
+    return [ChangesPartition(some, objects, shape) for some in _gathered(asked, pieces)]
+
+
+def _pieces(asked: ReadOptions, archive: Archive, step: Step) -> Iterator[Piece]:
+    artifact, base = step.artifact, step.epoch.base
+    wanted = asked.format_id if asked.format_id in artifact.formats else None
+    key_names = archive.shape(step.boundary).key_fields
+    for part, is_aligned in _slices(*archive.files.choose(artifact, wanted)):
+        yield Piece(
+            part,
+            is_aligned,
+            artifact.is_snapshot,
+            base.columns,
+            key_names,
+            step.epoch.number,
+            artifact.to_position,
+            step.boundary.time,
+        )
+
+
+def _slices(format_id: str, entry: FormatEntry) -> list[tuple[Slice, bool]]:
+    """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
+    plain = replace(entry, splits=(), source={})
+    if entry.size_bytes <= TASK_BYTES:
+        return [(Slice(format_id, plain), True)]
+    if entry.splits:
+        ends = [*_spaced([offset for _, offset in entry.splits]), None]
+        return [(Slice(format_id, plain, start or 0, end), True) for start, end in pairwise(ends)]
+    if format_id != codec.JSONL:
+        return [(Slice(format_id, plain), True)]
+    # Each but the first begins a byte early, to see whether a line ends there.
+    size = entry.size_bytes
+    return [
+        (Slice(format_id, plain, max(0, start - 1), min(start + TASK_BYTES, size)), False)
+        for start in range(0, size, TASK_BYTES)
+    ]
+
+
+def _spaced(offsets: Sequence[int]) -> list[int]:
+    """From 0 on (a TRUNCATE is before the first split), TASK_BYTES apart at least."""
+    found = [0]
+    for offset in offsets:
+        if offset - found[-1] >= TASK_BYTES:
+            found.append(offset)
+    return found
+
+
+def _gathered(asked: ReadOptions, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Some small files to a task."""
+    total = sum(piece.part.size_bytes for piece in pieces)
+    if asked.partitions:
+        share = -(-total // asked.partitions)
+    else:
+        share = min(TASK_BYTES, max(LEAST_BYTES, total // (asked.partitions_at_least or 2)))
+    found: list[list[Piece]] = []
+    gathered = share
+    for piece in pieces:
+        if gathered >= share:
+            found.append([])
+            gathered = 0
+        found[-1].append(piece)
+        gathered += piece.part.size_bytes
+    return found

@@ -1,0 +1,274 @@
+"""``read_changes`` and mode = changes: what changed between any two boundaries."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
+from laredo_model.column import Column
+from laredo_spark import changes_reader, read_changes, register
+from laredo_spark.changes_read import ChangesRead
+from laredo_spark.errors import (
+    ArchiveBehind,
+    BoundaryGone,
+    ChangesGone,
+    ColumnUnfit,
+    OptionRefused,
+    said,
+)
+from laredo_spark.options import parse
+from tests.archive.building import COLUMNS, HISTORY, START, Builder, row, state
+
+ONE = state(row(1, "Ada"), row(2, "Bob"), row(3, "Cy"))
+TWO = state(row(1, "Ada"), row(2, "Bo"), row(4, "Dee"))
+THREE = state(row(9, "alone"))
+FOUR = state(row(9, "Alone"), row(10, "not"))
+
+
+def simple(directory: Path, **how: Any) -> Builder:
+    """Two epochs, of which the second continues the first."""
+    builder = Builder(directory, **how)
+    builder.base(0x10, ONE).diff(0x20, TWO).diff(0x30, THREE, truncate=True)
+    return builder.base(0x30, THREE).diff(0x40, FOUR)
+
+
+def value(number: int, name: str) -> Row:
+    return Row(id=number, name=name, doc=None)
+
+
+AT_20 = [
+    ("DELETE", "0/20", "3", value(3, "Cy"), None),
+    ("INSERT", "0/20", "4", None, value(4, "Dee")),
+    ("UPDATE", "0/20", "2", value(2, "Bob"), value(2, "Bo")),
+]
+AT_30 = [
+    ("INSERT", "0/30", "9", None, value(9, "alone")),
+    ("TRUNCATE", "0/30", None, None, None),
+]
+AT_40 = [
+    ("INSERT", "0/40", "10", None, value(10, "not")),
+    ("UPDATE", "0/40", "9", value(9, "alone"), value(9, "Alone")),
+]
+
+
+def found(changes: DataFrame) -> list[tuple[Any, ...]]:
+    rows = [tuple(row) for row in changes.collect()]
+    return sorted(rows, key=lambda row: (row[1], row[0], row[2] or ""))
+
+
+@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_all_of_them_through_an_epoch_that_continues(
+    spark: SparkSession, tmp_path: Path, format_id: str, shuffled: bool
+) -> None:
+    archive = simple(tmp_path, formats=(format_id,), shuffled=shuffled).write()
+    changes = read_changes(spark, str(archive))
+    assert found(changes) == AT_20 + AT_30 + AT_40
+    row_type = "struct<id:bigint,name:string,doc:string>"
+    assert changes.schema.simpleString() == (
+        f"struct<action:string,position:string,key:string,old:{row_type},new:{row_type}>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "expected"),
+    [
+        ("0/20", "0/30", AT_30),
+        ("0/2F", "0/3F", AT_30),
+        ("0/30", None, AT_40),
+        (START + timedelta(seconds=0x20), START + timedelta(seconds=0x31), AT_30),
+        ("0/40", None, []),
+        ("head", None, []),
+        ("0/20", "0/20", []),
+    ],
+)
+def test_between_boundaries(
+    spark: SparkSession,
+    tmp_path: Path,
+    after: str | datetime,
+    until: str | datetime | None,
+    expected: list[Any],
+) -> None:
+    archive = simple(tmp_path).write()
+    assert found(read_changes(spark, str(archive), after, until)) == expected
+
+
+def test_by_its_format_with_more_columns(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    options = {"mode": "changes", "after": "0/30", "also": "epoch,lsn,time", "columns": "name"}
+    changes = spark.read.format("laredo").options(**options).load(simple(tmp_path).write().as_uri())
+    at = datetime.fromtimestamp((START + timedelta(seconds=0x40)).timestamp())
+    assert found(changes.where("key = '9'")) == [
+        ("UPDATE", "0/40", "9", Row(name="alone"), Row(name="Alone"), 2, 0x40, at)
+    ]
+
+
+def test_lines_as_they_stand(spark: SparkSession, tmp_path: Path) -> None:
+    changes = read_changes(spark, str(simple(tmp_path).write()), "0/30", lines=True, key="9")
+    old, new = '{"id":9,"name":"alone","doc":null}', '{"id":9,"name":"Alone","doc":null}'
+    assert found(changes) == [("UPDATE", "0/40", "9", old, new)]
+
+
+def test_exact_types(spark: SparkSession, tmp_path: Path) -> None:
+    columns = (
+        Column("id", "int8", -1, False, 1, 1),
+        Column("price", "numeric", (10 << 16 | 2) + 4, True, 2),
+        Column("at", "timestamptz", -1, True, 3),
+        Column("tags", "_int4", -1, True, 4),
+        Column("raw", "bytea", -1, True, 5),
+    )
+    line = (
+        b'{"id":9007199254740993,"price":"1.10","at":"2024-02-29T10:00:00.1+00:00",'
+        b'"tags":[1,null],"raw":"\\\\x00ff"}'
+    )
+    rows = {b"9007199254740993": line}
+    archive = Builder(tmp_path, columns=columns).base(0x10, {}).diff(0x20, rows).write()
+    (new,) = [row.new for row in read_changes(spark, str(archive)).collect()]
+    at = datetime.fromtimestamp(datetime(2024, 2, 29, 10, 0, 0, 100000, UTC).timestamp())
+    assert tuple(new) == (9007199254740993, Decimal("1.10"), at, [1, None], b"\0\xff")
+
+
+def test_a_gap_names_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    archive = str(builder.base(0x30, THREE, continues=False).diff(0x40, FOUR).write())
+    with pytest.raises(ChangesGone, match=r"after 0/20 \(epoch 1\).*missed.*on_gap"):
+        read_changes(spark, archive)
+    assert found(read_changes(spark, archive, until="0/20")) == AT_20
+    assert found(read_changes(spark, archive, "0/30")) == AT_40
+    snapshot = [
+        ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
+        ("TRUNCATE", "0/30", None, None, None),
+    ]
+    changes = read_changes(spark, archive, "0/10", on_gap="snapshot")
+    assert found(changes) == AT_20 + snapshot + AT_40
+
+
+def test_retention_has_removed_what_comes_next(spark: SparkSession, tmp_path: Path) -> None:
+    builder = simple(tmp_path)
+    del builder.artifacts[:3]
+    archive = str(builder.write())
+    with pytest.raises(ChangesGone, match="retention has removed"):
+        read_changes(spark, archive, "0/20", history=HISTORY, epoch=1)
+    with pytest.raises(ChangesGone, match="the oldest boundary is 0/30"):
+        read_changes(spark, archive, "0/20")
+    # Where the epoch before ended the next one goes on.
+    assert found(read_changes(spark, archive, "0/30", history=HISTORY, epoch=1)) == AT_40
+    snapshot = [
+        ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
+        ("TRUNCATE", "0/30", None, None, None),
+    ]
+    for given in ({"after": "0/20", "history": HISTORY}, {"after": "0/20"}, {}):
+        assert found(read_changes(spark, archive, on_gap="snapshot", **given)) == snapshot + AT_40
+    with pytest.raises(ChangesGone, match="nothing of the history"):
+        read_changes(spark, archive, "0/30", history="1:1:1")
+    with pytest.raises(ArchiveBehind, match="older copy"):
+        read_changes(spark, archive, "0/50", history=HISTORY)
+
+
+def test_diffs_that_a_re_base_gave_to_the_next_epoch(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO).base(0x20, TWO, continues=False)
+    archive = str(builder.diff(0x30, THREE, truncate=True).diff(0x40, FOUR).write())
+    assert found(read_changes(spark, archive, "0/30", history=HISTORY, epoch=1)) == AT_40
+
+
+def test_a_column_added_reads_as_null_before(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    builder.columns = (
+        COLUMNS[0],
+        replace(COLUMNS[1], type="varchar"),
+        Column("extra", "numeric", -1, True, 3),
+    )
+    after = {b"1": b'{"id":1,"name":"A","extra":"1.5"}'}
+    archive = str(builder.base(0x30, after, continues=False).write())
+    changes = found(read_changes(spark, archive, on_gap="snapshot", after="0/10"))
+    assert changes[0] == ("DELETE", "0/20", "3", Row(id=3, name="Cy", extra=None), None)
+    assert changes[3][4] == Row(id=1, name="A", extra="1.5")
+    with pytest.raises(ChangesGone, match="the table's columns changed"):
+        read_changes(spark, archive)
+
+
+def test_a_value_that_doesnt_fit_the_columns_new_type(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    builder.columns = (COLUMNS[0], replace(COLUMNS[1], type="int8"), COLUMNS[2])
+    archive = str(builder.base(0x30, {}, continues=False).write())
+    with pytest.raises(Exception, match=ColumnUnfit.__name__) as failure:
+        read_changes(spark, archive, "0/10", on_gap="snapshot").collect()
+    message = said(failure.value) or ""
+    assert "column name: " in message
+    assert "when the change was written the column was text" in message
+
+
+def test_archives_of_other_writers(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path, plain=True).base(0x10, ONE).diff(0x20, TWO)
+    archive = str(builder.diff(0x30, THREE, truncate=True).write())
+    assert found(read_changes(spark, archive)) == AT_20 + AT_30
+
+
+def test_the_same_changes_however_often_it_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    changes, late = (read_changes(spark, str(builder.write())) for _ in range(2))
+    builder.diff(0x30, THREE, truncate=True).write()
+    assert found(changes) == AT_20
+    del builder.artifacts[:2]
+    builder.artifacts[0]["kind"], builder.artifacts[0]["from_position"] = "snapshot", None
+    builder.write()
+    with pytest.raises(Exception, match=BoundaryGone.__name__) as failure:
+        late.collect()
+    assert "isn't in the archive any more" in (said(failure.value) or "")
+
+
+def test_a_damaged_diff_is_one_message(spark: SparkSession, tmp_path: Path) -> None:
+    archive = simple(tmp_path).write()
+    (diff,) = archive.rglob("diff-0_10-0_20.jsonl")
+    diff.write_bytes(diff.read_bytes().replace(b"Dee", b"Doe"))
+    with pytest.raises(Exception, match=ArtifactDamaged.__name__) as failure:
+        read_changes(spark, str(archive)).collect()
+    message = said(failure.value) or ""
+    assert diff.name in message
+    assert "sha256" in message
+
+
+def test_options_that_cant_be_used(spark: SparkSession, tmp_path: Path) -> None:
+    archive = str(simple(tmp_path).write())
+    with pytest.raises(OptionRefused, match="changes have after and until"):
+        read_changes(spark, archive, as_of="0/20")
+    with pytest.raises(OptionRefused, match="epoch, lsn, time"):
+        read_changes(spark, archive, also="when")
+    with pytest.raises(OptionRefused, match="fail, snapshot"):
+        read_changes(spark, archive, on_gap="ignore")
+    with pytest.raises(NoSuchBoundary, match="exchange until and after"):
+        read_changes(spark, archive, "0/30", "0/20")
+    with pytest.raises(NoSuchBoundary, match="ends exactly at 0/21"):
+        read_changes(spark, archive, "0/21", exact=True)
+
+
+LARGE = state(*(row(number, f"name {number}", json.dumps("x" * 900)) for number in range(3000)))
+
+
+@pytest.mark.parametrize(
+    ("format_id", "plain"), [("jsonl", False), ("protobuf", False), ("jsonl", True)]
+)
+def test_a_large_diff_is_cut_into_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_id: str, plain: bool
+) -> None:
+    monkeypatch.setattr(changes_reader, "TASK_BYTES", 300_000)
+    monkeypatch.setattr(changes_reader, "LEAST_BYTES", 300_000)
+    builder = Builder(tmp_path, formats=(format_id,), plain=plain).base(0x10, ONE)
+    asked = parse(
+        {"path": str(builder.diff(0x20, LARGE, truncate=True).write()), "mode": "changes"}
+    )
+    read = ChangesRead.of(asked)
+    tasks = changes_reader.partitions(asked, read.archive, read.steps, read.shape)
+    assert len(tasks) > 5
+    seen: list[tuple[str, str | None]] = []
+    for task in tasks:
+        assert isinstance(task, changes_reader.ChangesPartition)
+        for batch in task.batches(read.shape.spark_schema()):
+            seen += zip(batch["action"].to_pylist(), batch["key"].to_pylist(), strict=True)
+    assert seen == [("TRUNCATE", None), *(("INSERT", key.decode()) for key in LARGE)]
