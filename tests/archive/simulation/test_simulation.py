@@ -1,7 +1,8 @@
 """The commit protocol under crashes, lost and late requests, rival writers and wrong clocks.
 
 LAREDO_SIMULATION_SEEDS=N runs more seeds, LAREDO_SIMULATION_FIRST=K from another
-start; a failing seed is printed with its history and repeats exactly.
+start; a failing seed is printed with its history and repeats exactly. On one core
+(``taskset -c 0``) about 36 seeds a second; on two, turns that move between them cost a third.
 """
 
 import os
