@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.golden import parquet
 from tests.golden.truth import ARCHIVES, Truth, all_truths, boundary
 from tests.golden.written import FORMATS, Change, Lines, changes
 
@@ -145,6 +146,10 @@ class _Making:
         entries: dict[str, Any] = {}
         columns = step.columns
         for format_id in described.get("formats", self._described["formats"]):
+            if format_id == "parquet":
+                key = f"{self._truth.name}/{directory}/{name}.parquet"
+                entries[format_id] = self._parquet(key, step)
+                continue
             types = None if columns is None else {column[0]: column[1] for column in columns}
             form = FORMATS[format_id](types, blanks=self._described.get("blanks", False))
             key = f"{self._truth.name}/{directory}/{name}{form.extension}"
@@ -163,6 +168,17 @@ class _Making:
             self._files[key] = b"what only a later version knows\n"
             entries[described["unknown_format"]] = self._entry(key, [])
         return entries
+
+    def _parquet(self, key: str, step: "_Step") -> dict[str, Any]:
+        every = self._described["splits_every"]
+        data = parquet.written(list(step.after.values()), step.columns, every)
+        there = ARCHIVES / key
+        if there.exists() and parquet.same_content(data, there.read_bytes()):
+            data = there.read_bytes()  # another pyarrow's, perhaps
+        self._files[key] = data
+        first_keys = list(step.after)[::every]
+        splits = zip(first_keys, parquet.row_groups(data), strict=True)
+        return self._entry(key, [list(split) for split in splits]) | {"exact": False}
 
     def _entry(self, key: str, splits: list[list[Any]]) -> dict[str, Any]:
         data = self._files[key]

@@ -20,7 +20,7 @@ from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
 
 NAMES = [truth.name for truth in all_truths()]
 DOCUMENT = Path(__file__).parents[2] / "docs/archive-format.md"
-FORMATS = ("jsonl", "protobuf")
+FORMATS = ("jsonl", "protobuf", "parquet")
 BOUNDARIES = [(truth.name, name) for truth in all_truths() for name in truth.boundaries]
 WINDOWS = [(t.name, start, end) for t in all_truths() for start, end, _ in t.windows()]
 AS_OF = [(t.name, number) for t in all_truths() for number in range(len(t.as_of))]
