@@ -31,7 +31,8 @@ OBJECTS_A_PAGE = 1000
 MAX_DIFFS = 2000
 MONTH_S, DAY_S = 30 * 86_400, 86_400
 
-# "Amazon S3 pricing", S3 Standard, US East (N. Virginia), as of November 2026, in dollars.
+# "Amazon S3 pricing", S3 Standard, US East (N. Virginia), in dollars: the list prices of the last
+# years, to be compared with today's.
 _DEAR, _CHEAP = 0.005 / 1000, 0.0004 / 1000
 _CHEAP_ONES = {"GetObject", "HeadObject"}
 # A million notices: "Amazon SNS pricing", "Amazon SQS pricing", "Amazon Kinesis Data Streams
