@@ -1,0 +1,95 @@
+"""Archives on S3, through moto's server: no JAR, only boto3 where tasks run."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from laredo_archive.aws.errors import ProfileError
+from laredo_archive.errors import ArtifactMissing, DestinationError
+from laredo_spark import read_table
+from laredo_spark.errors import said
+from tests.archive.building import Builder
+from tests.fix_aws import REGION, AwsServer
+from tests.spark.reading import Reading, names
+
+FIRST = {number: f"name {number}" for number in range(100)}
+SECOND = {**FIRST, 7: "changed", 200: "new"}
+
+
+def built(directory: Path, *, shuffled: bool = False) -> Path:
+    builder = Builder(directory, formats=("jsonl", "protobuf"), shuffled=shuffled)
+    return builder.base(0x10, names(FIRST)).diff(0x20, names(SECOND)).write()
+
+
+def put(server: AwsServer, archive: Path) -> str:
+    """The archive in a bucket of its own, below a prefix; its bucket."""
+    bucket = server.new_bucket()
+    for file in archive.rglob("*"):
+        if file.is_file():
+            key = f"lake/users/{file.relative_to(archive).as_posix()}"
+            server.client("s3").put_object(Bucket=bucket, Key=key, Body=file.read_bytes())
+    return bucket
+
+
+def reached(server: AwsServer) -> dict[str, str]:
+    return {"endpoint": server.endpoint, "region": REGION, "addressing": "path"}
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+@pytest.mark.parametrize("shuffled", [False, True], ids=["sorted", "unsorted"])
+def test_read_by_tasks(
+    spark: SparkSession, moto: AwsServer, tmp_path: Path, scheme: str, shuffled: bool
+) -> None:
+    bucket = put(moto, built(tmp_path, shuffled=shuffled))
+    found = read_table(spark, f"{scheme}://{bucket}/lake/users/", verify=True, **reached(moto))
+    assert {row.id: row["name"] for row in found.collect()} == SECOND
+    base = read_table(
+        spark, f"{scheme}://{bucket}/lake/users", "0/10", format="protobuf", **reached(moto)
+    )
+    assert {row.id: row["name"] for row in base.collect()} == FIRST
+
+
+def test_an_object_that_is_gone_or_cut_off(
+    spark: SparkSession, moto: AwsServer, tmp_path: Path
+) -> None:
+    bucket = put(moto, built(tmp_path))
+    place = f"s3://{bucket}/lake/users/"
+    key = "lake/users/epoch=1/diff-0_10-0_20.jsonl"
+    s3 = moto.client("s3")
+    data = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    s3.put_object(Bucket=bucket, Key=key, Body=data[:-20])
+    with pytest.raises(Exception, match="cut off") as raised:
+        read_table(spark, place, partitions=1, **reached(moto)).collect()
+    assert (said(raised.value) or "").startswith(f"s3://{bucket}/{key}: cut off: it has ")
+    s3.delete_object(Bucket=bucket, Key=key)
+    with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
+        Reading(place, **reached(moto)).rows()
+
+
+def test_no_such_bucket_says_whose_rights_and_what(moto: AwsServer) -> None:
+    with pytest.raises(DestinationError, match="nobody-has-this-bucket") as raised:
+        Reading("s3://nobody-has-this-bucket/users/", **reached(moto))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_profile_and_a_role(
+    moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """moto takes any key, so what was asked for is what tells: STS, by the profile's key."""
+    bucket = put(moto, built(tmp_path))
+    credentials = tmp_path / "credentials"
+    credentials.write_text(
+        "[analyst]\naws_access_key_id = AKIAANALYST\naws_secret_access_key = x\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto.endpoint)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    place = f"s3://{bucket}/lake/users/"
+    asked = {**reached(moto), "profile": "analyst"}
+    assert Reading(place, **asked).ids() == sorted(SECOND)
+    role = {"role_arn": "arn:aws:iam::123456789012:role/reader", "external_id": "seven"}
+    assert Reading(place, **asked, **role).ids() == sorted(SECOND)
+    with pytest.raises(ProfileError, match="nobody"):
+        Reading(place, **{**asked, "profile": "nobody"})
