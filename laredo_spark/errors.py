@@ -7,6 +7,7 @@ SparkReadError
 ├── TypesUnfit        a row doesn't fit the types that the first rows showed
 ├── ChangesGone       the changes that a reader needs next aren't in the archive
 ├── ArchiveBehind     the archive ends before where a reader already is
+├── OffsetUnreadable  a checkpoint of something else
 ├── ColumnUnfit       a value of before doesn't fit the type that its column has now
 ├── NotProvable       the archive says nothing that what is read could be compared with
 ├── NotEqual          rows or checksum aren't what the archive says
@@ -82,6 +83,16 @@ class ArchiveBehind(SparkReadError):
         super().__init__(
             f"{where}: it ends at {head}, and {start} was read already. Is this an older copy?"
             " Read the archive that was read before, or wait until this one is level"
+        )
+
+
+class OffsetUnreadable(SparkReadError):
+    """A streaming checkpoint that isn't of a stream of changes."""
+
+    def __init__(self, offset: object) -> None:
+        super().__init__(
+            f"{offset} is no offset of a stream of changes: the checkpoint is of another query."
+            " Give this one a checkpointLocation of its own"
         )
 
 

@@ -3,12 +3,13 @@
 https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
 """
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from laredo_spark import options
 from laredo_spark.changes_read import Pinned, opened, pinned_now
 from laredo_spark.changes_reader import ChangesReader
+from laredo_spark.errors import OptionRefused
 from laredo_spark.failure import in_one_message
 from laredo_spark.options import Mode
 from laredo_spark.table_read import TableRead
@@ -52,3 +53,13 @@ class LaredoDataSource(DataSource):
             return UnfoldedReader(asked, schema)
         made = FilteredTableReader if asked.push_filters else TableReader
         return made(asked, schema)
+
+    @in_one_message
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """What plans and reads a stream, which is one of changes."""
+        from laredo_spark.stream import ChangesStreamReader  # needs PySpark 4.2; batch reads don't
+
+        asked = options.parse(self.options)
+        if asked.mode is not Mode.CHANGES:
+            raise OptionRefused("mode", asked.mode, "a stream is of changes: write mode = changes")
+        return ChangesStreamReader(asked, schema, self._changes)

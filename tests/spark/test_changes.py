@@ -215,8 +215,8 @@ def test_the_same_changes_however_often_it_is_read(spark: SparkSession, tmp_path
     changes, late = (read_changes(spark, str(builder.write())) for _ in range(2))
     builder.diff(0x30, THREE, truncate=True).write()
     assert found(changes) == AT_20
-    del builder.artifacts[:2]
-    builder.artifacts[0]["kind"], builder.artifacts[0]["from_position"] = "snapshot", None
+    builder.base(0x30, THREE)
+    del builder.artifacts[:3]
     builder.write()
     with pytest.raises(Exception, match=BoundaryGone.__name__) as failure:
         late.collect()

@@ -1,0 +1,235 @@
+"""``readStream``: each change once, whatever is re-based or restarted meanwhile."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+from pyspark.sql.streaming.query import StreamingQuery
+
+from laredo_model.column import Column
+from laredo_spark import register
+from laredo_spark.errors import (
+    ArchiveBehind,
+    BoundaryGone,
+    ChangesGone,
+    ColumnsChanged,
+    OffsetUnreadable,
+    OptionRefused,
+    said,
+)
+from laredo_spark.source import LaredoDataSource
+from laredo_spark.stream import ChangesStreamReader, Offset
+from tests.archive.building import COLUMNS, HISTORY, Builder
+from tests.spark.test_changes import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
+
+SNAPSHOT_30 = [
+    ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
+    ("TRUNCATE", "0/30", None, None, None),
+]
+FIRST: Offset = {"position": "", "epoch": 0, "history": ""}
+
+
+def at(position: str, epoch: int) -> Offset:
+    return {"position": position, "epoch": epoch, "history": HISTORY}
+
+
+def reader(archive: Path, **options: str) -> ChangesStreamReader:
+    """As Spark makes it."""
+    source = LaredoDataSource({"path": str(archive), "mode": "changes", **options})
+    made = source.streamReader(source.schema())
+    assert isinstance(made, ChangesStreamReader)
+    return made
+
+
+def latest(made: ChangesStreamReader, start: Offset) -> Offset:
+    return made.latestOffset(start, made.getDefaultReadLimit())
+
+
+def actions(made: ChangesStreamReader, start: Offset, end: Offset) -> list[tuple[str, str | None]]:
+    """What a batch holds: actions and keys."""
+    found: list[tuple[str, str | None]] = []
+    for task in made.partitions(start, end):
+        for batch in made.read(task):
+            found += zip(batch["action"].to_pylist(), batch["key"].to_pylist(), strict=True)
+    return found
+
+
+def test_the_first_batch_only_puts_down_where_it_begins(tmp_path: Path) -> None:
+    made = reader(simple(tmp_path).write(), after="head")
+    assert made.initialOffset() == FIRST
+    assert latest(made, FIRST) == at("0/40", 2)
+    assert actions(made, FIRST, at("0/40", 2)) == []
+    assert made.reportLatestOffset() == at("0/40", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, at("0/10", 1)),
+        ({"after": "0/2F"}, at("0/20", 1)),
+        ({"after": "0/30"}, at("0/30", 2)),
+        ({"on_gap": "snapshot"}, at("", 1)),
+    ],
+)
+def test_where_it_begins(tmp_path: Path, options: dict[str, str], expected: Offset) -> None:
+    assert latest(reader(simple(tmp_path).write(), **options), FIRST) == expected
+
+
+def test_an_idle_table_gives_the_same_offset(tmp_path: Path) -> None:
+    made = reader(simple(tmp_path).write())
+    head = latest(made, at("0/10", 1))
+    assert head == at("0/40", 2)
+    assert latest(made, head) is head
+    assert made.partitions(head, head) == []
+
+
+def test_some_diffs_at_a_time(tmp_path: Path) -> None:
+    made = reader(simple(tmp_path).write(), max_diffs_per_trigger="1")
+    assert made.getDefaultReadLimit() == ReadMaxFiles(1)
+    assert latest(made, at("0/10", 1)) == at("0/20", 1)
+    # The base that follows has no rows, so the offset goes through it.
+    assert latest(made, at("0/20", 1)) == at("0/30", 2)
+    assert latest(made, at("0/30", 2)) == at("0/40", 2)
+    assert made.latestOffset(at("0/10", 1), ReadAllAvailable()) == at("0/40", 2)
+
+
+def test_what_is_available_now_ends_there(tmp_path: Path) -> None:
+    builder = simple(tmp_path)
+    made = reader(builder.write(), max_diffs_per_trigger="1")
+    made.prepareForTriggerAvailableNow()
+    builder.diff(0x50, ONE).base(0x60, ONE, continues=False).write()
+    offset, seen = FIRST, []
+    while (following := latest(made, offset)) != offset:
+        seen.append(following)
+        offset = following
+    assert [mark["position"] for mark in seen] == ["0/10", "0/20", "0/30", "0/40"]
+
+
+def test_a_batch_that_was_planned_is_the_same_after_a_re_base(tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO).diff(0x30, THREE, truncate=True)
+    made = reader(builder.write())
+    before = actions(made, at("0/10", 1), at("0/30", 1))
+    base = Builder(tmp_path, epoch=1).base(0x20, TWO).artifacts[0]
+    builder.artifacts.insert(2, base)
+    builder.artifacts[3]["epoch"] = builder.epoch = 2
+    builder.write()
+    assert actions(made, at("0/10", 1), at("0/30", 1)) == before
+    assert latest(made, at("0/30", 1)) == at("0/30", 1)
+    builder.diff(0x40, FOUR).write()
+    assert latest(made, at("0/30", 1)) == at("0/40", 2)
+    assert actions(made, at("0/30", 1), at("0/40", 2)) == [("INSERT", "10"), ("UPDATE", "9")]
+
+
+def test_retention_removed_what_comes_next(tmp_path: Path) -> None:
+    builder = simple(tmp_path)
+    del builder.artifacts[:3]
+    made = reader(builder.write())
+    with pytest.raises(ChangesGone, match=r"after 0/20 \(epoch 1\).*retention.*checkpointLocation"):
+        latest(made, at("0/20", 1))
+    with pytest.raises(BoundaryGone):
+        made.partitions(at("0/10", 1), at("0/20", 1))
+    # The last boundary of the epoch before is where the base that continues it is.
+    assert latest(made, at("0/30", 1)) == at("0/40", 2)
+
+    made = reader(builder.write(), on_gap="snapshot")
+    assert latest(made, at("0/20", 1)) == at("0/40", 2)
+    whole = [("TRUNCATE", None), ("SNAPSHOT", "9"), ("INSERT", "10"), ("UPDATE", "9")]
+    assert actions(made, at("0/20", 1), at("0/40", 2)) == whole
+    # A batch whose end is gone is empty: the one after it has the whole.
+    assert actions(made, at("0/10", 1), at("0/20", 1)) == []
+
+
+def test_changes_before_a_gap_come_first(tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    made = reader(builder.base(0x30, THREE, continues=False).write())
+    assert latest(made, at("0/10", 1)) == at("0/20", 1)
+    with pytest.raises(ChangesGone, match="missed"):
+        latest(made, at("0/20", 1))
+
+
+def test_other_columns_end_a_running_query(tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    made = reader(builder.write(), on_gap="snapshot")
+    builder.columns = (*COLUMNS[:2], Column("extra", "text", -1, True, 3))
+    builder.base(0x30, {b"1": b'{"id":1,"name":"A","extra":"x"}'}, continues=False).write()
+    assert latest(made, at("0/10", 1)) == at("0/20", 1)
+    with pytest.raises(ColumnsChanged, match="extra text"):
+        latest(made, at("0/20", 1))
+    # Started again it goes on, and what was before lacks the column.
+    again = reader(builder.write(), on_gap="snapshot")
+    assert latest(again, at("0/10", 1)) == at("0/30", 2)
+    (task,) = again.partitions(at("0/10", 1), at("0/20", 1))
+    news = [new for batch in again.read(task) for new in batch["new"].to_pylist()]
+    assert {"id": 4, "name": "Dee", "extra": None} in news
+
+
+def test_what_a_stream_refuses(tmp_path: Path) -> None:
+    archive = simple(tmp_path).write()
+    with pytest.raises(OptionRefused, match="no end"):
+        reader(archive, until="0/30")
+    with pytest.raises(OptionRefused, match="mode = changes"):
+        reader(archive, mode="table")
+    with pytest.raises(ArchiveBehind, match="0/50"):
+        latest(reader(archive), at("0/50", 2))
+    with pytest.raises(ChangesGone, match="nothing of the history 1:1:1"):
+        latest(reader(archive), {"position": "0/40", "epoch": 2, "history": "1:1:1"})
+    with pytest.raises(OffsetUnreadable, match="checkpointLocation"):
+        latest(reader(archive), {"version": 7})
+
+
+class Stream:
+    """A query that appends to a Parquet directory."""
+
+    def __init__(self, spark: SparkSession, archive: Path, directory: Path, **options: str) -> None:
+        register(spark)
+        self._spark = spark
+        self._target = directory / "rows"
+        given = {"mode": "changes", **options}
+        self._changes = spark.readStream.format("laredo").options(**given).load(str(archive))
+        self._checkpoint = str(directory / "checkpoint")
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        writer = self._changes.writeStream.format("parquet").trigger(**trigger)
+        writer = writer.option("checkpointLocation", self._checkpoint)
+        return writer.start(str(self._target))
+
+    def run(self) -> None:
+        """All that there is now."""
+        query = self.start(availableNow=True)
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    def rows(self) -> DataFrame:
+        return self._spark.read.parquet(str(self._target))
+
+    def found(self) -> list[tuple[Any, ...]]:
+        rows = [tuple(row) for row in self.rows().collect()]
+        return sorted(rows, key=lambda row: (row[1], row[0], row[2] or ""))
+
+
+def test_each_change_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "archive").base(0x10, ONE).diff(0x20, TWO)
+    stream = Stream(spark, builder.write(), tmp_path, max_diffs_per_trigger="1")
+    stream.run()
+    assert stream.found() == AT_20
+    builder.diff(0x30, THREE, truncate=True).base(0x30, THREE).diff(0x40, FOUR).write()
+    stream.run()
+    assert stream.found() == AT_20 + AT_30 + AT_40
+    stream.run()
+    assert stream.found() == AT_20 + AT_30 + AT_40
+
+
+def test_a_gap_ends_the_query_by_one_message(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "archive").base(0x10, ONE).diff(0x20, TWO)
+    stream = Stream(spark, builder.write(), tmp_path)
+    stream.run()
+    archive = builder.base(0x30, THREE, continues=False).diff(0x40, FOUR).write()
+    with pytest.raises(Exception, match=ChangesGone.__name__) as failure:
+        stream.run()
+    assert 'on_gap = "snapshot"' in (said(failure.value) or "")
+    Stream(spark, archive, tmp_path, on_gap="snapshot").run()
+    assert stream.found() == AT_20 + SNAPSHOT_30 + AT_40
