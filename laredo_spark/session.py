@@ -1,0 +1,60 @@
+"""A Spark session for who has none yet: command lines, notebooks; Java is looked for first."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from laredo_spark.errors import JavaMissing
+
+OLDEST_JAVA = 17
+"""https://spark.apache.org/docs/latest/#downloading"""
+_VERSION = re.compile(r'version "(\d+)')
+_PATIENCE_S = 60
+
+
+def session(name: str = "laredo", master: str | None = None) -> SparkSession:
+    """The session that there is, or one of its own with key look-ups pushed down.
+
+    ``master``: as Spark's own setting; without it, as spark-submit says, else all cores here.
+
+    :raises JavaMissing: if no Java that Spark could run on is found.
+    """
+    check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    return (
+        builder.config("spark.sql.python.filterPushdown.enabled", "true")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+
+
+def check_java() -> None:
+    """Ask the Java that Spark would take for its version.
+
+    :raises JavaMissing: if there is none, or one that is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home, "bin", "java")) if home else "java"
+    where = f"JAVA_HOME is {home}" if home else "on PATH"
+    try:
+        answer = subprocess.run(
+            [command, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        raise JavaMissing(f"none found, {where}") from None
+    found = _VERSION.search(answer.stderr + answer.stdout)
+    if found is None:
+        raise JavaMissing(f"{command} -version says nothing of one, {where}")
+    if int(found[1]) < OLDEST_JAVA:
+        raise JavaMissing(f"found {found[1]}, {where}")
