@@ -1,17 +1,22 @@
 """An object as a seekable file, for formats that are read from several places."""
 
 import io
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from shutil import copyfileobj
 from typing import BinaryIO, cast
 
-from laredo_archive.codec import Source
+from laredo_archive.codec.blocks import READ_BYTES, Source
 from laredo_archive.codec.errors import BadBytes
+from laredo_archive.errors import TemporarySpaceLacking
 
 OpenAt = Callable[[int], AbstractContextManager[Source]]
 """The object's bytes from an offset on."""
 
-_BUFFER_BYTES = 256 << 10
+_BUFFER_BYTES = 32 << 10
+_MEMORY_BYTES = 16 << 20
+"""A smaller object isn't put aside on disk."""
 
 
 def ranged(open_at: OpenAt, size_bytes: int) -> BinaryIO:
@@ -20,6 +25,21 @@ def ranged(open_at: OpenAt, size_bytes: int) -> BinaryIO:
     Reading raises BadBytes where the object ends before ``size_bytes``.
     """
     return cast(BinaryIO, io.BufferedReader(_Ranged(open_at, size_bytes), _BUFFER_BYTES))
+
+
+@contextmanager
+def put_aside(source: Source) -> Iterator[BinaryIO]:
+    """The object in a temporary file: all of ``source`` is read first.
+
+    :raises TemporarySpaceLacking: if there is no room for it.
+    """
+    with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as file:
+        try:
+            copyfileobj(source, file, READ_BYTES)
+            file.seek(0)
+        except OSError as failure:
+            raise TemporarySpaceLacking(tempfile.gettempdir(), failure) from failure
+        yield cast(BinaryIO, file)
 
 
 class _Ranged(io.RawIOBase):

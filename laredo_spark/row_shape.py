@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 from laredo_archive.arrow import types
 from laredo_archive.arrow.rows import RowReader
+from laredo_archive.arrow.stored import StoredBatch
 from laredo_archive.codec.row_keys import compact
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
@@ -58,6 +59,16 @@ class LineReader(RowReader):
     def __init__(self, columns: Sequence[Column]) -> None:
         super().__init__(columns, wanted=())
         self.schema = pa.schema([pa.field(LINE, pa.string())])
+        self._all_names = [column.name for column in columns]
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """A line has every column."""
+        return self._all_names
+
+    def stored(self, batch: StoredBatch) -> pa.RecordBatch:
+        """The lines of rows that are stored typed."""
+        return pa.record_batch([batch.lines(self._all_names)], schema=self.schema)
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
         """The key's fragments, and the lines."""

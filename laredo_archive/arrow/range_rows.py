@@ -4,15 +4,16 @@ The newest change of each key wins. What the diffs of the range touch is held in
 memory, so a range is to be cut so that it fits (``ranges.plan``); the base goes by.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive import codec
+from laredo_archive.arrow import parquet_rows
 from laredo_archive.arrow.rows import RowReader, keys_of
+from laredo_archive.arrow.slices import OpenSlice
 from laredo_archive.codec import Source
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.ranges import KeyRange, RangeRead, Slice
@@ -21,9 +22,6 @@ from laredo_model.column import Column
 
 BLOCK_BYTES = 4 << 20
 _ROWS_AT_ONCE = 10_000
-
-OpenSlice = Callable[[Slice], AbstractContextManager[Source]]
-"""The artifact's bytes from the slice's start on; reading may go beyond its stop."""
 
 Newest = Mapping[bytes, bytes | None]
 """By key its line; None: deleted."""
@@ -54,14 +52,38 @@ def batches(
     changed = newest(reads, columns, open_slice)
     if reads.base is not None:
         left = _Left(reads.keys, changed, columns)
-        with open_slice(reads.base) as source:
-            for block in _base_blocks(reads.base, columns, source):
-                fragments, count = left.of(rows.split(block), block.count(b"\n"))
-                if count:
-                    yield rows.typed(fragments, count)
+        made = _of_parquet if reads.base.format_id == codec.PARQUET else _of_lines
+        yield from made(reads.base, rows, columns, left, open_slice)
     lines = (line for line in changed.values() if line is not None)
     while some := list(islice(lines, _ROWS_AT_ONCE)):
         yield rows.batch(b"\n".join([*some, b""]))
+
+
+def _of_lines(
+    base: Slice, rows: RowReader, columns: Sequence[Column], left: "_Left", open_slice: OpenSlice
+) -> Iterator[pa.RecordBatch]:
+    with open_slice(base) as source:
+        for block in _base_blocks(base, columns, source):
+            fragments = rows.split(block)
+            count = block.count(b"\n")
+            kept = left.of(fragments)
+            if kept is not None:
+                count = kept.true_count
+                fragments = {name: column.filter(kept) for name, column in fragments.items()}
+            if count:
+                yield rows.typed(fragments, count)
+
+
+def _of_parquet(
+    base: Slice, rows: RowReader, columns: Sequence[Column], left: "_Left", open_slice: OpenSlice
+) -> Iterator[pa.RecordBatch]:
+    for batch in parquet_rows.batches(base, columns, rows, open_slice):
+        kept = None
+        if not left.takes_all:
+            kept = left.of(parquet_rows.key_fragments(batch, columns))
+        found = batch if kept is None else batch.filter(kept)
+        if found.rows:
+            yield rows.stored(found)
 
 
 class _Left:
@@ -72,21 +94,22 @@ class _Left:
         self._columns = columns
         self._touched = pa.array(list(changed), pa.string())
 
-    def of(
-        self, fragments: Mapping[str, pa.StringArray], count: int
-    ) -> tuple[Mapping[str, pa.StringArray], int]:
-        if self._keys.whole and not len(self._touched):
-            return fragments, count
+    @property
+    def takes_all(self) -> bool:
+        """Whether every row is in the range, and none touched."""
+        return self._keys.whole and not len(self._touched)
+
+    def of(self, fragments: Mapping[str, pa.StringArray]) -> pa.BooleanArray | None:
+        """Which rows are left, by their keys' fragments; None: all."""
+        if self.takes_all:
+            return None
         keys = keys_of(fragments, self._columns)
         kept = pc.invert(pc.is_in(keys, self._touched))
         if self._keys.low is not None:
             kept = pc.and_(kept, pc.greater_equal(keys, self._keys.low.decode()))
         if self._keys.high is not None:
             kept = pc.and_(kept, pc.less(keys, self._keys.high.decode()))
-        left = pc.sum(kept).as_py() or 0
-        if left == count:
-            return fragments, count
-        return {name: column.filter(kept) for name, column in fragments.items()}, left
+        return None if kept.true_count == len(kept) else kept
 
 
 def _base_blocks(base: Slice, columns: Sequence[Column], source: Source) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive.arrow.fragments import BlockSplitter
+from laredo_archive.arrow.stored import StoredBatch
 from laredo_archive.arrow.types import Typing, schema
 from laredo_archive.arrow.values import converter, texts
 from laredo_model.column import Column, key_columns
@@ -47,9 +48,25 @@ class RowReader:
         """
         return self._splitter.split(block)
 
+    @property
+    def needed(self) -> Sequence[str]:
+        """The columns that stored() needs."""
+        return [column.name for column in self._columns]
+
+    def stored(self, batch: StoredBatch) -> pa.RecordBatch:
+        """The record batch of rows that were typed already, as far as they are typed so here."""
+        arrays = []
+        for name, convert in self._converters.items():
+            found = batch.typed(name, self.schema.field(name).type)
+            arrays.append(convert(batch.fragments(name)) if found is None else found)
+        return self._of_arrays(arrays, batch.rows)
+
     def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:
         """The record batch of columns that were taken apart already; ``rows`` is their length."""
         arrays = [convert(fragments[name]) for name, convert in self._converters.items()]
+        return self._of_arrays(arrays, rows)
+
+    def _of_arrays(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
         if not arrays:
             # Of a batch without columns only the number of rows is left.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))

@@ -6,9 +6,7 @@ as they went in. Rows stand in key order, in row groups of about 16 MB of lines;
 where row groups begin.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from shutil import copyfileobj
 from typing import BinaryIO, cast
 
 import pyarrow as pa
@@ -16,17 +14,15 @@ import pyarrow.parquet as pq
 
 from laredo_archive.arrow.parquet_file import ParquetSnapshot
 from laredo_archive.arrow.stored import RowStorer
-from laredo_archive.codec.blocks import READ_BYTES, Source
+from laredo_archive.codec.blocks import Source
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.output import SNAPSHOT_BLOCK, Encoded, Output, Sink
 from laredo_archive.codec.row_keys import RowKeys
-from laredo_archive.errors import TemporarySpaceLacking
+from laredo_archive.ranged_file import put_aside
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 
 _BATCH_BYTES = 2 << 20
-_MEMORY_BYTES = 16 << 20
-"""A smaller file isn't put aside on disk."""
 _WHOLE_GROUP = 1 << 31
 
 
@@ -57,7 +53,7 @@ class SnapshotEncoder:
         self._output.count(keys)
         self._pending += lines
         self._pending_bytes += sum(map(len, lines))
-        if self._pending_bytes >= _BATCH_BYTES:
+        if self._pending_bytes >= min(_BATCH_BYTES, SNAPSHOT_BLOCK):
             self._store()
         if self._group_bytes >= SNAPSHOT_BLOCK:
             self._end_group()
@@ -145,13 +141,8 @@ def read_snapshot(
     if seekable is not None and seekable():
         yield from _rows(cast(BinaryIO, stream), columns, key_fields, start, stop)
         return
-    with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as file:
-        try:
-            copyfileobj(stream, file, READ_BYTES)
-            file.seek(0)
-        except OSError as failure:
-            raise TemporarySpaceLacking(tempfile.gettempdir(), failure) from failure
-        yield from _rows(cast(BinaryIO, file), columns, key_fields, start, stop)
+    with put_aside(stream) as file:
+        yield from _rows(file, columns, key_fields, start, stop)
 
 
 def _rows(

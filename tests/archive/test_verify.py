@@ -5,8 +5,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from laredo_archive.arrow.stored import REST
 from laredo_archive.reader import Archive
 from laredo_archive.verify import Report, verify
 from laredo_model.change import Action, Change
@@ -21,7 +24,14 @@ def report_of(built: Builder) -> Report:
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"formats": ("protobuf",)}, {"formats": ("jsonl", "protobuf")}, {"shuffled": True}],
+    [
+        {},
+        {"formats": ("protobuf",)},
+        {"formats": ("jsonl", "protobuf")},
+        {"base_formats": ("parquet",)},
+        {"shuffled": True},
+        {"shuffled": True, "base_formats": ("parquet",)},
+    ],
 )
 def test_a_sound_archive_is_sound(tmp_path: Path, kind: dict) -> None:
     report = report_of(several_epochs(tmp_path, **kind))
@@ -172,6 +182,42 @@ def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
     shuffled = several_epochs(tmp_path / "shuffled", shuffled=True)
     entry(shuffled, 0)["sorted"] = True
     assert "says it is sorted" in report_of(shuffled).problems[0]
+
+
+def test_parquet_beside_jsonl_is_compared_with_it(tmp_path: Path) -> None:
+    both = {"base_formats": ("jsonl", "parquet")}
+    assert report_of(several_epochs(tmp_path / "same", **both)).remarks == []
+    built = several_epochs(tmp_path / "other", **both)
+    table = pq.read_table(path(built, 0, "parquet"))
+    names = pa.array(["somebody else"] * table.num_rows, pa.string())
+    _replaced(built, 0, table.set_column(table.schema.get_field_index("name"), "name", names))
+    [problem, _] = report_of(built).problems
+    assert "its formats (jsonl, parquet) don't hold the same" in problem
+
+
+def test_parquet_that_gives_no_lines_back_is_counted_only(tmp_path: Path) -> None:
+    built = several_epochs(tmp_path, base_formats=("parquet",))
+    for index, artifact in enumerate(built.artifacts):
+        if artifact["kind"] == "snapshot":
+            _written_by_another_tool(built, index)
+    report = report_of(built)
+    assert report.problems == []
+    assert "its base is there only in a form that doesn't give the lines back" in report.remarks[0]
+    built.artifacts[0]["row_count"] += 1
+    assert "rows, the manifest says" in report_of(built).problems[0]
+
+
+def _written_by_another_tool(built: Builder, index: int) -> None:
+    table = pq.read_table(path(built, index, "parquet"))
+    _replaced(built, index, table.drop_columns([REST]).replace_schema_metadata(None))
+
+
+def _replaced(built: Builder, index: int, table: pa.Table) -> None:
+    file = path(built, index, "parquet")
+    pq.write_table(table, file)
+    described = entry(built, index, "parquet")
+    described["size_bytes"] = file.stat().st_size
+    described["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_format_of_another_program_is_hashed_only(tmp_path: Path) -> None:
