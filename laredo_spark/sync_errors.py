@@ -1,0 +1,86 @@
+"""What can go wrong between an archive and the copy that sync_table keeps of it.
+
+SyncError
+├── TargetRefused    the target holds something else, or can't be such a target
+├── TargetBusy       another sync is at work on it
+├── TargetMissing    nothing was synced there yet
+├── TargetDiffers    what was written hasn't as many rows as the archive says; it isn't shown
+├── ArchiveBehind    the archive ends before what the target holds already
+├── DeltaMissing     Delta Lake isn't in this Spark session
+└── SyncFailed       a task failed; its message
+"""
+
+from laredo_model import position as positions
+from laredo_model.position import Position
+from laredo_spark.errors import SparkReadError
+
+
+class SyncError(SparkReadError):
+    """The root of what sync_table raises of its own."""
+
+
+class TargetRefused(SyncError):
+    """The target holds something else, or can't be one."""
+
+    def __init__(self, target: object, reason: str) -> None:
+        super().__init__(f"{target}: {reason}")
+
+
+class TargetBusy(SyncError):
+    """Another sync is at work on the target."""
+
+    def __init__(self, target: object) -> None:
+        super().__init__(
+            f"{target}: another sync is writing to it now. Wait for that one, or give each job"
+            " targets of its own"
+        )
+
+
+class TargetMissing(SyncError):
+    """Nothing was synced there yet."""
+
+    def __init__(self, target: object) -> None:
+        super().__init__(f"{target}: nothing was synced to it yet; sync_table() makes it")
+
+
+class TargetDiffers(SyncError):
+    """What was written hasn't as many rows as the archive says; it wasn't made visible."""
+
+    def __init__(self, target: object, boundary: object, said: int, found: int) -> None:
+        super().__init__(
+            f"{target}: the table at {boundary} has {said} rows by the archive's manifest, and what"
+            f" was written has {found}. The target is left as it was. Check the archive with"
+            " laredo-archive verify; if it is whole, sync once with rebuild = true"
+        )
+        self.said = said
+        self.found = found
+
+
+class ArchiveBehind(SyncError):
+    """The archive ends before what the target holds already, in the same history."""
+
+    def __init__(self, target: object, at: Position, where: str, head: Position) -> None:
+        super().__init__(
+            f"{target} is at {positions.text(at)}, and the archive {where} ends at"
+            f" {positions.text(head)}. Is this an older copy? Sync from the archive that was synced"
+            " before, wait until this one is level, or sync with rebuild = true to go back"
+        )
+
+
+class DeltaMissing(SyncError):
+    """Delta Lake isn't in this Spark session."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"to = delta needs Delta Lake in the Spark session ({reason}): pip install"
+            " 'laredo-snapshotter[delta]', and make the session with"
+            " delta.configure_spark_with_delta_pip(builder) or with spark.jars.packages ="
+            " io.delta:delta-spark_<Spark's version, as 4.2>_2.13:<delta-spark's version>"
+        )
+
+
+class SyncFailed(SyncError):
+    """A task failed."""
+
+    def __init__(self, target: object, reason: str) -> None:
+        super().__init__(f"{target}: {reason}. The target is left as it was")
