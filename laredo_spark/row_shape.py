@@ -40,7 +40,7 @@ class RowShape:
     def reader(self) -> RowReader:
         """What makes batches of the table's lines."""
         if self.asked.lines:
-            return LineReader(self.columns)
+            return (LineByName if self.inferred else LineReader)(self.columns, wanted=())
         made = ByName if self.inferred else RowReader
         return made(self.columns, self.asked.typing, self.asked.columns)
 
@@ -56,8 +56,13 @@ class RowShape:
 class LineReader(RowReader):
     """Gives each row's line as it stands."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
-        super().__init__(columns, wanted=())
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        typing: types.Typing | None = None,
+        wanted: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, typing, wanted)
         self.schema = pa.schema([pa.field(LINE, pa.string())])
         self._all_names = [column.name for column in columns]
 
@@ -117,3 +122,7 @@ class ByName(RowReader):
             unknown = ", ".join(sorted(found.keys() - self._all))
             raise BadLine(f"no row that was looked at has {unknown}")
         return found
+
+
+class LineByName(LineReader, ByName):
+    """The lines of other writers, as they stand."""

@@ -1,11 +1,13 @@
 """The readers as Spark's Python workers call them, in the test's own process: quick to ask."""
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.datasource import Filter
 
 from laredo_spark.source import LaredoDataSource
@@ -21,12 +23,14 @@ class Reading:
         texts = {name: str(value) for name, value in given.items()}
         self.source = LaredoDataSource({"path": str(archive), **texts})
         self.schema = self.source.schema()
+        self.source = pickle.loads(cloudpickle.dumps(self.source))
 
     def partitions(self, filters: list[Filter] | None = None) -> tuple[Any, list[Any]]:
         reader = self.source.reader(self.schema)
         if filters is not None:
             assert list(reader.pushFilters(filters)) == filters
-        return reader, list(reader.partitions())
+        planned = list(reader.partitions())
+        return reader, [pickle.loads(cloudpickle.dumps(part)) for part in planned]
 
     def batches(self, filters: list[Filter] | None = None) -> Iterator[pa.RecordBatch]:
         reader, partitions = self.partitions(filters)

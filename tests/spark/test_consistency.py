@@ -100,6 +100,15 @@ def test_a_file_that_was_placed_anew_under_another_name(builder: Builder) -> Non
     assert sorted(line["id"] for line in rows) == list(FIRST)
 
 
+def test_a_copy_under_another_name(builder: Builder, tmp_path: Path) -> None:
+    """The manifest's keys begin with a directory that isn't there."""
+    archive = builder.write()
+    moved = archive.rename(tmp_path / "elsewhere")
+    assert Reading(moved).ids() == list(FIRST)
+    (moved / "manifest.json").rename(moved / "other-manifest.json")
+    assert Reading((moved / "other-manifest.json").as_uri()).ids() == list(FIRST)
+
+
 def test_other_columns_than_when_it_was_made(builder: Builder) -> None:
     archive = builder.write()
     made = Reading(archive)

@@ -18,18 +18,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_archive.reader import Archive
+from laredo_archive.verify import verify
 from laredo_model import position as positions
 from laredo_spark import read_table, register
 from tests.fanout.app.fanout_program import fanout, started
 from tests.fix_postgres import Database
 from tests.processes import Program, free_port, wait_until
 
-FORMATS = ("jsonl", "protobuf")
+DIFF_FORMATS = ("jsonl", "protobuf", "parquet")
+FORMATS = (*DIFF_FORMATS, "parquet")
 SNAPSHOTTER = """
 snapshotter {{
   source {{ server = "127.0.0.1:{grpc_port}" }}
   diff {{ interval = 200ms }}, seen_interval = 1s
-  formats {{ snapshot = [{formats}], diff = [{formats}] }}
+  formats {{ snapshot = [{formats}], diff = [{diff_formats}] }}
   destinations = [ {{ type = local, path = "{directory}" }} ]
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]
@@ -186,6 +188,7 @@ def road(directory: Path, database: Database) -> Iterator[Road]:
         SNAPSHOTTER.format(
             grpc_port=server.grpc_port,
             formats=", ".join(FORMATS),
+            diff_formats=", ".join(DIFF_FORMATS),
             directory=directory / "archive",
             http_port=http_port,
             tables=", ".join(f"{{ source {{ table = {name} }} }}" for name in tables),
@@ -242,6 +245,7 @@ def write(made: Road) -> None:
         "INSERT INTO special VALUES (1, 'infinity', '-infinity', 'NaN'),"
         " (2, '0044-03-15 BC', '0044-03-15 10:00 BC', 1.5), (3, '2024-02-29', '10000-01-01', 2)",
     )
+    made.re_base("special")
 
 
 def in_order(rows: Rows) -> Rows:
@@ -285,6 +289,8 @@ def test_every_boundary_is_what_postgres_had(
     for table, least in (("kinds", 10), ("pairs", 3)):
         archive = Archive.at(str(made.place(table)))
         assert len(archive.boundaries) >= least
+        report = verify(archive)  # also that all formats give the same lines
+        assert (report.problems, report.remarks) == ([], [])
         for number, boundary in enumerate(archive.boundaries):
             state = made.at(table, boundary.position)
             as_of = positions.text(boundary.position)
@@ -300,7 +306,8 @@ def test_every_boundary_is_what_postgres_had(
                     assert in_order(collected(frame)) == in_order(expected(state)), boundary
     _check_types(spark, made)
     _check_filters(spark, made)
-    _check_special(spark, made)
+    for format_id in ("jsonl", "parquet"):
+        _check_special(spark, made, format_id)
 
 
 def _check_types(spark: SparkSession, made: Road) -> None:
@@ -337,16 +344,16 @@ def _check_filters(spark: SparkSession, made: Road) -> None:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def _check_special(spark: SparkSession, made: Road) -> None:
+def _check_special(spark: SparkSession, made: Road, format_id: str) -> None:
     place = str(made.place("special"))
-    texts = read_table(spark, place, special_values="string")
+    texts = read_table(spark, place, special_values="string", format=format_id)
     assert in_order(collected(texts.select("id", "day", "exact"))) == [
         (1, "infinity", "NaN"),
         (2, "0044-03-15 BC", "1.50"),
         (3, "2024-02-29", "2.00"),
     ]
-    nulls = read_table(spark, place, special_values="null")
+    nulls = read_table(spark, place, special_values="null", format=format_id)
     found = nulls.selectExpr("id", "day IS NULL AS no_day", "exact IS NULL AS no_exact")
     assert in_order(collected(found)) == [(1, True, True), (2, True, False), (3, False, False)]
     with pytest.raises(Exception, match="column day: infinity isn't among the values of date32"):
-        read_table(spark, place).collect()
+        read_table(spark, place, format=format_id).collect()

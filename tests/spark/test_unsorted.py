@@ -146,6 +146,12 @@ def test_lines_with_blanks_other_orders_and_missing_columns(tmp_path: Path) -> N
         assert {line["id"]: line["a"] for line in found}[2] == (None if mode == "base" else "é")
 
 
+def test_lines_as_they_stand(tmp_path: Path) -> None:
+    base = ['{"id": 1, "a": "x y"}', '{"b":2,"id":2}']
+    found = Reading(hand_made(tmp_path, base), lines="true", mode="base").rows()
+    assert [(line[KEY], line["line"]) for line in found] == [("1", base[0]), ("2", base[1])]
+
+
 def test_columns_that_only_a_diff_has(tmp_path: Path) -> None:
     diff = ['{"action":"INSERT","key":"2","new":{"id":2,"later":true}}']
     archive = hand_made(tmp_path, ['{"id":1}'], diff)
