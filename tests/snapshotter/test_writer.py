@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from laredo_archive.reader import Archive
+from laredo_archive.verify import verify
 from laredo_model.column import Column
 from laredo_model.history import History
 from tests.processes import wait_until
@@ -210,11 +212,27 @@ def random_changes(chance: random.Random, served: Served) -> list[Change]:
 
 
 def test_several_formats_say_the_same(tmp_path: Path, served: Served) -> None:
-    formats = "formats { snapshot = [jsonl, protobuf], diff = [protobuf, jsonl] }"
+    formats = "formats { snapshot = [jsonl, protobuf, parquet], diff = [protobuf, jsonl] }"
     with Writer(tmp_path, served, more=formats) as writer:
         writer.program.wait_ready()
         writer.wait_head(served.commit("users", put(1, "both")))
-        for found in writer.artifacts():
-            assert set(found["formats"]) == {"jsonl", "protobuf"}
-            for entry in found["formats"].values():
-                assert (writer.archive / entry["key"]).stat().st_size == entry["size_bytes"]
+        base, *diffs = writer.artifacts()
+        assert base["formats"]["parquet"]["exact"] is False
+        assert base["formats"].keys() == {"jsonl", "protobuf", "parquet"}
+        assert all(diff["formats"].keys() == {"jsonl", "protobuf"} for diff in diffs)
+        place = writer.archive / "users"
+        report = verify(Archive.at(str(place)))
+        assert (report.problems, report.remarks) == ([], [])
+
+
+def test_parquet_alone_is_a_base(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more="formats { snapshot = [parquet] }") as writer:
+        writer.program.wait_ready()
+        head = served.commit("users", put(1, "one"), put(1000, "new"))
+        writer.wait_head(head)
+        archive = Archive.at(str(writer.archive / "users"))
+        found: dict[bytes, bytes] = {}
+        for keys, lines in archive.rows(archive.boundary()):
+            found.update(zip(keys, lines, strict=True))
+        assert found == served.state_at("users", head)
+        assert verify(archive).remarks == []

@@ -25,7 +25,7 @@ from tests.fanout.app.fanout_program import fanout, started
 from tests.fix_postgres import Database
 from tests.processes import Program, free_port, wait_until
 
-DIFF_FORMATS = ("jsonl", "protobuf", "parquet")
+DIFF_FORMATS = ("jsonl", "protobuf")
 FORMATS = (*DIFF_FORMATS, "parquet")
 SNAPSHOTTER = """
 snapshotter {{

@@ -22,7 +22,8 @@ THIRD = {1: "alone"}
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    builder = Builder(tmp_path, formats=("jsonl", "protobuf"))
+    formats = ("jsonl", "protobuf")
+    builder = Builder(tmp_path, formats=formats, base_formats=(*formats, "parquet"))
     builder.base(0x10, _state(FIRST)).diff(0x20, _state(SECOND))
     return builder.diff(0x30, _state(THIRD), truncate=True).write()
 
@@ -31,7 +32,7 @@ def rows(names: dict[int, str]) -> list[Row]:
     return [Row(id=number, name=name, doc='{"a": [1]}') for number, name in sorted(names.items())]
 
 
-@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
+@pytest.mark.parametrize("format_id", ["jsonl", "protobuf", "parquet"])
 @pytest.mark.parametrize(
     ("as_of", "names"),
     [("0/10", FIRST), ("0/1F", FIRST), ("0/20", SECOND), ("0/30", THIRD), (None, THIRD)],
