@@ -86,8 +86,10 @@ class LineValues:
         self._reader = self._made(shape.row, columns)
 
     def _made(self, row: RowShape, columns: Columns) -> RowReader:
-        if columns is None or self._as_lines:
+        if columns is None:
             return row.reader()
+        if self._as_lines:
+            return replace(row, columns=columns, inferred=False).reader()
         now = {column.name: column for column in row.columns}
         self._changed = {
             c.name: c.type for c in columns if c.name in now and now[c.name].type != c.type

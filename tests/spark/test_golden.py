@@ -1,0 +1,250 @@
+"""The golden archives through Spark: every one, in each of its formats, at every boundary.
+
+Lines are compared byte for byte with truth/, which is written by hand; values with rows
+written by hand here. Beyond what PROVEN says nothing is claimed.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import reduce
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+
+from laredo_archive.errors import ArchiveError
+from laredo_spark import read_changes, read_table
+from laredo_spark.options import parse
+from laredo_spark.table_read import TableRead
+from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
+from tests.golden.written import changes
+
+LINES = ("jsonl", "protobuf")
+PROVEN = {
+    "composite": LINES,
+    "epochs": LINES,
+    "json": LINES,
+    "keys": LINES,
+    "mixed": LINES,
+    "people": LINES,
+    "typed": (*LINES, "parquet"),
+    "types": LINES,
+    "unsorted": LINES,
+}
+"""By archive: the formats whose lines Spark gives as the truth has them, at every boundary."""
+WITHOUT_TYPES = {"original": LINES}
+"""The same, compared as values."""
+NOTHING_TO_READ = {"empty"}
+CASES = [(name, format_id) for name, formats in PROVEN.items() for format_id in formats]
+CHANGES = [(name, LINES[n % 2]) for n, name in enumerate(PROVEN)]
+AS_OF = [truth.name for truth in all_truths() if truth.as_of]
+
+
+def of(name: str) -> Truth:
+    return Truth(TRUTHS / name)
+
+
+def together(frames: dict[str, DataFrame]) -> dict[str, list[Row]]:
+    """The rows of several reads, in one job."""
+    marked = [frame.withColumn("read", F.lit(name)) for name, frame in frames.items()]
+    found: dict[str, list[Row]] = {name: [] for name in frames}
+    for row in reduce(DataFrame.unionByName, marked).collect():
+        found[row.read].append(row)
+    return found
+
+
+def lines(frames: dict[str, DataFrame]) -> dict[str, list[str]]:
+    """The lines of several reads, sorted."""
+    return {name: sorted(row.line for row in rows) for name, rows in together(frames).items()}
+
+
+def expected(name: str, boundary: str) -> list[str]:
+    return sorted(of(name).lines(boundary))
+
+
+def all_changes(truth: Truth) -> Iterator[Row]:
+    """What happened after the first artifact, by the states before and after each."""
+    before = truth.state(truth.boundaries[0])
+    for artifact, name in zip(truth.artifacts[1:], truth.boundaries[1:], strict=True):
+        after, at = truth.state(name), artifact["to"]
+        is_diff = artifact["kind"] == "diff"
+        if artifact.get("truncate") or not (is_diff or artifact.get("continues")):
+            yield change_row("TRUNCATE", at)
+            before = {}
+        for change in changes(before, after):
+            action = change.action if is_diff else "SNAPSHOT"
+            yield change_row(action, at, change.key, change.old, change.new)
+        before = after
+
+
+def change_row(action: str, position: str, *rest: str | None) -> Row:
+    key, old, new = rest or (None, None, None)
+    return Row(action=action, position=position, key=key, old=old, new=new)
+
+
+def test_every_archive_is_in_the_table() -> None:
+    assert PROVEN.keys() | WITHOUT_TYPES.keys() | NOTHING_TO_READ == {
+        truth.name for truth in all_truths()
+    }
+
+
+@pytest.mark.parametrize(("name", "format_id"), CASES)
+def test_lines_at_every_boundary(spark: SparkSession, name: str, format_id: str) -> None:
+    frames = {}
+    for boundary in of(name).boundaries:
+        position, epoch = position_of(boundary)
+        frames[boundary] = read_table(
+            spark, str(ARCHIVES / name), position, exact=True, epoch=epoch,
+            format=format_id, lines=True,
+        )  # fmt: skip
+    assert lines(frames) == {boundary: expected(name, boundary) for boundary in frames}
+
+
+@pytest.mark.parametrize("name", AS_OF)
+def test_which_boundary_is_meant(name: str) -> None:
+    """Planned as read_table() plans; which rows are there is told above."""
+    for asked in of(name).as_of:
+        given = {option: str(value) for option, value in asked.items() if value is not None}
+        wanted = given.pop("gives", None)
+        options = parse({"path": str(ARCHIVES / name), **given})
+        if wanted is None:
+            with pytest.raises(ArchiveError):
+                TableRead.of(options)
+        else:
+            found = TableRead.of(options).pinned()
+            assert (found["as_of"], int(found["epoch"])) == position_of(wanted), asked
+
+
+@pytest.mark.parametrize(("name", "format_id"), CHANGES)
+def test_changes_from_the_first_boundary_on(spark: SparkSession, name: str, format_id: str) -> None:
+    """Each diff's, and where no diff leads on a TRUNCATE and the next base."""
+    truth = of(name)
+    first, _ = position_of(truth.boundaries[0])
+    found = read_changes(
+        spark, str(ARCHIVES / name), after=first, on_gap="snapshot", format=format_id, lines=True
+    )
+    assert sorted(map(str, found.collect())) == sorted(map(str, all_changes(truth)))
+
+
+def test_verify_compares_rows_and_checksum(spark: SparkSession) -> None:
+    found = read_table(spark, str(ARCHIVES / "types"), "0/20", verify=True, columns=["id"])
+    assert sorted(row.id for row in found.collect()) == [1, 2, 4, 5]
+
+
+def test_values_of_every_type(spark: SparkSession) -> None:
+    """As PostgreSQL's INSERT statements in truth/types/0_table.sql put them there."""
+    found = read_table(spark, str(ARCHIVES / "types"), "0/10", array_dimensions="grid=2")
+    first, second, nothing = sorted(found.collect(), key=lambda row: row.id)
+    plus, minus = FIRST_OF_TYPES, SECOND_OF_TYPES
+    assert first.asDict() == plus | {"id": 1}
+    assert second.asDict() == minus | {"id": 2}
+    assert nothing.asDict() == dict.fromkeys(plus) | {"id": 3}
+
+
+@pytest.mark.parametrize("format_id", WITHOUT_TYPES["original"])
+def test_values_without_types_at_every_boundary(spark: SparkSession, format_id: str) -> None:
+    frames = {}
+    for boundary in of("original").boundaries:
+        position, epoch = position_of(boundary)
+        frames[boundary] = read_table(
+            spark, str(ARCHIVES / "original"), position, exact=True, epoch=epoch, format=format_id
+        )
+    schema = {frame.schema.simpleString() for frame in frames.values()}
+    assert schema == {"struct<id:bigint,name:string,ok:boolean,share:double>"}
+    found = together(frames)
+    for boundary, rows in found.items():
+        values = sorted((row.asDict() for row in rows), key=lambda row: row["id"])
+        truth = [json.loads(line) | {"read": boundary} for line in of("original").lines(boundary)]
+        assert values == sorted(truth, key=lambda row: row["id"])
+
+
+def utc(*parts: int) -> datetime:
+    """As collect() gives a moment: in this process's zone."""
+    return datetime(*parts, tzinfo=UTC).astimezone().replace(tzinfo=None)
+
+
+FIRST_OF_TYPES = {
+    "boolean": True,
+    "small": -(2**15),
+    "plain": -(2**31),
+    "large": -(2**63),
+    "object": 0,
+    "single": 1.5,
+    "double": 0.1,
+    "exact": Decimal("-1234567890123456.7890"),
+    "unbounded": "123456789012345678901234567890.50",
+    "negative_scale": "12300",
+    "amount": Decimal("19.90"),
+    "cash": "$1,234.50",
+    "day": date(2024, 2, 29),
+    "clock": "00:00:00",
+    "zoned_clock": "01:02:03.5+02",
+    "moment": datetime(2024, 2, 29, 10, 0, 0, 100000),
+    "zoned": utc(2024, 2, 29, 8, 0, 0, 100000),
+    "span": "1 year 2 days 03:04:05.678",
+    "padded": "ab   ",
+    "short": "short",
+    "long": 'tab\t, quote ", backslash \\, slash /, \u2028, 😀',
+    "bytes": bytes.fromhex("deadbeef00"),
+    "identity": "123e4567-e89b-12d3-a456-426614174000",
+    "feeling": 'it\'s "ok"',
+    "host": "192.168.0.1",
+    "network": "10.0.0.0/8",
+    "mac": "08:00:2b:01:02:03",
+    "verbatim": '{"b": 1,  "a":[1.0 , null]}',
+    "parsed": '{"a": [1.0, null], "b": 1}',
+    "integers": [1, None, -3],
+    "grid": [[1, 2**53 + 1], [3, 4]],
+    "texts": ['a"b', None, "NULL", ""],
+    "numerics": [Decimal("1.50"), None],
+    "moments": [utc(2024, 2, 29, 10, 0, 0, 100000), None],
+    "blobs": [b"\x00\xff", None],
+    "documents": ['{"a": 1}', "2"],
+    "span_of_numbers": "[1,5)",
+    "bits": "101",
+    "spot": "(1.5,2)",
+    "boxes": ["(1,1),(0,0)", "(2,2),(1,1)"],
+    "words": "'cat':1 'fat':2",
+    "couple": '(1,"x y")',
+    "vector": "1 2 3",
+}
+SECOND_OF_TYPES = {
+    **{name: [] for name, value in FIRST_OF_TYPES.items() if isinstance(value, list)},
+    "boolean": False,
+    "small": 2**15 - 1,
+    "plain": 2**31 - 1,
+    "large": 2**63 - 1,
+    "object": 2**32 - 1,
+    "single": 1.0000000200408773e20,
+    "double": 1e15,
+    "exact": Decimal("9999999999999999.9999"),
+    "unbounded": "-0.0001",
+    "negative_scale": "-99900",
+    "amount": Decimal("-0.01"),
+    "cash": "-$0.01",
+    "day": date(1, 1, 1),
+    "clock": "23:59:59.999999",
+    "zoned_clock": "23:59:59-12:30",
+    "moment": datetime(1, 1, 1),
+    "zoned": utc(1969, 12, 31, 23, 59, 59, 999999),
+    "span": "-1 days",
+    "padded": "     ",
+    "short": "",
+    "long": "",
+    "bytes": b"",
+    "identity": "00000000-0000-0000-0000-000000000000",
+    "feeling": "sad",
+    "host": "::1",
+    "network": "::/0",
+    "mac": "ff:ff:ff:ff:ff:ff",
+    "verbatim": "[]",
+    "parsed": None,
+    "span_of_numbers": "empty",
+    "bits": "000",
+    "spot": "(-0,1e-05)",
+    "words": "",
+    "couple": "(,)",
+    "vector": "",
+}
