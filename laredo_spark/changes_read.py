@@ -81,8 +81,8 @@ def pinned_now(archive: Archive, asked: ReadOptions) -> Pinned:
     shape = ChangesShape(shape_at(archive, end, asked), end.epoch)
     try:
         start = mark_now(archive.epochs, start_of(archive, asked))
-    except ChangesGone:
-        start = None
+    except (ChangesGone, NoSuchBoundary):
+        start = None  # a batch says why when it is read; a stream's checkpoint knows better
     return Pinned(shape, Mark.of(end), start)
 
 

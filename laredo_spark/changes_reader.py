@@ -106,7 +106,8 @@ def _pieces(asked: ReadOptions, archive: Archive, step: Step) -> Iterator[Piece]
 def _slices(format_id: str, entry: FormatEntry) -> list[tuple[Slice, bool]]:
     """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
     plain = replace(entry, splits=(), source={})
-    if entry.size_bytes <= TASK_BYTES:
+    # A parquet file's footer says where its rows are, so it is read as a whole.
+    if entry.size_bytes <= TASK_BYTES or format_id == codec.PARQUET:
         return [(Slice(format_id, plain), True)]
     if entry.splits:
         ends = [*_spaced([offset for _, offset in entry.splits]), None]

@@ -171,6 +171,30 @@ def test_retention_has_removed_what_comes_next(spark: SparkSession, tmp_path: Pa
         read_changes(spark, archive, "0/50", history=HISTORY)
 
 
+def test_positions_of_another_history_mean_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
+    builder.history = "7300000000000000001:2:16384"
+    archive = str(builder.base(0x18, THREE, continues=False).diff(0x30, FOUR).write())
+    with pytest.raises(ChangesGone, match=r"epoch 2 begins.* of another history"):
+        read_changes(spark, archive, "0/10", history=HISTORY)
+    with pytest.raises(ChangesGone, match=r"epoch 2 begins.* of another history"):
+        read_changes(spark, archive, "0/20", history=HISTORY)
+    (truncated, *snapshot) = read_changes(
+        spark, archive, "0/20", "0/18", history=HISTORY, on_gap="snapshot"
+    ).collect()
+    assert (truncated.action, [row.action for row in snapshot]) == ("TRUNCATE", ["SNAPSHOT"])
+
+
+def test_a_base_in_parquet_stands_for_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path).base(0x10, ONE)
+    builder.formats = ("parquet",)
+    archive = str(builder.base(0x30, THREE, continues=False).write())
+    assert found(read_changes(spark, archive, "0/10", on_gap="snapshot")) == [
+        ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
+        ("TRUNCATE", "0/30", None, None, None),
+    ]
+
+
 def test_diffs_that_a_re_base_gave_to_the_next_epoch(spark: SparkSession, tmp_path: Path) -> None:
     builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO).base(0x20, TWO, continues=False)
     archive = str(builder.diff(0x30, THREE, truncate=True).diff(0x40, FOUR).write())
