@@ -179,7 +179,7 @@ def print_changes(
     "--format",
     "format_id",
     type=click.Choice(exporting.FORMATS),
-    help="Default: by the file's extension (.jsonl, .pb, .csv).",
+    help="Default: by the file's extension (.jsonl, .pb, .parquet, .csv).",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @as_of_option

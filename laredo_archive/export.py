@@ -1,6 +1,6 @@
 """A table at a boundary, as one file: to load elsewhere, or to keep.
 
-jsonl and protobuf are the archive's own snapshot formats; csv is for
+jsonl, protobuf and parquet are the archive's own snapshot formats; csv is for
 ``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which gives back the same rows.
 """
 
@@ -26,8 +26,13 @@ from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
 
 CSV = "csv"
-FORMATS = (codec.JSONL, codec.PROTOBUF, CSV)
-EXTENSIONS = {".jsonl": codec.JSONL, ".pb": codec.PROTOBUF, ".csv": CSV}
+FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV)
+EXTENSIONS = {
+    ".jsonl": codec.JSONL,
+    ".pb": codec.PROTOBUF,
+    ".parquet": codec.PARQUET,
+    ".csv": CSV,
+}
 
 _ARRAY_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]]+|[\[\],]', re.DOTALL)
 _JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]{}]+|[\[\]{},]', re.DOTALL)
@@ -81,10 +86,11 @@ def export(
 def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str) -> Exported:
     hashing = _Hashing(sink)
     checksum = StateChecksum()
-    write = _writer(archive, archive.shape(boundary), hashing, format_id)
+    write, end = _writer(archive, archive.shape(boundary), hashing, format_id)
     for keys, lines in archive.rows(boundary):
         checksum.add(lines)
         write((keys, lines))
+    end()
     said = boundary.last
     if said.state_checksum not in (None, checksum.hex()) or said.rows not in (None, checksum.rows):
         raise ExportRefused(
@@ -97,13 +103,17 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
 
 def _writer(
     archive: Archive, shape: Shape, sink: "_Hashing", format_id: str
-) -> Callable[[Rows], None]:
+) -> tuple[Callable[[Rows], None], Callable[[], object]]:
+    """What takes the rows, and what ends the file."""
     if format_id == CSV:
-        return _csv_writer(shape, sink)
-    if format_id == codec.PROTOBUF and shape.columns is None:
-        raise ExportRefused(archive.uri, "the archive names no columns, which protobuf needs")
-    encoder = codec.snapshot_encoder(format_id, shape.columns or (), sink)
-    return lambda rows: encoder.write(*rows)
+        return _csv_writer(shape, sink), lambda: None
+    if format_id != codec.JSONL and shape.columns is None:
+        raise ExportRefused(archive.uri, f"the archive names no columns, which {format_id} needs")
+    try:
+        encoder = codec.snapshot_encoder(format_id, shape.columns or (), sink)
+    except codec.PyarrowMissing as missing:
+        raise ExportRefused(archive.uri, str(missing)) from missing
+    return lambda rows: encoder.write(*rows), encoder.close
 
 
 class _Hashing:

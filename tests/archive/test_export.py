@@ -1,11 +1,14 @@
 """What is exported as csv gives PostgreSQL back the same rows."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from laredo_archive import codec
 from laredo_archive.errors import ExportRefused
 from laredo_archive.export import export
+from laredo_archive.fold import Rows
 from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.key import of_line
@@ -68,12 +71,26 @@ def test_csv_loads_into_postgresql_as_the_same_rows(database: Database, tmp_path
     assert differing == []
 
 
-def test_protobuf_export_gives_back_the_rows(tmp_path: Path) -> None:
-    archive = Archive.at(str(several_epochs(tmp_path).write()))
-    target = tmp_path / "rows.pb"
-    written = export(archive, archive.boundary(), target, "protobuf")
+@pytest.mark.parametrize("format_id", ["protobuf", "parquet"])
+def test_an_export_gives_back_the_rows(tmp_path: Path, format_id: str) -> None:
+    archive = Archive.at(str(several_epochs(tmp_path, base_formats=("parquet",)).write()))
+    boundary = archive.boundary()
+    target = tmp_path / "rows"
+    written = export(archive, boundary, target, format_id)
     assert written.size_bytes == target.stat().st_size
-    assert written.state_checksum == archive.boundary().last.state_checksum
+    assert written.state_checksum == boundary.last.state_checksum
+    with target.open("rb") as file:
+        found = codec.read_snapshot(format_id, boundary.columns, file)
+        assert _together(found) == _together(archive.rows(boundary))
+
+
+def _together(rows: Iterable[Rows]) -> Rows:
+    keys: list[bytes] = []
+    lines: list[bytes] = []
+    for some_keys, some_lines in rows:
+        keys += some_keys
+        lines += some_lines
+    return keys, lines
 
 
 def test_rows_that_aren_t_the_manifest_s_state_are_not_exported(tmp_path: Path) -> None:
@@ -85,7 +102,8 @@ def test_rows_that_aren_t_the_manifest_s_state_are_not_exported(tmp_path: Path) 
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_protobuf_needs_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format_id", ["protobuf", "parquet"])
+def test_typed_formats_need_columns(tmp_path: Path, format_id: str) -> None:
     archive = Archive.at(str(several_epochs(tmp_path, plain=True).write()))
-    with pytest.raises(ExportRefused, match="names no columns"):
-        export(archive, archive.boundary(), tmp_path / "rows.pb", "protobuf")
+    with pytest.raises(ExportRefused, match=f"names no columns, which {format_id} needs"):
+        export(archive, archive.boundary(), tmp_path / "rows", format_id)
