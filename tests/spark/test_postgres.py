@@ -297,11 +297,11 @@ def test_every_boundary_is_what_postgres_had(
             options = {"epoch": str(boundary.epoch), **(DEEP if table == "kinds" else {})}
             for format_id in FORMATS:
                 asked = {**options, "format": format_id, "as_of": as_of, "exact": "true"}
-                by_format = spark.read.format("laredo").options(**asked)
-                for frame in (
-                    read_table(spark, str(made.place(table)), verify=not number % 4, **asked),
-                    by_format.load(made.place(table).as_uri()),
-                ):
+                frames = [read_table(spark, str(made.place(table)), verify=not number % 4, **asked)]
+                if FORMATS.index(format_id) == number % len(FORMATS):
+                    by_format = spark.read.format("laredo").options(**asked)
+                    frames.append(by_format.load(made.place(table).as_uri()))
+                for frame in frames:
                     assert frame.columns == state.columns
                     assert in_order(collected(frame)) == in_order(expected(state)), boundary
     _check_types(spark, made)
