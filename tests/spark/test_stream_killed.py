@@ -1,0 +1,159 @@
+"""A query that is killed again and again while the real writer writes and re-bases."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from laredo_archive.reader import Archive
+from laredo_model import position as positions
+from laredo_model.change import Action
+from tests.processes import wait_until
+from tests.snapshotter.served import TRUNCATE, Change, Served, State, delete, put, rows
+from tests.snapshotter.writing import Writer
+
+Read = tuple[str, str, str | None, str | None, str | None]
+SEED = 5
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 50))
+        server.start()
+        yield server
+
+
+class Query:
+    """The query as a process, with its JVM."""
+
+    def __init__(self, archive: Path, directory: Path, how: str) -> None:
+        self._log = directory / "query.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.streaming_query", archive, directory, how],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Query":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """kill -9 of driver, JVM and all."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def wait_until(self, condition: object, what: str) -> None:
+        """Until it is true of the running query."""
+
+        def holds() -> bool:
+            assert self._process.poll() is None, self._log.read_text()[-4000:]
+            return bool(condition())  # type: ignore[operator]
+
+        wait_until(holds, what, 240)
+
+    def wait(self) -> None:
+        """Until it ends by itself."""
+        assert self._process.wait(240) == 0, self._log.read_text()[-4000:]
+
+
+class Work:
+    """Random transactions, and the writer beside them."""
+
+    def __init__(self, served: Served, writer: Writer) -> None:
+        self._random = random.Random(SEED)
+        self._served = served
+        self._writer = writer
+        self._keys = set(range(50))
+
+    def some(self, transactions: int = 6) -> None:
+        """Each in a diff of its own."""
+        for _ in range(transactions):
+            changes = [self._change() for _ in range(self._random.randint(1, 8))]
+            self._writer.wait_head(self._served.commit("users", *changes))
+
+    def _change(self) -> Change:
+        if self._random.random() < 0.02:
+            self._keys.clear()
+            return TRUNCATE
+        number = self._random.randrange(80)
+        if number in self._keys and self._random.random() < 0.4:
+            self._keys.remove(number)
+            return delete(number)
+        self._keys.add(number)
+        return put(number, f"name {self._random.random()}")
+
+
+def committed(directory: Path) -> int:
+    """Batches that the query has finished."""
+    return len(list((directory / "checkpoint" / "commits").glob("[0-9]*")))
+
+
+def in_archive(place: Path) -> list[Read]:
+    """Every change of every diff, in order."""
+    archive = Archive.at(str(place))
+    found: list[Read] = []
+    for epoch in archive.epochs:
+        shape = archive.shape(archive.boundary(epoch=epoch.number))
+        for diff in epoch.diffs:
+            at = positions.text(diff.to_position)
+            for change in archive.files.changes(diff, shape):
+                key = None if change.action is Action.TRUNCATE else change.key.decode()
+                old, new = (line and line.decode() for line in (change.old, change.new))
+                found.append((change.action.name, at, key, old, new))
+    return found
+
+
+def folded(start: State, changes: list[Read]) -> State:
+    """What a reader has who applies the changes, in the order of position, to the first base."""
+    state = dict(start)
+
+    def order(change: Read) -> tuple[int, bool]:
+        return positions.parse(change[1]), change[0] != "TRUNCATE"
+
+    for action, _, key, _, new in sorted(changes, key=order):
+        if action == "TRUNCATE":
+            state.clear()
+        elif new is None:
+            del state[(key or "").encode()]
+        else:
+            state[(key or "").encode()] = new.encode()
+    return state
+
+
+def test_ends_equal_with_each_change_once(
+    request: pytest.FixtureRequest, tmp_path: Path, served: Served
+) -> None:
+    directory = tmp_path / "query"
+    directory.mkdir()
+    with Writer(tmp_path, served, more="snapshot { max_churn_records = 40 }") as writer:
+        writer.program.wait_ready()
+        place, work = tmp_path / "archive" / "users", Work(served, writer)
+        work.some()
+        for _ in range(2):
+            before = committed(directory)
+            with Query(place, directory, "for ever") as query:
+                query.wait_until(lambda before=before: committed(directory) > before, "batches")
+                work.some()
+            work.some()
+        assert writer.manifest()["epoch"] > 2, "it re-based meanwhile"
+    with Query(place, directory, "once") as query:
+        query.wait()
+    spark: SparkSession = request.getfixturevalue("spark")
+    found: list[Read] = [
+        tuple(row) for row in spark.read.parquet(str(directory / "rows")).collect()
+    ]
+    assert Counter(found) == Counter(in_archive(place))
+    first = Archive.at(str(place)).epochs[0].base
+    start = served.state_at("users", first.to_position)
+    assert folded(start, found) == served.state_at("users", served.position)
