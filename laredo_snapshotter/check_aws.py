@@ -20,9 +20,15 @@ from laredo_archive.errors import ArchiveError, DestinationError, DestinationUna
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.s3.place import S3Place
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.config_places import DestinationConfig, LocalDestination, SinkConfig
+from laredo_snapshotter.config_places import (
+    DestinationConfig,
+    LocalDestination,
+    SinkConfig,
+    SqsSink,
+)
 from laredo_snapshotter.config_places import S3Destination as S3Block
 from laredo_snapshotter.destinations import Stores
+from laredo_snapshotter.events import sqs
 from laredo_snapshotter.events.build import build
 from laredo_snapshotter.events.errors import SinkError
 from laredo_snapshotter.finding import Finding
@@ -89,8 +95,12 @@ class Shared:
                     continue
                 named = table.profiles.get(place.credentials or "")
                 has_sts = named is not None and (named.type == "assume_role" or named.endpoint)
-                if has_sts or place.endpoint is None:
+                if has_sts or _is_at_aws(place):
                     yield clients, place.credentials
+
+
+def _is_at_aws(place: S3Block | SinkConfig) -> bool:
+    return sqs.is_at_aws(place) if isinstance(place, SqsSink) else place.endpoint is None
 
 
 def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding]:

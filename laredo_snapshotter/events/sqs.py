@@ -60,6 +60,12 @@ class SqsQueue:
         return f"queue with about {answer['Attributes'].get(waiting, '0')} messages"
 
 
+def is_at_aws(config: SqsSink) -> bool:
+    """Whether AWS is asked, and not another service that speaks SQS."""
+    host = urlsplit(config.queue_url).hostname or ""
+    return config.endpoint is None and _AWS_HOST.fullmatch(host) is not None
+
+
 def _at(queue_url: str) -> tuple[str | None, str]:
     """The region and the endpoint that a queue's URL tells of; not every host tells a region."""
     parts = urlsplit(queue_url)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fix_aws import AwsServer
 from tests.processes import BIN, free_port
 from tests.snapshotter.served import Served, rows
 from tests.snapshotter.writing import Writer
@@ -83,6 +84,19 @@ def test_check_finds_everything_well_and_writes_nothing(tmp_path: Path, served: 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 columns, key id" in ended.stdout
     assert not writer.archive.exists()
+
+
+def test_check_asks_aws_nothing_about_who_only_uses_other_stores(
+    tmp_path: Path, served: Served, moto: AwsServer
+) -> None:
+    queue = moto.client("sqs").create_queue(QueueName="not-at-aws")["QueueUrl"]
+    place = f'{{ type = s3, bucket = {moto.new_bucket()}, endpoint = "{moto.endpoint}" }}'
+    events = f'events = [ {{ type = sqs, queue_url = "{queue}" }} ]'
+    writer = Writer(tmp_path, served, destinations=(place,), more=events)
+    ended = run("check", "--config", writer.program.config)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"sqs {queue}" in ended.stdout
+    assert "credentials" not in ended.stdout
 
 
 def test_check_names_what_is_wrong(tmp_path: Path, served: Served) -> None:
