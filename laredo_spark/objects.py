@@ -1,7 +1,8 @@
 """An archive's objects as tasks read them: checked, and with one message if they can't be."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -11,9 +12,11 @@ from laredo_archive.artifact_file import MISSING, Checked
 from laredo_archive.codec import Source
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
+from laredo_archive.local import LocalDestination
 from laredo_archive.location import Found
 from laredo_archive.manifest import FormatEntry
 from laredo_archive.ranges import Slice
+from laredo_archive.read_ahead import Opened, ReadAhead
 from laredo_spark.errors import BoundaryGone, TypesUnfit
 from laredo_spark.options import ReadOptions
 
@@ -43,50 +46,102 @@ class Objects:
         depth = found.key_prefix.count("/")
         return cls(asked, depth, found.locate, str(boundary), inferred)
 
-    def opener(self) -> Callable[[Slice], AbstractContextManager[Source]]:
+    def opener(self) -> "SliceOpener":
         """What opens slices, one after the other."""
         place = location.parse(self.asked.path, self.asked.access())
         destination, _ = place.seen_from(self.depth)
-        return lambda part: self._open_slice(destination, part)
+        return SliceOpener(self, destination)
+
+
+class SliceOpener:
+    """Opens slices; those that are expected, while the ones before are read."""
+
+    def __init__(self, objects: Objects, destination: Destination) -> None:
+        self._objects = objects
+        self._destination = destination
+        self._expected: dict[str, Slice] = {}
+        # A file is there at once, anything else takes a request.
+        local = isinstance(destination, LocalDestination)
+        self._ahead = None if local else ReadAhead(self._fetch)
+
+    def expect(self, parts: Iterable[Slice]) -> None:
+        """These will be opened next, in this order, and not read beyond their stops."""
+        if self._ahead is not None:
+            self._expected = {_name(part): part for part in parts}
+            self._ahead.expect(self._expected)
 
     @contextmanager
-    def _open_slice(self, destination: Destination, part: Slice) -> Iterator[Source]:
+    def __call__(self, part: Slice) -> Iterator[Source]:
         """An artifact's bytes from the slice's start on; of a whole file the sha256 is checked.
 
         :raises ArtifactDamaged: if they aren't what the entry says, or can't be parsed.
         :raises BoundaryGone: if the object isn't there any more, nor its archive's boundary.
         """
-        uri = destination.uri_of(self.locate(part.entry.key))
-        with closing(self._opened(destination, part)) as source:
+        asked, inferred = self._objects.asked, self._objects.inferred
+        uri = self._destination.uri_of(self._objects.locate(part.entry.key))
+        with closing(self._begun(part)) as source:
             checked = Checked(source, part.entry, uri) if part.whole else source
             try:
                 yield checked
             except (ValueError, ValueUnfit) as wrong:
                 # A damaged file is told by its sha256 rather than by where it first hurt.
                 _drain(checked, part)
-                if self.inferred:
-                    raise TypesUnfit(uri, str(wrong), self.asked.infer_rows) from None
+                if inferred:
+                    raise TypesUnfit(uri, str(wrong), asked.infer_rows) from None
                 raise ArtifactDamaged(uri, f"{wrong}. {_CURE}") from None
             except OSError as wrong:
                 raise ArtifactDamaged(uri, f"can't be read: {wrong}") from None
             _drain(checked, part)
 
-    def _opened(self, destination: Destination, part: Slice) -> BinaryIO:
+    def _begun(self, part: Slice) -> Opened:
+        if self._ahead is not None and self._expected.get(_name(part)) == part:
+            return self._ahead.open(_name(part))
+        return self._opened(part)
+
+    def _fetch(self, name: str) -> BinaryIO:
+        part = self._expected[name]
+        return self._opened(part) if part.whole else _UpTo(self._opened(part), part.size_bytes)
+
+    def _opened(self, part: Slice) -> BinaryIO:
         try:
-            return destination.open(self.locate(part.entry.key), part.start)
+            return self._destination.open(self._objects.locate(part.entry.key), part.start)
         except ArtifactMissing as missing:
             return self._placed_anew(missing, part)
 
     def _placed_anew(self, missing: ArtifactMissing, part: Slice) -> BinaryIO:
         """The same bytes under the name that a later manifest has for them."""
-        found = location.find(self.asked.path, self.asked.access())
+        asked = self._objects.asked
+        found = location.find(asked.path, asked.access())
         where = found.destination.uri_of(found.manifest_key)
         for entry in _entries(found):
             if entry.same_content(part.entry) and entry.sha256 is not None:
                 if entry.key == part.entry.key:
                     raise ArtifactMissing(missing.uri, MISSING) from None
                 return found.destination.open(found.locate(entry.key), part.start)
-        raise BoundaryGone(where, f"{missing.uri}, which {self.boundary} needs,") from None
+        raise BoundaryGone(where, f"{missing.uri}, which {self._objects.boundary} needs,") from None
+
+
+class _UpTo(io.RawIOBase, BinaryIO):
+    """The first bytes of a source: nothing is fetched that isn't read."""
+
+    def __init__(self, source: BinaryIO, size_bytes: int) -> None:
+        self._source = source
+        self._left = size_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        """What is next, at most up to the end."""
+        data = self._source.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def close(self) -> None:
+        """The source too."""
+        self._source.close()
+        super().close()
+
+
+def _name(part: Slice) -> str:
+    return f"{part.start} {part.entry.key}"
 
 
 def _entries(found: Found) -> Iterator[FormatEntry]:

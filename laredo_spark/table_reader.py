@@ -6,7 +6,6 @@ file; read_table() has Spark fold it on all its tasks instead (``unsorted``).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -74,13 +73,14 @@ class WholePartition(InputPartition):
 
 
 def _without_splits(read: RangeRead) -> RangeRead:
-    """What tasks don't need isn't sent to them."""
+    """What tasks don't need isn't sent to them; nor slices without a byte."""
 
     def plain(part: Slice) -> Slice:
         return replace(part, entry=replace(part.entry, splits=(), source={}))
 
-    base = None if read.base is None else plain(read.base)
-    return RangeRead(read.keys, base, tuple(plain(part) for part in read.diffs))
+    base = None if read.base is None or not read.base.size_bytes else plain(read.base)
+    diffs = tuple(plain(part) for part in read.diffs if part.size_bytes)
+    return RangeRead(read.keys, base, diffs)
 
 
 class TableReader(DataSourceReader):
@@ -137,9 +137,9 @@ class TableReader(DataSourceReader):
 def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
     shape, opener = partition.shape, partition.objects.opener()
     reader = shape.reader()
-    return chain.from_iterable(
-        batches(read, reader, shape.columns, opener) for read in partition.reads
-    )
+    for read in partition.reads:
+        opener.expect(read.diffs)
+        yield from batches(read, reader, shape.columns, opener)
 
 
 class FilteredTableReader(TableReader):

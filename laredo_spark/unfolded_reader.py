@@ -88,6 +88,8 @@ class UnfoldedReader(DataSourceReader):
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         task = _Task(partition.shape, wanted)
         opener = partition.objects.opener()
+        if self._asked.mode is Mode.DIFFS:
+            opener.expect(one.part for one in partition.parts)
         for one in partition.parts:
             with opener(one.part) as source:
                 yield from task.batches(one, source)

@@ -185,6 +185,13 @@ def test_only_those_rows_are_read(archive: Path, filters: list[Filter], ids: lis
     assert narrow < whole / 10
 
 
+def test_files_that_begin_beyond_the_key_arent_opened(archive: Path) -> None:
+    made = Reading(archive, key="!", partitions=1)
+    [part] = made.partitions()[1]
+    assert (part.reads[0].base, part.reads[0].diffs) == (None, ())
+    assert made.rows() == []
+
+
 def test_many_keys_are_a_few_tasks_and_no_row_twice(archive: Path) -> None:
     made = Reading(archive, push_filters="true", partitions=3)
     some = [In(ID, tuple(range(0, 40)))]

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_archive.aws.errors import ProfileError
+from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_table
 from laredo_spark.errors import said
@@ -65,6 +66,31 @@ def test_an_object_that_is_gone_or_cut_off(
     s3.delete_object(Bucket=bucket, Key=key)
     with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
         Reading(place, **reached(moto)).rows()
+
+
+def test_many_diffs_in_slices(
+    moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task's slices are fetched while others are read, and no further than they reach."""
+    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 2000)
+    monkeypatch.setattr(jsonl, "DIFF_BLOCK", 500)
+    builder = Builder(tmp_path)
+    state = {number: f"name {number}" for number in range(300)}
+    builder.base(0x10, names(state))
+    for number in range(40):
+        state |= dict.fromkeys(range(number, 300, 7), f"diff {number}")
+        builder.diff(0x20 + number, names(state))
+    bucket = put(moto, builder.write())
+    made = Reading(f"s3://{bucket}/lake/users/", partitions=5, **reached(moto))
+    reader, parts = made.partitions()
+    assert len(parts) == 5
+    assert sum(not part.whole for one in parts for part in one.reads[0].diffs) > 100
+    found = [line for part in parts for batch in reader.read(part) for line in batch.to_pylist()]
+    assert len(found) == 300 and {line["id"]: line["name"] for line in found} == state
+    key = "lake/users/epoch=1/diff-0_30-0_31.jsonl"
+    moto.client("s3").delete_object(Bucket=bucket, Key=key)
+    with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
+        made.rows()
 
 
 def test_no_such_bucket_says_whose_rights_and_what(moto: AwsServer) -> None:
