@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -16,10 +17,13 @@ _VERSION = re.compile(r'version "(\d+)')
 _PATIENCE_S = 60
 
 
-def session(name: str = "laredo", master: str | None = None) -> SparkSession:
+def session(
+    name: str = "laredo", master: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
     """The session that there is, or one of its own with key look-ups pushed down.
 
     ``master``: as Spark's own setting; without it, as spark-submit says, else all cores here.
+    ``settings``: more of Spark's, by their names.
 
     :raises JavaMissing: if no Java that Spark could run on is found.
     """
@@ -28,11 +32,11 @@ def session(name: str = "laredo", master: str | None = None) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    return (
-        builder.config("spark.sql.python.filterPushdown.enabled", "true")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
+    builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    for setting, value in (settings or {}).items():
+        builder = builder.config(setting, value)
+    return builder.getOrCreate()
 
 
 def check_java() -> None:

@@ -1,0 +1,141 @@
+"""``laredo-spark``: what it writes, shows and says; status 1 if one table of a job fails."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from laredo_model.settings import SettingsError
+from laredo_spark import sync_config
+from laredo_spark.cli import main
+from laredo_spark.sync_directory import SyncDirectory
+from tests.archive.building import Builder
+from tests.spark.reading import names
+
+FIRST = {number: f"name {number}" for number in range(50)}
+SECOND = {**FIRST, 7: 'a "quoted", name', 50: "new"}
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return Builder(tmp_path).base(0x10, names(FIRST)).diff(0x20, names(SECOND)).write()
+
+
+def test_read_as_files(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("read", archive, "--to", "parquet", "--out", out / "p", "--as-of", "0/10")
+    assert done.exit_code == 0, done.output
+    table = pq.read_table(out / "p")
+    assert table.num_rows == 50 and table.column_names == ["id", "name", "doc"]
+    assert run("read", archive, "--to", "csv", "--out", out / "c").exit_code == 0
+    found = spark.read.csv(str(out / "c"), header=True, escape='"').collect()
+    assert {int(row.id): row["name"] for row in found} == SECOND
+    assert run("read", archive, "--to", "jsonl", "--out", out / "j").exit_code == 0
+    lines = [line for file in (out / "j").glob("*.txt") for line in file.read_bytes().splitlines()]
+    assert sorted(lines) == sorted(names(SECOND).values())
+    there = run("read", archive, "--to", "parquet", "--out", out / "p")
+    assert there.exit_code == 1 and "is there already" in there.stderr
+    assert run("read", archive, "--to", "parquet", "--out", out / "p", "--force").exit_code == 0
+    assert pq.read_table(out / "p").num_rows == 51
+
+
+def test_read_on_the_terminal(spark: SparkSession, archive: Path) -> None:
+    done = run("read", archive, "--to", "jsonl", "--columns", "id,name")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["id"]: line["name"] for line in found} == SECOND
+    done = run("read", archive, "--to", "jsonl", "--as-of", "0/10")
+    assert sorted(done.stdout.encode().splitlines()) == sorted(names(FIRST).values())
+    shown = run("read", archive, "--rows", "3", "--verify")
+    assert shown.exit_code == 0
+    assert "only showing top 3 rows" in run("read", archive, "--rows", "3").output
+
+
+def test_what_goes_wrong_is_one_line(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    for arguments, expected in (
+        ((tmp_path / "nowhere",), "no archive there"),
+        ((archive, "--as-of", "0/5"), "before its first boundary"),
+        ((archive, "--option", "colums=id"), "did you mean columns?"),
+    ):
+        done = run("read", *arguments)
+        assert done.exit_code == 1 and expected in done.stderr, done.output
+        assert done.stderr.startswith("laredo-spark: ") and done.stderr.count("\n") == 1
+    assert run("read", archive, "--to", "csv").exit_code == 2
+    [file] = archive.glob("epoch=1/snapshot-*")
+    file.write_bytes(file.read_bytes()[:-9])
+    done = run("read", archive, "--to", "csv", "--out", tmp_path / "x")
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+    assert f"{file.name}: cut off" in done.stderr
+
+
+def config(directory: Path, text: str) -> Path:
+    file = directory / "sync.conf"
+    file.write_text(text)
+    return file
+
+
+def test_sync(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    file = config(
+        tmp_path,
+        f"""
+        sync {{
+          parallel = 2
+          options {{ numeric_as = "decimal(38,18)" }}
+          tables = [
+            {{ archive = "{archive}", target = "{tmp_path}/one" }}
+            {{ archive = "{tmp_path}/nowhere", target = "{tmp_path}/two" }}
+            {{ archive = "{archive}", target = "{tmp_path}/three", keep = 0 }}
+          ]
+        }}
+        """,
+    )
+    done = run("sync", file)
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1 and "no archive there" in done.stderr
+    assert done.stdout.count("rebuilt (nothing was synced to it yet), at 0/20") == 2
+    for name in ("one", "three"):
+        assert pq.read_table(SyncDirectory(tmp_path / name).shown()).num_rows == 51
+    done = run("sync", file, "--target", f"{tmp_path}/one")
+    assert done.exit_code == 0 and "unchanged" in done.stdout and done.stdout.count("\n") == 1
+    assert "rebuilt" in run("sync", file, "--target", f"{tmp_path}/one", "--rebuild").stdout
+    assert run("sync", file, "--target", "four").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ("[]", "tables"),
+        ("[{ archive = a, target = b }, { archive = c, target = b/ }]", "tables[0] already"),
+        ("[{ archive = a, target = b, options { as_of = 0/10 } }]", "follows the archive's head"),
+        ("[{ archive = a, target = b, options { numeric_a = x } }]", "did you mean numeric_as?"),
+        ("[{ archive = a, targt = b }]", "target"),
+        ("[{ archive = a, target = b, to = csv }]", "to"),
+    ],
+)
+def test_a_config_that_cant_be_used(tmp_path: Path, tables: str, said: str) -> None:
+    file = config(tmp_path, f"sync {{\n  tables = {tables}\n}}")
+    with pytest.raises(SettingsError) as raised:
+        sync_config.load(file)
+    assert said in str(raised.value) and f"{file}:2" in str(raised.value)
+    assert run("sync", file).exit_code == 1
+
+
+def test_spark_settings_and_overrides(tmp_path: Path) -> None:
+    file = config(
+        tmp_path,
+        'sync { spark { conf { "spark.driver.memory" = 4g, spark.ui.enabled = false } }\n'
+        "  options { region = eu-central-1 }\n"
+        "  tables = [{ archive = a, target = b, keep = 5m, options { endpoint = e } }] }",
+    )
+    block = sync_config.load(file, ("sync.parallel=3",))
+    assert block.parallel == 3
+    assert block.spark.settings == {"spark.driver.memory": "4g", "spark.ui.enabled": "false"}
+    [job] = block.jobs(rebuild=True)
+    assert (job.keep_s, job.rebuild) == (300.0, True)
+    assert job.options == {"region": "eu-central-1", "endpoint": "e"}

@@ -1,0 +1,128 @@
+"""``sync_table`` on Spark: tasks in its workers, what it reads back, and a job that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from laredo_archive import failpoint
+from laredo_archive.codec import jsonl
+from laredo_spark import read_table, sync_parquet, sync_table, sync_tables, synced_table
+from laredo_spark.sync import Job, Outcome
+from laredo_spark.sync_directory import SyncDirectory
+from laredo_spark.sync_errors import SyncFailed
+from tests.archive.building import Builder
+from tests.fix_aws import AwsServer
+from tests.spark.reading import names
+from tests.spark.test_s3 import built, put, reached
+from tests.spark.test_sync_parquet import COUNT, many
+
+FIRST = {number: f"name {number}" for number in range(100)}
+
+
+def same(spark: SparkSession, archive: Path, target: Path) -> bool:
+    """By Spark: rows, types and names."""
+    wanted, found = read_table(spark, str(archive)), synced_table(spark, target)
+    assert found.schema == wanted.schema
+    return not wanted.exceptAll(found).count() and not found.exceptAll(wanted).count()
+
+
+def test_level_again_and_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_parquet, "FILE_BYTES", 256 << 10)
+    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 64 << 10)
+    builder = Builder(tmp_path / "archive").base(0x10, many())
+    archive, target = builder.write(), tmp_path / "target"
+    done = sync_table(spark, str(archive), target=target)
+    assert (done.outcome, done.rows) == (Outcome.REBUILT, COUNT) and done.files_written > 5
+    assert same(spark, archive, target)
+    builder.diff(0x20, many({7: "new", 8: None})).write()
+    before = synced_table(spark, target)
+    done = sync_table(spark, str(archive), target=target)
+    assert (done.outcome, done.rows) == (Outcome.MERGED, COUNT - 1)
+    assert done.files_written in (1, 2)
+    assert same(spark, archive, target)
+    assert before.count() == COUNT
+    assert str(done).endswith("merged, at 0/20 (epoch 1), 4999 rows")
+    assert sync_table(spark, str(archive), target=target).outcome is Outcome.UNCHANGED
+    plain = spark.read.parquet(f"{target}/current")
+    assert plain.count() == COUNT - 1
+
+
+def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "archive", plain=True, shuffled=True).base(0x10, names(FIRST))
+    archive, target = builder.write(), tmp_path / "target"
+    for position, changed in ((0x20, {**FIRST, 7: "new"}), (0x30, {1: "left"})):
+        done = sync_table(spark, str(archive), target=target, key_fields="id")
+        assert same(spark, archive, target)
+        builder.diff(position, names(changed)).write()
+        done = sync_table(spark, str(archive), target=target, key_fields="id")
+        assert done.outcome is Outcome.REBUILT
+        assert same(spark, archive, target)
+
+
+def test_from_a_bucket(spark: SparkSession, moto: AwsServer, tmp_path: Path) -> None:
+    bucket = put(moto, built(tmp_path / "archive"))
+    done = sync_table(spark, f"s3a://{bucket}/lake/users/", target=tmp_path / "t", **reached(moto))
+    assert (done.outcome, done.rows) == (Outcome.REBUILT, 101)
+    again = sync_table(spark, f"s3://{bucket}/lake/users/", target=tmp_path / "t", **reached(moto))
+    assert again.outcome is Outcome.UNCHANGED
+    names_ = {row.id: row["name"] for row in synced_table(spark, tmp_path / "t").collect()}
+    assert names_ == {**FIRST, 7: "changed", 200: "new"}
+
+
+def test_one_that_fails_doesnt_stop_the_others(spark: SparkSession, tmp_path: Path) -> None:
+    jobs = []
+    for number in range(4):
+        archive = Builder(tmp_path / f"archive{number}").base(0x10, names(FIRST)).write()
+        jobs.append(Job(str(archive), str(tmp_path / f"target{number}")))
+    [file] = Path(jobs[1].path).glob("epoch=1/*.jsonl")
+    file.write_bytes(file.read_bytes()[:-50])
+    (tmp_path / "target2").write_text("not a directory")
+    done = sync_tables(spark, jobs, parallel=2)
+    assert [one.synced is not None for one in done] == [True, False, False, True]
+    assert isinstance(done[1].failure, SyncFailed)
+    message = str(done[1].failure)
+    assert file.name in message and "cut off" in message and "\n" not in message
+    assert "is a file" in str(done[2].failure)
+    assert SyncDirectory(jobs[1].target).current() is None
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from laredo_spark import sync_parquet, sync_table
+from laredo_spark.session import session
+sync_parquet.FILE_BYTES = 256 << 10
+spark = session(master="local[2]", settings={"spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"})
+sync_table(spark, sys.argv[1], target=sys.argv[2])
+"""
+
+
+def test_a_job_that_is_killed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its own JVM; the next job finishes what it began, each change once."""
+    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 64 << 10)
+    builder = Builder(tmp_path / "archive").base(0x10, many())
+    archive, target = builder.write(), tmp_path / "target"
+    sync_table(spark, str(archive), target=target)
+    builder.diff(0x20, many({7: "new", 8: None, 9999: "more"})).write()
+    for point, position in (("sync.staged", 0x10), ("sync.committed", 0x20)):
+        killed = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(archive), str(target)],
+            env={**os.environ, failpoint.VARIABLE: point, "SPARK_LOCAL_IP": "127.0.0.1"},
+            capture_output=True,
+            check=False,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        state = SyncDirectory(target).state()
+        assert state is not None and state.position == position
+    assert same(spark, archive, target)
+    assert sync_table(spark, str(archive), target=target).outcome is Outcome.UNCHANGED
