@@ -66,6 +66,8 @@ class ChangesShape:
 
     def fits(self, columns: Columns) -> bool:
         """Whether rows with these columns lose nothing in this shape."""
+        if self.row.asked.lines:
+            return True
         if columns is None or self.row.inferred:
             return columns is None and self.row.inferred
         mine, theirs = ({_typed(c) for c in some} for some in (self.row.columns, columns))
@@ -81,18 +83,17 @@ class LineValues:
 
     def __init__(self, shape: ChangesShape, columns: Columns) -> None:
         self._type = shape.values_type()
-        self._as_lines = shape.row.asked.lines
         self._changed: dict[str, str] = {}
-        self._reader = self._made(shape.row, columns)
+        self._reader = None if shape.row.asked.lines else self._made(shape.row, columns)
 
     def _made(self, row: RowShape, columns: Columns) -> RowReader:
         if columns is None:
             return row.reader()
-        if self._as_lines:
-            return replace(row, columns=columns, inferred=False).reader()
         now = {column.name: column for column in row.columns}
         self._changed = {
-            c.name: c.type for c in columns if c.name in now and now[c.name].type != c.type
+            c.name: f"{c.type} ({c.type_modifier})"
+            for c in columns
+            if c.name in now and _typed(now[c.name]) != _typed(c)
         }
         # Their order, and the types that the DataFrame has.
         typed = tuple(_with_type_of(now.get(c.name, c), c) for c in columns)
@@ -108,17 +109,21 @@ class LineValues:
         :raises BadLine, ArrowError: if a line isn't a row of its epoch.
         :raises ColumnUnfit: if a value doesn't fit the type that its column has now.
         """
+        if self._reader is None:
+            return pa.array(lines, self._type)
         present = [line for line in lines if line is not None]
         if not present:
             return pa.nulls(len(lines), self._type)
+        values = self._struct(self._batch(self._reader, present))
+        return values if len(present) == len(lines) else values.take(_places(lines))
+
+    def _batch(self, reader: RowReader, lines: Sequence[bytes]) -> pa.RecordBatch:
         try:
-            batch = self._reader.batch(b"\n".join([*present, b""]))
+            return reader.batch(b"\n".join([*lines, b""]))
         except ValueUnfit as wrong:
             if wrong.column not in self._changed:
                 raise
             raise ColumnUnfit(str(wrong), wrong.column, self._changed[wrong.column]) from None
-        values = batch.column(0) if self._as_lines else self._struct(batch)
-        return values if len(present) == len(lines) else values.take(_places(lines))
 
     def _struct(self, batch: pa.RecordBatch) -> pa.StructArray:
         have = {name: batch.column(n) for n, name in enumerate(batch.schema.names)}

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
 from laredo_model.column import Column
-from laredo_spark import changes_reader, read_changes, register
+from laredo_spark import changes_reader, read_changes, read_table, register
 from laredo_spark.changes_read import ChangesRead
 from laredo_spark.errors import (
     ArchiveBehind,
@@ -25,6 +25,7 @@ from laredo_spark.errors import (
 from laredo_spark.options import parse
 from tests.archive.building import COLUMNS, HISTORY, START, Builder, row, state
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 ONE = state(row(1, "Ada"), row(2, "Bob"), row(3, "Cy"))
 TWO = state(row(1, "Ada"), row(2, "Bo"), row(4, "Dee"))
 THREE = state(row(9, "alone"))
@@ -134,6 +135,21 @@ def test_exact_types(spark: SparkSession, tmp_path: Path) -> None:
     assert tuple(new) == (9007199254740993, Decimal("1.10"), at, [1, None], b"\0\xff")
 
 
+@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
+def test_every_type_is_as_in_the_table(spark: SparkSession, format_id: str) -> None:
+    place = str(GOLDEN / "archives" / "types")
+    options = {"format": format_id, "special_values": "string", "array_dimensions": "grid=2"}
+    before, after = (
+        {str(row.id): repr(row) for row in read_table(spark, place, at, **options).collect()}
+        for at in ("0/10", "0/20")
+    )
+    changes = read_changes(spark, place, "0/10", "0/20", **options).collect()
+    assert {row.action for row in changes} == {"INSERT", "UPDATE", "DELETE"}
+    for change in changes:
+        assert repr(change.old) == before.get(change.key, "None")
+        assert repr(change.new) == after.get(change.key, "None")
+
+
 def test_a_gap_names_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
     builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
     archive = str(builder.base(0x30, THREE, continues=False).diff(0x40, FOUR).write())
@@ -213,6 +229,8 @@ def test_a_column_added_reads_as_null_before(spark: SparkSession, tmp_path: Path
     changes = found(read_changes(spark, archive, on_gap="snapshot", after="0/10"))
     assert changes[0] == ("DELETE", "0/20", "3", Row(id=3, name="Cy", extra=None), None)
     assert changes[3][4] == Row(id=1, name="A", extra="1.5")
+    lines = read_changes(spark, archive, "0/10", on_gap="snapshot", lines=True)
+    assert [row.old for row in lines.where("key = '3'").collect()] == [ONE[b"3"].decode()]
     with pytest.raises(ChangesGone, match="the table's columns changed"):
         read_changes(spark, archive)
 
@@ -225,7 +243,7 @@ def test_a_value_that_doesnt_fit_the_columns_new_type(spark: SparkSession, tmp_p
         read_changes(spark, archive, "0/10", on_gap="snapshot").collect()
     message = said(failure.value) or ""
     assert "column name: " in message
-    assert "when the change was written the column was text" in message
+    assert "when the change was written the column was text (-1)" in message
 
 
 def test_archives_of_other_writers(spark: SparkSession, tmp_path: Path) -> None:
