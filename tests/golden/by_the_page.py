@@ -1,0 +1,176 @@
+"""A reader written by docs/archive-format.md alone, as somebody else would write one.
+
+It holds a table in memory and reads jsonl and protobuf. What it shares with the program is
+the generated protobuf classes; with the golden archives' writer, how a row is taken apart.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct, Value
+
+from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
+from tests.golden.written import (
+    FLOAT_TYPES,
+    INTEGER_TYPES,
+    JSON_TYPES,
+    key_of,
+    members,
+    postgres_float,
+)
+
+Json = Mapping[str, Any]
+State = dict[str, str]
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+
+
+class Page:
+    """An archive below ``destination``."""
+
+    def __init__(self, destination: Path, key_prefix: str, format_id: str) -> None:
+        self._destination = destination
+        self._format = format_id
+        self.manifest: Json = json.loads((destination / f"{key_prefix}manifest.json").read_text())
+        assert self.manifest["manifest_version"] == 1
+
+    def states(self) -> Iterator[tuple[Json, State]]:
+        """Each artifact, and the rows by key where it ends."""
+        base: Json = {}
+        state: State = {}
+        position = ""
+        for artifact in self.manifest["artifacts"]:
+            if artifact["kind"] == "snapshot":
+                base = artifact
+                state = dict(self._keyed(self._rows(artifact), base))
+            else:
+                assert (artifact["epoch"], artifact["from_position"]) == (base["epoch"], position)
+                state = self._after(state, artifact, base)
+            position = artifact["to_position"]
+            _check(artifact, state)
+            yield artifact, state
+
+    def _rows(self, artifact: Json) -> Iterator[str]:
+        data, is_lines = self._bytes(artifact)
+        if is_lines:
+            yield from map(_compact, _lines(data))
+            return
+        for message in _messages(data):
+            yield _line(SnapshotRow.FromString(message).row, artifact.get("columns"))
+
+    def _after(self, state: State, diff: Json, base: Json) -> State:
+        """TRUNCATE empties it; INSERT and UPDATE put, DELETE removes."""
+        state = dict(state)
+        for action, key, new in self._changes(diff, base.get("columns")):
+            if action == "TRUNCATE":
+                state.clear()
+            elif action == "DELETE":
+                del state[key]
+            else:
+                assert (key in state) == (action == "UPDATE")
+                state[key] = new
+        return state
+
+    def _changes(self, diff: Json, columns: Any) -> Iterator[tuple[str, str, str]]:
+        data, is_lines = self._bytes(diff)
+        if is_lines:
+            for line in _lines(data):
+                parts = members(_compact(line))
+                key = json.loads(parts.get("key", '""'))
+                yield json.loads(parts["action"]), key, parts.get("new", "")
+            return
+        for message in map(DiffChange.FromString, _messages(data)):
+            new = _line(message.new, columns) if message.HasField("new") else ""
+            yield message.action, message.key, new
+
+    def _bytes(self, artifact: Json) -> tuple[bytes, bool]:
+        formats = artifact["formats"]
+        known = [self._format, "jsonl", "protobuf"]
+        format_id = next(wanted for wanted in known if wanted in formats)
+        entry = formats[format_id]
+        data = (self._destination / entry["key"]).read_bytes()
+        assert len(data) == entry["size_bytes"]
+        assert entry.get("sha256") in (None, hashlib.sha256(data).hexdigest())
+        return data, format_id == "jsonl"
+
+    def _keyed(self, rows: Iterator[str], base: Json) -> Iterator[tuple[str, str]]:
+        fields = base.get("key_fields", ["id"])
+        return ((key_of(row, fields), row) for row in rows)
+
+
+def _check(artifact: Json, state: State) -> None:
+    if "state_checksum" in artifact:
+        digests = [hashlib.md5(line.encode()).hexdigest() for line in state.values()]
+        total = sum(int(digest, 16) for digest in digests) % 2**128
+        assert artifact["rows"] == len(state)
+        assert artifact["state_checksum"] == f"{total:032x}"
+
+
+def _lines(data: bytes) -> Sequence[str]:
+    return data.decode().removesuffix("\n").split("\n") if data else []
+
+
+def _compact(line: str) -> str:
+    """Without blanks outside of values, for files of other writers; rows are one level deep."""
+    try:
+        members(line)
+    except (ValueError, AssertionError):
+        return json.dumps(json.loads(line), separators=(",", ":"), ensure_ascii=False)
+    return line
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        size = shift = 0
+        more = True
+        while more:
+            size |= (data[at] & 0x7F) << shift
+            more = data[at] > 0x7F
+            at, shift = at + 1, shift + 7
+        yield data[at : at + size]
+        at += size
+
+
+def _line(row: Struct, columns: Sequence[Json] | None) -> str:
+    types = {column["name"]: column["type"] for column in columns or ()}
+    names = list(types) or sorted(row.fields)
+    values = [
+        _text(row.fields[name], types.get(name)) if name in row.fields else "null" for name in names
+    ]
+    parts = [f"{_string(name)}:{value}" for name, value in zip(names, values, strict=True)]
+    return "{" + ",".join(parts) + "}"
+
+
+def _text(value: Value, type_name: str | None) -> str:
+    kind = value.WhichOneof("kind")
+    if kind == "string_value":
+        return _of_string(value.string_value, type_name)
+    if kind == "number_value":
+        return _of_number(value.number_value, type_name)
+    if kind == "list_value":
+        element = type_name and type_name.removeprefix("_")
+        return "[" + ",".join(_text(item, element) for item in value.list_value.values) + "]"
+    if kind == "struct_value":
+        return value.struct_value.fields["json"].string_value
+    return "null" if kind == "null_value" else json.dumps(value.bool_value)
+
+
+def _of_string(text: str, type_name: str | None) -> str:
+    is_number = type_name in INTEGER_TYPES or type_name in FLOAT_TYPES
+    if type_name in JSON_TYPES or (is_number and _NUMBER.fullmatch(text)):
+        return text
+    return _string(text)
+
+
+def _of_number(number: float, type_name: str | None) -> str:
+    if type_name not in FLOAT_TYPES and number.is_integer():
+        return str(int(number))
+    return postgres_float(number, FLOAT_TYPES.get(type_name or "", 15))
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

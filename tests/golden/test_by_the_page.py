@@ -1,0 +1,44 @@
+"""docs/archive-format.md is enough to read archives: golden ones, and the program's own."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.archive.building import Builder
+from tests.archive.rows import Table, tables
+from tests.golden.by_the_page import Page
+from tests.golden.truth import ARCHIVES, TRUTHS, Truth
+
+READABLE = [
+    name
+    for name in sorted(path.name for path in ARCHIVES.iterdir())
+    if name != "typed"  # one of its bases is in parquet alone
+]
+FORMATS = ("jsonl", "protobuf")
+
+
+@pytest.mark.parametrize("format_id", FORMATS)
+@pytest.mark.parametrize("name", READABLE)
+def test_golden_archives(name: str, format_id: str) -> None:
+    truth = Truth(TRUTHS / name)
+    found = [state for _, state in Page(ARCHIVES, f"{name}/", format_id).states()]
+    assert found == [truth.state(boundary) for boundary in truth.boundaries]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), table=tables())
+def test_what_the_program_s_own_encoders_write(
+    data: st.DataObject, table: Table, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("archive")
+    states = [data.draw(table.rows(8)) for _ in range(3)]
+    builder = Builder(
+        directory, columns=tuple(table.columns), key_fields=tuple(table.key_fields), formats=FORMATS
+    )
+    builder.base(0x10, states[0]).diff(0x20, states[1]).diff(0x30, states[2], truncate=True)
+    builder.write()
+    for format_id in FORMATS:
+        found = [state for _, state in Page(directory, "users/", format_id).states()]
+        assert found == [
+            {key.decode(): line.decode() for key, line in state.items()} for state in states
+        ]
