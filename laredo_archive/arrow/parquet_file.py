@@ -1,6 +1,7 @@
 """A parquet snapshot, opened: row groups by the splits' byte offsets, their batches checked.
 
-Every page has a checksum (CRC-32), so damage shows also where only a part is read.
+Every page has a checksum (CRC-32), so damaged rows show also where only a part is read; page
+headers and the footer have none, and only the whole file's sha256 tells of damage there.
 https://parquet.apache.org/docs/file-format/data-pages/checksumming/
 """
 
@@ -32,8 +33,8 @@ class ParquetSnapshot:
         with _damage_told():
             self._file = pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
             schema = self._file.schema_arrow
-        rest = (schema.metadata or {}).get(REST_NAME)
-        self._rest = None if rest is None else rest.decode()
+            rest = (schema.metadata or {}).get(REST_NAME)
+            self._rest = None if rest is None else rest.decode()
         named = [field for field in schema if field.name != self._rest]
         self.columns = list(columns or (_column(field, n) for n, field in enumerate(named, 1)))
         for column in self.columns:
@@ -46,14 +47,18 @@ class ParquetSnapshot:
         return self._rest is not None
 
     def groups(self, start: int = 0, stop: int | None = None) -> list[int]:
-        """The row groups that begin in these bytes."""
-        offsets = [self._offset(number) for number in range(self._file.num_row_groups)]
-        first = 0 if start <= _MAGIC_BYTES else start
-        return [n for n, at in enumerate(offsets) if first <= at and (stop is None or at < stop)]
+        """The row groups that begin in these bytes, which splits gave.
 
-    def begins_at(self, offset: int) -> bool:
-        """Whether a row group begins at this byte."""
-        return any(self._offset(n) == offset for n in range(self._file.num_row_groups))
+        :raises BadBytes: if none begins at ``start``, or inside of the file at ``stop``.
+        """
+        with _damage_told():
+            offsets = [self._offset(number) for number in range(self._file.num_row_groups)]
+        first = 0 if start <= _MAGIC_BYTES else start
+        known = {0, *offsets}
+        for given in (first, stop):
+            if given is not None and given <= max(known) and given not in known:
+                raise BadBytes(f"no row group begins at byte {given}")
+        return [n for n, at in enumerate(offsets) if first <= at and (stop is None or at < stop)]
 
     def batches(
         self, groups: Sequence[int], names: Sequence[str] | None = None
@@ -70,6 +75,8 @@ class ParquetSnapshot:
                     _ROWS_AT_ONCE, row_groups=[group], columns=read, use_threads=False
                 )
                 for batch in found:
+                    if set(batch.schema.names) != set(read):
+                        raise BadBytes(f"its rows have {', '.join(batch.schema.names)}")
                     if batch.num_rows:
                         yield StoredBatch(batch, self.columns, self._rest)
 
@@ -85,7 +92,7 @@ def _damage_told() -> Iterator[None]:
         yield
     except (ArchiveError, BadBytes):
         raise
-    except (pa.ArrowException, OSError) as wrong:
+    except (pa.ArrowException, OSError, ValueError, KeyError) as wrong:
         raise BadBytes(f"not a readable parquet file: {wrong}") from wrong
 
 

@@ -169,6 +169,24 @@ def test_a_changed_byte_in_any_page_is_told() -> None:
             read(columns, bytes(damaged))
 
 
+def test_slices_begin_and_end_where_row_groups_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_codec, "SNAPSHOT_BLOCK", 1000)
+    columns, lines = of_column(PRICE, [b'"1.00"'] * 100)
+    data, encoded = write(columns, lines)
+    [(_, start), (key, stop), *_] = encoded.splits
+
+    def between(start: int, stop: int | None) -> list[bytes]:
+        found = codec.read_snapshot("parquet", columns, io.BytesIO(data), start, stop)
+        return [line for _, some in found for line in some]
+
+    assert between(start, stop) == lines[: int(key)]
+    assert between(stop, None) == lines[int(key) :]
+    assert between(0, len(data)) == lines
+    for wrong in ((start, stop - 1), (stop + 1, None), (stop - 1, len(data))):
+        with pytest.raises(BadBytes, match="no row group begins at byte"):
+            between(*wrong)
+
+
 def test_splits_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_codec, "SNAPSHOT_BLOCK", 1)
     monkeypatch.setattr(output, "MAX_SPLITS", 10)
