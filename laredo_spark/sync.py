@@ -9,15 +9,13 @@ target exactly once, however often a sync is killed and called again.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -25,12 +23,12 @@ from laredo_archive.errors import ArchiveError
 from laredo_model import position as positions
 from laredo_model.errors import ModelError
 from laredo_model.position import Position
-from laredo_spark.errors import SparkReadError, said
+from laredo_spark.errors import SparkReadError
+from laredo_spark.sync_delta import sync_delta
 from laredo_spark.sync_directory import SyncDirectory
-from laredo_spark.sync_errors import SyncFailed
-from laredo_spark.sync_parquet import Engine, ParquetSync, Written, given_options
+from laredo_spark.sync_parquet import ParquetSync, Written, given_options
 from laredo_spark.sync_plan import Level, Merge, Rebuild
-from laredo_spark.table import read_table
+from laredo_spark.sync_spark import engine
 
 KEEP_S = 3600.0
 """How long a version of a Parquet target stays after the next one, for those who read it."""
@@ -109,8 +107,6 @@ def sync_table(
     begun = time.monotonic()
     asked = given_options({**given, "path": path})
     if to == "delta":
-        from laredo_spark.sync_delta import sync_delta
-
         written = sync_delta(spark, asked, str(target), rebuild=rebuild)
     else:
         written = _sync_parquet(spark, asked, target, rebuild=rebuild, keep_s=keep_s)
@@ -170,36 +166,3 @@ def sync_tables(
 
     with ThreadPoolExecutor(parallel, "laredo-sync") as pool:
         return list(pool.map(run, jobs))
-
-
-def engine(spark: SparkSession, target: object) -> Engine:
-    """Spark as what runs a sync's tasks."""
-    context = spark.sparkContext
-
-    def run(task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        with failing_as(target):
-            return context.parallelize(items, len(items)).map(task).collect() if items else []
-
-    def write(pinned: Mapping[str, str], place: str) -> None:
-        with failing_as(target):
-            frame_of(spark, pinned).write.mode("append").parquet(place)
-
-    return Engine(run, write, context.defaultParallelism)
-
-
-def frame_of(spark: SparkSession, pinned: Mapping[str, str]) -> DataFrame:
-    """read_table() with options that mean one boundary."""
-    given: dict[str, Any] = dict(pinned)
-    for name in ("columns", "key_fields"):
-        if name in given:
-            given[name] = given[name].split(",")
-    return read_table(spark, given.pop("path"), given.pop("as_of"), **given)
-
-
-@contextmanager
-def failing_as(target: object) -> Iterator[None]:
-    """What goes wrong in Spark as a SyncFailed with one message."""
-    try:
-        yield
-    except (Py4JError, PySparkException) as failure:
-        raise SyncFailed(target, said(failure) or str(failure)) from failure

@@ -18,7 +18,7 @@ from laredo_spark.options import ReadOptions
 from laredo_spark.sync_directory import SyncDirectory
 from laredo_spark.sync_errors import TargetDiffers
 from laredo_spark.sync_files import Adjacent, Build, MergeFiles, comparable
-from laredo_spark.sync_plan import Held, Level, Merge, Rebuild, Step
+from laredo_spark.sync_plan import Level, Merge, Rebuild, Step
 from laredo_spark.sync_state import SyncedFile, SyncState
 from laredo_spark.table_read import TableRead
 from laredo_spark.table_reader import TableReader
@@ -99,8 +99,7 @@ class ParquetSync:
             return Rebuild("it was asked for")
         if held is None:
             return sync_plan.step(self._directory, None, self._table)
-        known = Held(held.table, held.history, held.epoch, held.position, held.shape)
-        found = sync_plan.step(self._directory, known, self._table)
+        found = sync_plan.step(self._directory, held, self._table)
         if isinstance(found, Level) and not self._directory.is_whole(held):
             return Rebuild(_NOT_WHOLE)
         why = self._unfit(held) if isinstance(found, Merge) else None
@@ -198,8 +197,7 @@ class ParquetSync:
 
     def _compare(self, state: SyncState) -> None:
         """With the manifest, where that says how many rows there are."""
-        last = self._table.boundary.last
-        said = last.row_count if last.is_snapshot and last.rows is None else last.rows
+        said = sync_plan.rows_said(self._table)
         if said is not None and said != state.rows:
             raise TargetDiffers(self._directory, self._table.boundary, said, state.rows)
 

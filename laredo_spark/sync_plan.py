@@ -5,20 +5,9 @@ from dataclasses import dataclass
 from laredo_archive import timeline
 from laredo_archive.manifest import Artifact
 from laredo_archive.timeline import Boundary
-from laredo_model.position import Position
 from laredo_spark.sync_errors import ArchiveBehind, TargetRefused
+from laredo_spark.sync_state import SyncState
 from laredo_spark.table_read import UNKNOWN_HISTORY, TableRead
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a target holds: a boundary of a table, in rows of a shape."""
-
-    table: str
-    history: str
-    epoch: int
-    position: Position
-    shape: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ class Rebuild:
 Step = Level | Merge | Rebuild
 
 
-def step(target: object, held: Held | None, table: TableRead) -> Step:
+def step(target: object, held: SyncState | None, table: TableRead) -> Step:
     """What is to be done; ``held`` is None if nothing was synced yet.
 
     :raises TargetRefused: if the target holds another table.
@@ -75,7 +64,7 @@ def shape_of(table: TableRead) -> str:
     return f"{schema} special_values={table.asked.typing.special.value} key={table.key_names}"
 
 
-def _onwards(held: Held, table: TableRead) -> Step:
+def _onwards(held: SyncState, table: TableRead) -> Step:
     start = _start(held, table)
     if start is None:
         return Rebuild("the archive no longer has the boundary that it held")
@@ -90,7 +79,7 @@ def _onwards(held: Held, table: TableRead) -> Step:
     return Merge(tuple(diffs))
 
 
-def _start(held: Held, table: TableRead) -> Boundary | None:
+def _start(held: SyncState, table: TableRead) -> Boundary | None:
     found = [
         boundary
         for boundary in table.archive.boundaries
@@ -102,7 +91,7 @@ def _start(held: Held, table: TableRead) -> Boundary | None:
     return next(iter(same_epoch + later), None)
 
 
-def _continues(held: Held, boundary: Boundary, table: TableRead) -> bool:
+def _continues(held: SyncState, boundary: Boundary, table: TableRead) -> bool:
     """Whether each epoch after the one held goes on where the one before ended."""
     bases = {epoch.number: epoch.base for epoch in table.archive.epochs}
     between = range(held.epoch + 1, boundary.epoch + 1)
@@ -112,3 +101,9 @@ def _continues(held: Held, boundary: Boundary, table: TableRead) -> bool:
 def history_text(boundary: Boundary) -> str:
     """A boundary's history, as targets keep it."""
     return UNKNOWN_HISTORY if boundary.history is None else str(boundary.history)
+
+
+def rows_said(table: TableRead) -> int | None:
+    """How many rows the manifest says the table has; None if it doesn't."""
+    last = table.boundary.last
+    return last.row_count if last.is_snapshot and last.rows is None else last.rows
