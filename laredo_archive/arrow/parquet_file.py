@@ -55,9 +55,10 @@ class ParquetSnapshot:
             offsets = [self._offset(number) for number in range(self._file.num_row_groups)]
         first = 0 if start <= _MAGIC_BYTES else start
         known = {0, *offsets}
-        for given in (first, stop):
-            if given is not None and given <= max(known) and given not in known:
-                raise BadBytes(f"no row group begins at byte {given}")
+        if stop is not None and stop > max(known):
+            stop = None
+        for given in {first, stop} - {None} - known:
+            raise BadBytes(f"no row group begins at byte {given}")
         return [n for n, at in enumerate(offsets) if first <= at and (stop is None or at < stop)]
 
     def batches(

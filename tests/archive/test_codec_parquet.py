@@ -182,7 +182,7 @@ def test_slices_begin_and_end_where_row_groups_do(monkeypatch: pytest.MonkeyPatc
     assert between(start, stop) == lines[: int(key)]
     assert between(stop, None) == lines[int(key) :]
     assert between(0, len(data)) == lines
-    for wrong in ((start, stop - 1), (stop + 1, None), (stop - 1, len(data))):
+    for wrong in ((start, stop - 1), (stop + 1, None), (stop - 1, len(data)), (len(data), None)):
         with pytest.raises(BadBytes, match="no row group begins at byte"):
             between(*wrong)
 
