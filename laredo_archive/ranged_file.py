@@ -15,6 +15,8 @@ OpenAt = Callable[[int], AbstractContextManager[Source]]
 """The object's bytes from an offset on."""
 
 _BUFFER_BYTES = 32 << 10
+_SKIPPED_BYTES = 256 << 10
+"""A smaller gap is read through: another request takes longer."""
 _MEMORY_BYTES = 16 << 20
 """A smaller object isn't put aside on disk."""
 
@@ -70,15 +72,26 @@ class _Ranged(io.RawIOBase):
         wanted = min(len(buffer), self._size - self._at)
         if wanted <= 0:
             return 0
-        if self._source is None or self._source_at != self._at:
-            self._opened.close()
-            self._source = self._opened.enter_context(self._open_at(self._at))
-        data = self._source.read(wanted)
+        data = self._opened_here().read(wanted)
         if not data:
             raise BadBytes(f"it ends at byte {self._at}, before its {self._size} bytes")
         buffer[: len(data)] = data
         self._at = self._source_at = self._at + len(data)
         return len(data)
+
+    def _opened_here(self) -> Source:
+        """What gives the bytes from here on."""
+        source, gap = self._source, self._at - self._source_at
+        while source is not None and 0 < gap <= _SKIPPED_BYTES:
+            skipped = len(source.read(gap))
+            if not skipped:
+                break
+            gap -= skipped
+        if source is None or gap:
+            self._opened.close()
+            source = self._source = self._opened.enter_context(self._open_at(self._at))
+        self._source_at = self._at
+        return source
 
     def close(self) -> None:
         self._opened.close()

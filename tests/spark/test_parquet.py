@@ -11,7 +11,9 @@ from laredo_archive.codec import parquet
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
 from tests.archive.building import Builder, State
+from tests.fix_aws import AwsServer
 from tests.spark.reading import Reading, names
+from tests.spark.test_s3 import put, reached
 
 COLUMNS = (
     Column("id", "int8", -1, False, 1, 1),
@@ -132,6 +134,19 @@ def test_a_file_that_is_cut_off_or_gone(many: Path, partitions: str) -> None:
     file.unlink()
     with pytest.raises(ArtifactMissing, match=f"{file.name}: the manifest names this object"):
         Reading(many, partitions=partitions).rows()
+
+
+@pytest.mark.parametrize("partitions", ["1", "8"])
+def test_from_s3(many: Path, moto: AwsServer, partitions: str) -> None:
+    bucket = put(moto, many)
+    reading = Reading(f"s3://{bucket}/lake/users/", partitions=partitions, **reached(moto))
+    found = reading.rows()
+    assert {row["id"]: row["name"] for row in found} == {**MANY, 1007: "new"}
+    assert len(found) == len(MANY)
+    key = f"lake/users/epoch=1/{file_of(many).name}"
+    moto.client("s3").delete_object(Bucket=bucket, Key=key)
+    with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
+        reading.rows()
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["ours", "others"])
