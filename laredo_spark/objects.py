@@ -100,7 +100,7 @@ class SliceOpener:
 
     def _fetch(self, name: str) -> BinaryIO:
         part = self._expected[name]
-        return self._opened(part) if part.whole else _UpTo(self._opened(part), part.size_bytes)
+        return self._opened(part) if part.whole else UpTo(self._opened(part), part.size_bytes)
 
     def _opened(self, part: Slice) -> BinaryIO:
         try:
@@ -121,7 +121,7 @@ class SliceOpener:
         raise BoundaryGone(where, f"{missing.uri}, which {self._objects.boundary} needs,") from None
 
 
-class _UpTo(io.RawIOBase, BinaryIO):
+class UpTo(io.RawIOBase, BinaryIO):
     """The first bytes of a source: nothing is fetched that isn't read."""
 
     def __init__(self, source: BinaryIO, size_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """Archives on S3, through moto's server: no JAR, only boto3 where tasks run."""
 
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_table
 from laredo_spark.errors import said
+from laredo_spark.objects import UpTo
 from tests.archive.building import Builder
 from tests.fix_aws import REGION, AwsServer
 from tests.spark.reading import Reading, names
@@ -91,6 +93,11 @@ def test_many_diffs_in_slices(
     moto.client("s3").delete_object(Bucket=bucket, Key=key)
     with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
         made.rows()
+
+
+def test_a_slice_ends_where_it_says() -> None:
+    source = UpTo(BytesIO(b"abcdef"), 4)
+    assert [source.read(3), source.read(3), source.read()] == [b"abc", b"d", b""]
 
 
 def test_no_such_bucket_says_whose_rights_and_what(moto: AwsServer) -> None:
