@@ -299,12 +299,14 @@ LARGE = state(*(row(number, f"name {number}", json.dumps("x" * 900)) for number 
 def test_a_large_diff_is_cut_into_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_id: str, plain: bool
 ) -> None:
-    monkeypatch.setattr(changes_reader, "TASK_BYTES", 300_000)
-    monkeypatch.setattr(changes_reader, "LEAST_BYTES", 300_000)
     builder = Builder(tmp_path, formats=(format_id,), plain=plain).base(0x10, ONE)
-    asked = parse(
-        {"path": str(builder.diff(0x20, LARGE, truncate=True).write()), "mode": "changes"}
-    )
+    archive = builder.diff(0x20, LARGE, truncate=True).write()
+    (diff,) = archive.rglob("diff-*")
+    # A line begins just where the second piece does.
+    task_bytes = diff.read_bytes().index(b"\n", 300_000) + 1
+    monkeypatch.setattr(changes_reader, "TASK_BYTES", task_bytes)
+    monkeypatch.setattr(changes_reader, "LEAST_BYTES", task_bytes)
+    asked = parse({"path": str(archive), "mode": "changes"})
     read = ChangesRead.of(asked)
     tasks = changes_reader.partitions(asked, read.archive, read.steps, read.shape)
     assert len(tasks) > 5

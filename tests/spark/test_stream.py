@@ -95,16 +95,26 @@ def test_some_diffs_at_a_time(tmp_path: Path) -> None:
     assert made.latestOffset(at("0/10", 1), ReadAllAvailable()) == at("0/40", 2)
 
 
-def test_what_is_available_now_ends_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_diffs_per_trigger": "1"}, ["0/10", "0/20", "0/30", "0/40"]),
+        ({}, ["0/10", "0/40"]),
+        ({"after": "head"}, ["0/40"]),
+    ],
+)
+def test_what_is_available_now_ends_there(
+    tmp_path: Path, options: dict[str, str], expected: list[str]
+) -> None:
     builder = simple(tmp_path)
-    made = reader(builder.write(), max_diffs_per_trigger="1")
+    made = reader(builder.write(), **options)
     made.prepareForTriggerAvailableNow()
     builder.diff(0x50, ONE).base(0x60, ONE, continues=False).write()
     offset, seen = FIRST, []
     while (following := latest(made, offset)) != offset:
         seen.append(following)
         offset = following
-    assert [mark["position"] for mark in seen] == ["0/10", "0/20", "0/30", "0/40"]
+    assert [mark["position"] for mark in seen] == expected
 
 
 def test_a_batch_that_was_planned_is_the_same_after_a_re_base(tmp_path: Path) -> None:
@@ -141,9 +151,10 @@ def test_retention_removed_what_comes_next(tmp_path: Path) -> None:
     assert actions(made, at("0/10", 1), at("0/20", 1)) == []
 
 
-def test_changes_before_a_gap_come_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("position", [0x20, 0x30])
+def test_changes_before_a_gap_come_first(tmp_path: Path, position: int) -> None:
     builder = Builder(tmp_path).base(0x10, ONE).diff(0x20, TWO)
-    made = reader(builder.base(0x30, THREE, continues=False).write())
+    made = reader(builder.base(position, THREE, continues=False).write())
     assert latest(made, at("0/10", 1)) == at("0/20", 1)
     with pytest.raises(ChangesGone, match="missed"):
         latest(made, at("0/20", 1))
