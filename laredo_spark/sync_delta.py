@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -31,6 +32,8 @@ _MARK = "laredo"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _APP = "spark.databricks.delta.write.txnAppId"
 _TXN = "spark.databricks.delta.write.txnVersion"
+_ONE_COMMIT = Lock()
+"""Those settings are the session's, which other tables' syncs share."""
 _OF_TABLE = frozenset({"path", "as_of", "exact", "epoch", "history", "partitions_at_least"})
 
 
@@ -43,8 +46,7 @@ def sync_delta(
     :raises ArchiveError, SyncError: as sync_table().
     """
     _refuse_without(spark)
-    # Settings say what a commit is labelled with: a session of its own for each table.
-    sync = DeltaSync(spark.newSession(), given, target)
+    sync = DeltaSync(spark, given, target)
     with failing_as(target):
         return sync.run(rebuild=rebuild)
 
@@ -189,19 +191,20 @@ class DeltaSync:
 
     @contextmanager
     def _committing(self, state: SyncState) -> Iterator[None]:
-        """What is written now says which boundary it is at."""
+        """What is written now says which boundary it is at; the session's settings tell Delta."""
         settings = {
             _METADATA: json.dumps({_MARK: json.loads(state.to_json())}),
             _APP: f"{_MARK}:{state.table}",
             _TXN: str(state.version),
         }
-        for name, value in settings.items():
-            self.spark.conf.set(name, value)
-        try:
-            yield
-        finally:
-            for name in settings:
-                self.spark.conf.unset(name)
+        with _ONE_COMMIT:
+            for name, value in settings.items():
+                self.spark.conf.set(name, value)
+            try:
+                yield
+            finally:
+                for name in settings:
+                    self.spark.conf.unset(name)
 
 
 def _value(name: str, is_key: bool) -> Column:
