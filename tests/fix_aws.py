@@ -79,10 +79,15 @@ class AwsServer:
             )
         return self._clients[wanted]
 
-    def new_bucket(self) -> str:
+    def new_bucket(self, region: str | None = None) -> str:
         """A bucket that nobody else uses; its name."""
         name = f"laredo-test-{token_hex(4)}-{next(_numbers)}"
-        self.client("s3").create_bucket(Bucket=name)
+        if region is None:
+            self.client("s3").create_bucket(Bucket=name)
+        else:
+            where = {"LocationConstraint": region}
+            s3 = self.client("s3", region_name=region)
+            s3.create_bucket(Bucket=name, CreateBucketConfiguration=where)
         return name
 
 

@@ -59,6 +59,6 @@ class BucketPath:
         return "{ " + ", ".join(f"{name} = {value}" for name, value in settings.items()) + " }"
 
 
-def new_bucket(server: AwsServer) -> BucketPath:
+def new_bucket(server: AwsServer, region: str | None = None) -> BucketPath:
     """A bucket that nobody else uses."""
-    return BucketPath(server, server.new_bucket())
+    return BucketPath(server, server.new_bucket(region))

@@ -241,7 +241,7 @@ class Callers:
 def test_two_buckets_in_two_regions_each_with_a_role_of_its_own(
     tmp_path: Path, served: Served, moto: AwsServer, s3_server: AwsServer
 ) -> None:
-    buckets = new_bucket(moto), new_bucket(s3_server)
+    buckets = new_bucket(moto, "eu-west-1"), new_bucket(s3_server, "us-west-2")
     with FaultProxy(moto.endpoint) as first, FaultProxy(s3_server.endpoint) as second:
         one, other = Callers(first), Callers(second)
         destinations = (
