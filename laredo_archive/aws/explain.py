@@ -44,11 +44,15 @@ class _Facts:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a client's call can raise: ``except failures() as failure``. Imports botocore."""
+    """What a client's call can raise: ``except failures() as failure``. Imports botocore.
+
+    Of an answer that breaks off some versions of botocore let out what urllib3 says.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import HTTPError
 
-    return (ClientError, BotoCoreError, ResponseParserError)
+    return (ClientError, BotoCoreError, ResponseParserError, HTTPError)
 
 
 def explain(

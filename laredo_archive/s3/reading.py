@@ -186,6 +186,4 @@ class PinnedObject(io.RawIOBase):
 
 def _broken_off() -> tuple[type[Exception], ...]:
     """What reading an answer's body raises, beside what sending a request does."""
-    from urllib3.exceptions import HTTPError
-
-    return (*failures(), HTTPError, OSError, EOFError)
+    return (*failures(), OSError, EOFError)

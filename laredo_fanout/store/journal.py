@@ -52,7 +52,7 @@ class Entries:
             [counts[index] for index in left],
             [self.positions[index] for index in left],
             [self.times_us[index] for index in left],
-            self.open,
+            self.open and bool(left) and left[-1] == len(counts) - 1,
             self.continues and bool(left) and left[0] == 0,
         )
 

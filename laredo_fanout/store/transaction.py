@@ -52,6 +52,8 @@ class Transaction:
         self._journal = Journal(transaction, databases, disk.reserve)
         self._rows: dict[int, Rows] = {}
         self._open: set[int] = set()
+        self._open_record: set[int] = set()
+        """Of these tables the newest journal record is to be continued."""
         self.left_garbage = False
         self.head = head
         self.position, self.time_us = position
@@ -115,6 +117,7 @@ class Transaction:
         self._discard(meta.GARBAGE_JOURNAL, record.id)
         del self.tables[table_id]
         self._open.discard(table_id)
+        self._open_record.discard(table_id)
 
     def set_source(self, source: SourceIdentity) -> None:
         """Whose changes these are from now on; another history or slot starts at position 0."""
@@ -147,9 +150,9 @@ class Transaction:
         if record.status not in (Status.COPYING, Status.LIVE):
             raise TableClosed(record.qualified, record.status, "changes")
         if not changes.actions:
-            if not changes.open and table_id in self._open:
+            if not changes.open:
                 self._open.discard(table_id)
-                self._journal.end_transaction(record)
+                self._end_open_record(record)
             return
         if record.live:
             self._apply_live(record, changes)
@@ -215,11 +218,28 @@ class Transaction:
             changes.positions,
             changes.times_us,
             changes.open,
-            record.id in self._open,
+            record.id in self._open_record,
         )
         if absent:
             entries = entries.without(absent)
+        self._append(record, entries, changes)
+
+    def _append(self, record: TableRecord, entries: Entries, changes: TableChanges) -> None:
+        """Into the journal; ``entries`` is what had an effect of ``changes``."""
+        goes_on = changes.open and len(changes.counts) == 1
+        if not entries.continues and not goes_on:
+            # What was left of the open transaction had no effect.
+            self._end_open_record(record)
         self.tables[record.id] = self._journal.append(record, entries)
+        if entries.open:
+            self._open_record.add(record.id)
+        elif not goes_on:
+            self._open_record.discard(record.id)
+
+    def _end_open_record(self, record: TableRecord) -> None:
+        if record.id in self._open_record:
+            self._open_record.discard(record.id)
+            self._journal.end_transaction(record)
 
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None

@@ -57,8 +57,8 @@ def test_a_table_whose_changes_always_cancel_out_is_seen(tmp_path: Path, served:
         first = served.position
 
         def seen_after_one_more() -> bool:
-            served.commit("users", put(500, "new"))
-            served.commit("users", delete(500))
+            # In one transaction: no cut lies between the two.
+            served.commit("users", put(500, "new"), delete(500))
             writer.wait_status({"buffer_depth": 0, "stream_position": f"0/{served.position:X}"})
             return int(writer.manifest()["seen_position"].partition("/")[2], 16) > first
 

@@ -342,3 +342,26 @@ class TestPruning:
 def test_headers_are_read_back_as_written() -> None:
     header = record_.Header(1 << 60, 1 << 50, 1 << 51, 1 << 52, 7, open=True, continues=False)
     assert record_.header_of(header.to_bytes()) == header
+
+
+def test_an_open_transaction_whose_rest_has_no_effect_ends_all_the_same(
+    store: Store, table: int
+) -> None:
+    with store.transaction() as transaction:
+        transaction.apply(table, changes((10, [insert("a", 1)]), is_open=True))
+        transaction.apply(table, changes((10, [delete("unknown")])))
+        transaction.apply(table, changes((20, [delete("a")])))
+        transaction.set_position(20, 20)
+    records = store.reader().journal(table, store.tables[table].oldest_sequence - 1)
+    assert [(each.open, each.continues) for each in records] == [(False, False)] * 2
+    assert store.prune(table, 0, 1e12, 0, None) == 1
+
+
+def test_an_open_piece_without_effect_opens_nothing(store: Store, table: int) -> None:
+    with store.transaction() as transaction:
+        piece = changes((10, [insert("a", 1)]), (20, [delete("unknown")]), is_open=True)
+        transaction.apply(table, piece)
+        transaction.apply(table, changes((20, [insert("b", 1)])))
+        transaction.set_position(20, 20)
+    records = store.reader().journal(table, store.tables[table].oldest_sequence - 1)
+    assert [(each.open, each.continues) for each in records] == [(False, False)] * 2

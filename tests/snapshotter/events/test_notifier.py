@@ -147,6 +147,7 @@ def test_failures_are_counted_logged_and_forgotten_with_the_next_success(
     with capture_logs() as logs, telling as notifier:
         wait_until(lambda: recorder.artifacts(sink.name)[2:], "both are told, one of them twice")
         assert wait_until(lambda: telling.counts.sent[sink.name] == 2, "all is told")
+        wait_until(lambda: [e for e in logs if e["event"] == "notified"][1:], "and in the log")
         [status] = notifier.statuses()
     assert recorder.artifacts(sink.name) == [marks(archive)[0], *marks(archive)]
     assert telling.counts.sinks == [sink.name]
