@@ -23,6 +23,7 @@ demo: $(STAMP)  ## rows change in a real PostgreSQL and land in an archive that 
 
 test: $(STAMP)  ## the whole test suite, against a real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
+	@tests/postgres15.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)  ## ruff: lint and format

@@ -1,5 +1,9 @@
-"""A PostgreSQL for the session, and a database of its own for each test that asks."""
+"""PostgreSQL servers for the session, and a database of its own for each test that asks.
 
+A test is run on several versions by ``@on_versions(15, 18)``; it is 18 otherwise.
+"""
+
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +17,15 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 
 _numbers = count(1)
+
+_BIN_OF_15 = Path(os.environ.get("LAREDO_TEST_POSTGRES15", "/usr/lib/postgresql/15/bin"))
+
+
+def on_versions(*versions: int) -> pytest.MarkDecorator:
+    """Run a test on a database of each of these versions of PostgreSQL: 15, 16 or 18."""
+    return pytest.mark.parametrize(
+        "database", versions, indirect=True, ids=[f"postgres{version}" for version in versions]
+    )
 
 
 @dataclass(frozen=True)
@@ -42,13 +55,31 @@ def data_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
+    """Version 18."""
     with data_directory() as data, EmbeddedPostgres(data) as server:
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres16() -> Iterator[EmbeddedPostgres]:
+    with data_directory() as data, EmbeddedPostgres(data, version=16) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[EmbeddedPostgres]:
+    """Debian's, which has the extensions that the wheel lacks."""
+    if not (_BIN_OF_15 / "postgres").exists():
+        pytest.fail(f"PostgreSQL 15 isn't in {_BIN_OF_15}: run tests/postgres15.sh")
+    with data_directory() as data, EmbeddedPostgres(data, bin_directory=_BIN_OF_15) as server:
+        yield server
+
+
 @pytest.fixture
-def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """Made for the test; dropped after it, with the slots that were left in it."""
+    version = getattr(request, "param", 18)
+    postgres = request.getfixturevalue("postgres" if version == 18 else f"postgres{version}")
     name = f"test_{next(_numbers)}"
     with postgres.connect() as admin:
         admin.execute(f"CREATE DATABASE {name}")

@@ -31,14 +31,23 @@ SETTINGS: Mapping[str, str] = {
 class EmbeddedPostgres:
     """One server; a context manager that stops it. ``data`` is made if it isn't there.
 
-    ``settings`` are lines of postgresql.conf that override :data:`SETTINGS`.
+    ``version`` is one that the wheel brings, 16 or 18; ``bin_directory`` has an
+    installed one's programs instead. ``settings`` are lines of postgresql.conf
+    that override :data:`SETTINGS`.
     """
 
     def __init__(
-        self, data: Path, *, version: int = 18, settings: Mapping[str, str] | None = None
+        self,
+        data: Path,
+        *,
+        version: int = 18,
+        bin_directory: Path | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
         self._server = PostgresServer(data, cleanup_mode=None, postgres_version=version)
+        if bin_directory is not None:
+            self._server.bin_path = bin_directory
         self._settings = {**SETTINGS, **(settings or {})}
         # A socket's path may have 107 bytes; a data directory's is often longer.
         self.socket_directory = Path(tempfile.mkdtemp(prefix="laredo-pg-"))
