@@ -149,6 +149,11 @@ class Artifact:
     def is_snapshot(self) -> bool:
         return self.kind is Kind.SNAPSHOT
 
+    @property
+    def says_truncation(self) -> bool:
+        """Whether ``truncate`` can be believed: other writers' diffs don't say it."""
+        return self.truncate or self.history is not None
+
     @cached_property
     def size_bytes(self) -> int:
         """Of its largest format."""

@@ -72,9 +72,9 @@ def _parts(files: ArtifactFiles, epoch: Epoch, shape: Shape) -> Iterator[Sequenc
 
 
 def _truncates(files: ArtifactFiles, diff: Artifact, shape: Shape) -> bool:
-    if diff.truncate or diff.history is not None:
+    if diff.says_truncation:
         return diff.truncate
-    first = next(files.changes(diff, shape), None)  # other writers' entries don't say
+    first = next(files.changes(diff, shape), None)
     return first is not None and first.action is Action.TRUNCATE
 
 

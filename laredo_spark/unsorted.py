@@ -21,7 +21,7 @@ def folded(spark: SparkSession, table: TableRead, options: Mapping[str, str]) ->
     base, diffs = rows(Mode.BASE), rows(Mode.DIFFS)
     if not table.boundary.diffs:
         return _chosen(_of_key(base, table), names)
-    if not _says_truncations(table):
+    if not all(diff.says_truncation for diff in table.boundary.diffs):
         base, diffs = _since_truncation(base, diffs)
     base, diffs = _of_key(base, table), _of_key(diffs.where(F.col(ACTION) != TRUNCATE), table)
     newest_first = Window.partitionBy(KEY).orderBy(F.col(ORDER).desc())
@@ -44,11 +44,6 @@ def _column(name: str) -> Column:
 def _of_key(frame: DataFrame, table: TableRead) -> DataFrame:
     key = table.asked.key
     return frame if key is None else frame.where(F.col(KEY) == key)
-
-
-def _says_truncations(table: TableRead) -> bool:
-    """Whether the manifest says which diffs truncate; other writers' don't."""
-    return all("truncate" in diff.source for diff in table.boundary.diffs)
 
 
 def _since_truncation(base: DataFrame, diffs: DataFrame) -> tuple[DataFrame, DataFrame]:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from laredo_archive.artifact_file import ArtifactDamaged
 from laredo_archive.reader import Archive
-from laredo_spark import unfolded_reader
+from laredo_spark import read_table, unfolded_reader
 from laredo_spark.errors import TypesUnfit
 from laredo_spark.unfolded_reader import ACTION, DELETE, KEY, ORDER, PUT, TRUNCATE
 from tests.archive.building import Builder
@@ -63,6 +64,17 @@ def test_diffs_as_they_stand(tmp_path: Path, format_id: str) -> None:
         ("200", PUT),
     }
     assert [(line[KEY], line[ACTION]) for line in by_order[3:]] == [(None, TRUNCATE), ("1", PUT)]
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["not said", "said"])
+def test_truncations_are_only_searched_where_the_manifest_doesnt_say(
+    spark: SparkSession, tmp_path: Path, plain: bool
+) -> None:
+    builder = Builder(tmp_path, plain=plain, shuffled=True).base(0x10, names(FIRST))
+    builder.diff(0x20, names({1: "alone"}), truncate=True).diff(0x30, names({1: "a", 2: "b"}))
+    found = read_table(spark, str(builder.write()))
+    assert {row.id: row["name"] for row in found.collect()} == {1: "a", 2: "b"}
+    assert ("__laredo_last" in found._jdf.queryExecution().toString()) == plain  # type: ignore[operator]
 
 
 LINES = [
