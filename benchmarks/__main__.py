@@ -18,6 +18,7 @@ from benchmarks import (
     restart,
     s3,
     snapshot,
+    spark,
     table_copy,
 )
 from benchmarks.figures import Figure
@@ -35,6 +36,7 @@ SUBJECTS: dict[str, Callable[[Scenario], list[Figure]]] = {
         latency,
         backlog,
         restart,
+        spark,
         memory,
     )
 }

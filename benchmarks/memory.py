@@ -32,7 +32,7 @@ def run(scenario: Scenario) -> list[Figure]:
             note="250 clients a process" if what == "clients, latency" else "",
         )
         for what, peak in sorted(scenario.memory.peaks.items())
-        if what != "bare grpcio" and not what.startswith("s3 ")
+        if what != "bare grpcio" and not what.startswith(("s3 ", "spark: "))
     ]
 
 

@@ -1,0 +1,154 @@
+"""Spark: the table read with all its diffs, beside what Spark and polars do with the same files."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import spark_archive
+from benchmarks.figures import Figure
+from benchmarks.scenario import Scenario, told
+from benchmarks.spark_reads import CORES, SYNCED_CHANGES
+
+SUBJECT = "spark"
+DIFFS = 200
+CHANGES = 500_000
+_ROUNDS = 3
+_MEGABYTE = 1_000_000
+_MOST_OF_JSON = 1.5
+_MOST_OF_A_READ = 0.1
+Facts = dict[str, Any]
+
+
+def run(scenario: Scenario) -> list[Figure]:
+    """All on one archive; every reading in a process of its own, what is compared in turns."""
+    directory = scenario.directory / "spark"
+    scenario.say(f"writing an archive of {scenario.rows:,} rows and {DIFFS} diffs")
+    sizes = ("--rows", scenario.rows, "--diffs", DIFFS, "--changes", CHANGES)
+    rows = _told(scenario, "spark_archive", directory, *sizes)["rows"]
+    archive = directory / spark_archive.PREFIX
+    figures = _jsonl(scenario, archive, rows)
+    for format_ in ("protobuf", "parquet"):
+        figures += _other(scenario, archive, rows, format_)
+    return [*figures, _sync(scenario, archive)]
+
+
+def _jsonl(scenario: Scenario, archive: Path, rows: int) -> list[Figure]:
+    ours, plain, found = [], [], []
+    for number in range(1, _ROUNDS + 1):
+        scenario.say(f"jsonl, round {number} of {_ROUNDS}")
+        ours.append(_read(scenario, archive, "table"))
+        plain.append(_read(scenario, archive, "plain_json"))
+        found.append(_read(scenario, archive, "lookup"))
+    polars = _told(scenario, "polars_fold", archive)
+    if polars["rows"] != rows:
+        raise RuntimeError(f"polars has {polars['rows']} rows, the archive {rows}")
+    return [
+        _beside_json("first in its process", "seconds", ours, plain),
+        _beside_json("again", "again", ours, plain),
+        _lookup("first in its process", "seconds", found, ours),
+        _lookup("again", "again", found, ours),
+        Figure(
+            SUBJECT,
+            f"read_table of jsonl, {DIFFS} diffs folded",
+            rows / _median(ours, "again"),
+            "rows/s",
+            rows / polars["seconds"],
+            "polars folding the same files in one process, jsonb as a struct",
+            note=f"polars took {polars['memory'] / _MEGABYTE:,.0f} MB",
+        ),
+        _memory("jsonl", ours),
+    ]
+
+
+def _beside_json(when: str, which: str, ours: list[Facts], plain: list[Facts]) -> Figure:
+    ratios = sorted(our[which] / its[which] for our, its in zip(ours, plain, strict=True))
+    return Figure(
+        SUBJECT,
+        f"read_table of jsonl, {DIFFS} diffs folded, {when}",
+        _median(ours, which),
+        "s",
+        _median(plain, which),
+        "spark.read.json of base and diffs with their schemas, nothing folded",
+        target=_MOST_OF_JSON,
+        target_is_ratio=True,
+        less_is_better=True,
+        note=f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}",
+    )
+
+
+def _lookup(when: str, which: str, found: list[Facts], ours: list[Facts]) -> Figure:
+    return Figure(
+        SUBJECT,
+        f"one key, where id = ..., {when}",
+        _median(found, which),
+        "s",
+        _median(ours, which),
+        "read_table of all",
+        target=_MOST_OF_A_READ,
+        target_is_ratio=True,
+        less_is_better=True,
+    )
+
+
+def _other(scenario: Scenario, archive: Path, rows: int, format_: str) -> list[Figure]:
+    scenario.say(format_)
+    ours = _read(scenario, archive, "table", "--format", format_)
+    limit: dict[str, Any] = {}
+    if format_ == "parquet":
+        plain = _read(scenario, archive, "plain_parquet")
+        limit = {
+            "limit": scenario.rows / plain["again"],
+            "limit_of": "spark.read.parquet of the base alone",
+        }
+    speed = Figure(
+        SUBJECT,
+        f"read_table of {format_}, {DIFFS} diffs folded",
+        rows / ours["again"],
+        "rows/s",
+        note=f"{ours['seconds']:.1f} s first in its process, {ours['again']:.1f} s again",
+        **limit,
+    )
+    return [speed, _memory(format_, [ours])]
+
+
+def _memory(format_: str, facts: list[Facts]) -> Figure:
+    def most(which: str) -> float:
+        return float(max(fact[which] for fact in facts)) / _MEGABYTE
+
+    return Figure(
+        SUBJECT,
+        f"anonymous memory of the Python workers, {format_}, all of them",
+        most("workers"),
+        "MB",
+        note=f"{CORES} tasks at a time; the largest worker {most('worker'):,.0f} MB,"
+        f" the driver's JVM {most('jvm'):,.0f} MB",
+    )
+
+
+def _sync(scenario: Scenario, archive: Path) -> Figure:
+    scenario.say("sync")
+    facts = _read(scenario, archive, "sync", "--rows", scenario.rows)
+    return Figure(
+        SUBJECT,
+        f"sync_table, {SYNCED_CHANGES:,} changes into {scenario.rows:,} rows of Parquet",
+        facts["again"],
+        "s",
+        facts["built"],
+        "the first copy",
+        less_is_better=True,
+        note=f"the first merge {facts['seconds']:.1f} s; the changed keys are in all files",
+    )
+
+
+def _read(scenario: Scenario, archive: Path, *arguments: object) -> Facts:
+    what, *others = arguments
+    return _told(scenario, "spark_reads", what, archive, *others)
+
+
+def _told(scenario: Scenario, module: str, *arguments: object) -> Facts:
+    with scenario.running(module, *arguments, what=f"{SUBJECT}: {module}") as process:
+        return told(process)
+
+
+def _median(facts: list[Facts], which: str) -> float:
+    return float(median(fact[which] for fact in facts))

@@ -1,0 +1,148 @@
+"""One way to read the table, in a process of its own: ``python -m benchmarks.spark_reads ...``.
+
+Prints JSON lines. What is read is consumed whole: Spark's noop sink takes every column.
+"""
+
+import os
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
+
+from benchmarks import spark_archive
+from benchmarks.counting_client import tell
+from benchmarks.spark_memory import SparkMemory
+from laredo_spark import read_table, sync_table
+from laredo_spark.session import session
+from laredo_spark.sync import Outcome
+
+CORES = 2
+SYNCED_CHANGES = 1000
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def main(arguments: Namespace) -> None:
+    """Session start and first jobs aren't measured: all ways have them."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = session("laredo benchmark", f"local[{CORES}]", _SETTINGS)
+    spark.sparkContext.setLogLevel("ERROR")
+    _warm(spark)
+    measured = _WAYS[arguments.what]
+    with SparkMemory() as memory:
+        facts = measured(spark, arguments)
+    tell(**facts, jvm=memory.jvm, workers=memory.workers, worker=memory.worker)
+    spark.stop()
+
+
+def _warm(spark: SparkSession) -> None:
+    """The JVM's own start, and the Python workers'."""
+    spark.sparkContext.parallelize(range(1000), CORES).map(str).count()
+    _consumed(spark.range(1000).toDF("id"))
+
+
+def _consumed(frame: DataFrame) -> float:
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+def table(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
+    """The table with every diff folded in."""
+    began = time.perf_counter()
+    frame = read_table(spark, arguments.archive, format=arguments.format)
+    planned = time.perf_counter() - began
+    return {"seconds": planned + _consumed(frame), "again": _consumed(frame)}
+
+
+def lookup(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
+    """One key, from nothing known to its row."""
+    seconds = []
+    for number in (arguments.rows // 2, arguments.rows // 3, arguments.rows // 5):
+        began = time.perf_counter()
+        found = read_table(spark, arguments.archive, format=arguments.format)
+        rows = found.where(found.id == number).collect()
+        seconds.append(time.perf_counter() - began)
+        if len(rows) > 1:
+            raise RuntimeError(f"{len(rows)} rows have the key {number}")
+    return {"seconds": seconds[0], "again": min(seconds)}
+
+
+def plain_json(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
+    """Spark's own reader over the same bytes, with the schema given; nothing is folded."""
+    row = read_table(spark, arguments.archive).schema
+    # A jsonb column is a struct in a line: as text it is what read_table gives.
+    change = StructType(
+        [
+            StructField("action", StringType()),
+            StructField("key", StringType()),
+            StructField("old", row),
+            StructField("new", row),
+        ]
+    )
+    base = spark.read.schema(row).json(_files(arguments, "snapshot-*.jsonl"))
+    diffs = spark.read.schema(change).json(_files(arguments, "diff-*.jsonl"))
+    first = [_consumed(base), _consumed(diffs)]
+    again = [_consumed(base), _consumed(diffs)]
+    return {"seconds": sum(first), "again": sum(again), "base": first[0], "diffs": first[1]}
+
+
+def plain_parquet(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
+    """Spark's own reader over the base alone."""
+    frame = spark.read.parquet(*_files(arguments, "snapshot-*.parquet"))
+    return {"seconds": _consumed(frame), "again": _consumed(frame)}
+
+
+def sync(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
+    """The first copy, and the merge of some changes afterwards, of an archive of its own."""
+    with TemporaryDirectory(prefix="laredo-bench-sync-") as directory:
+        archive, target = Path(directory, "archive"), Path(directory, "target")
+        made = spark_archive.write(archive, arguments.rows, 0, 0, ["jsonl"])
+        path = str(archive / spark_archive.PREFIX)
+        built = sync_table(spark, path, target=target)
+        seconds = []
+        for _ in range(2):
+            with spark_archive.opened(archive) as opened:
+                spark_archive.commit(opened, made, SYNCED_CHANGES)
+            merged = sync_table(spark, path, target=target)
+            if merged.outcome is not Outcome.MERGED:
+                raise RuntimeError(str(merged))
+            seconds.append(merged.seconds)
+    return {"seconds": seconds[0], "again": seconds[1], "built": built.seconds}
+
+
+def _files(arguments: Namespace, pattern: str) -> list[str]:
+    return [str(path) for path in sorted(Path(arguments.archive).rglob(pattern))]
+
+
+_WAYS: dict[str, Callable[[SparkSession, Namespace], dict[str, object]]] = {
+    "table": table,
+    "lookup": lookup,
+    "plain_json": plain_json,
+    "plain_parquet": plain_parquet,
+    "sync": sync,
+}
+
+
+def _arguments() -> Namespace:
+    parser = ArgumentParser()
+    parser.add_argument("what", choices=list(_WAYS))
+    parser.add_argument("archive", help="the directory with the manifest")
+    parser.add_argument("--format", default="jsonl")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    main(_arguments())
