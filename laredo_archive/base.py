@@ -199,5 +199,6 @@ def entry_of(encoded: Encoded, key: str, *, exact: bool = True) -> FormatEntry:
         sha256=encoded.sha256,
         sorted=encoded.sorted,
         splits=encoded.splits,
+        blocks=encoded.blocks,
         exact=exact,
     )

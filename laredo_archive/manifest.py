@@ -61,7 +61,8 @@ class FormatEntry:
     """One object that holds an artifact in one format.
 
     ``key`` is relative to the destination; ``splits`` are (row key, byte
-    offset) pairs, ``exact`` is False where a format can't give the lines back.
+    offset) pairs, ``blocks`` (byte offset, CRC-32) pairs, ``exact`` is False where a
+    format can't give the lines back.
     """
 
     uri: str
@@ -70,6 +71,7 @@ class FormatEntry:
     sha256: str | None = None
     sorted: bool = False
     splits: tuple[tuple[str, int], ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()
     exact: bool = True
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -85,6 +87,8 @@ class FormatEntry:
         known["sorted"] = self.sorted
         if self.splits:
             known["splits"] = [list(split) for split in self.splits]
+        if self.blocks:
+            known["blocks"] = [list(block) for block in self.blocks]
         if not self.exact:
             known["exact"] = False
         return _with_unknown(known, self.source)

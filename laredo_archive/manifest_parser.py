@@ -181,6 +181,12 @@ def _split(value: object, place: str) -> tuple[str, int]:
     return _text(value[0], f"{place}[0]"), _count(value[1], f"{place}[1]")
 
 
+def _block(value: object, place: str) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise _Wrong(f"{place}: a pair [offset, CRC-32] is expected")
+    return _count(value[0], f"{place}[0]"), _count(value[1], f"{place}[1]")
+
+
 def _column(value: object, place: str) -> Column:
     if not isinstance(value, dict):
         raise _Wrong(f"{place}: an object is expected, not {_name_of(value)}")
@@ -199,6 +205,7 @@ def _format_entry(value: object, place: str) -> FormatEntry:
         sha256=fields.take_if_any("sha256", _sha256),
         sorted=fields.take_or("sorted", _flag, False),
         splits=fields.take_or("splits", _list_of(_split), ()),
+        blocks=fields.take_or("blocks", _list_of(_block), ()),
         exact=fields.take_or("exact", _flag, True),
         source=fields.unknown(),
     )

@@ -8,8 +8,9 @@ but for artifacts too small to have splits.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.timeline import Boundary
@@ -39,6 +40,14 @@ def of_key(key: bytes) -> KeyRange:
     return KeyRange(key, key + b"\0")
 
 
+class Block(NamedTuple):
+    """Bytes ``start`` to before ``stop`` of an artifact, and their CRC-32."""
+
+    start: int
+    stop: int
+    sum: int
+
+
 @dataclass(frozen=True)
 class Slice:
     """The bytes of one artifact that hold a range's keys; ``stop`` None: up to its end."""
@@ -56,7 +65,37 @@ class Slice:
     @property
     def size_bytes(self) -> int:
         """How much there is to read."""
-        return (self.entry.size_bytes if self.stop is None else self.stop) - self.start
+        return self._end - self.start
+
+    @property
+    def blocks(self) -> list[Block]:
+        """What it is made of; empty if it isn't made of whole blocks, or none are known."""
+        inside = [block for block in self.entry.blocks if self.start <= block[0] < self._end]
+        ends = {self.entry.size_bytes, *(offset for offset, _ in self.entry.blocks)}
+        if not inside or inside[0][0] != self.start or self._end not in ends:
+            return []
+        stops = [*(offset for offset, _ in inside[1:]), self._end]
+        found = zip(inside, stops, strict=True)
+        return [Block(offset, stop, sum_) for (offset, sum_), stop in found]
+
+    @property
+    def last_block(self) -> Block | None:
+        """The file's; where parquet says what is in the others."""
+        if not self.entry.blocks:
+            return None
+        offset, sum_ = self.entry.blocks[-1]
+        return Block(offset, self.entry.size_bytes, sum_)
+
+    def for_task(self) -> "Slice":
+        """The same without what is told of the rest of the file."""
+        near = [block for block in self.entry.blocks if self.start <= block[0] <= self._end]
+        blocks = dict([*near, *self.entry.blocks[-1:]])
+        entry = replace(self.entry, splits=(), blocks=tuple(blocks.items()), source={})
+        return replace(self, entry=entry)
+
+    @property
+    def _end(self) -> int:
+        return self.entry.size_bytes if self.stop is None else self.stop
 
 
 @dataclass(frozen=True)
@@ -94,7 +133,7 @@ def plan(boundary: Boundary, choose: Choose, parts: int) -> list[RangeRead]:
 def cut(boundary: Boundary, choose: Choose, keys: KeyRange) -> RangeRead:
     """What has to be read for one range of keys."""
     needed = _needed(boundary)
-    slices = [_narrowed(_slice(artifact, choose), keys) for artifact in needed]
+    slices = [narrowed(_slice(artifact, choose), keys) for artifact in needed]
     if needed[0].is_snapshot:
         return RangeRead(keys, slices[0], tuple(slices[1:]))
     return RangeRead(keys, None, tuple(slices))
@@ -110,7 +149,8 @@ def _slice(artifact: Artifact, choose: Choose) -> Slice:
     return Slice(*choose(artifact))
 
 
-def _narrowed(whole: Slice, keys: KeyRange) -> Slice:
+def narrowed(whole: Slice, keys: KeyRange) -> Slice:
+    """What may hold the range's keys, of a sorted artifact; a TRUNCATE's line is before them."""
     splits = whole.entry.splits
     starts = [key.encode() for key, _ in splits]
     start, stop = 0, None

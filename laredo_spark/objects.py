@@ -9,6 +9,7 @@ from typing import BinaryIO
 from laredo_archive import location
 from laredo_archive.arrow.errors import ValueUnfit
 from laredo_archive.artifact_file import MISSING, Checked
+from laredo_archive.checked_blocks import CHECK_AND_CURE, CheckedBlocks
 from laredo_archive.codec import Source
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
@@ -21,7 +22,6 @@ from laredo_spark.errors import BoundaryGone, TypesUnfit
 from laredo_spark.options import ReadOptions
 
 _DRAIN_BYTES = 1 << 20
-_CURE = "Check it with laredo-archive verify; restore it from another destination, or read that one"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class SliceOpener:
 
     @contextmanager
     def __call__(self, part: Slice) -> Iterator[Source]:
-        """An artifact's bytes from the slice's start on; of a whole file the sha256 is checked.
+        """An artifact's bytes from the slice's start on.
+
+        Of a whole file the sha256 is checked, of a part its blocks' checksums.
 
         :raises ArtifactDamaged: if they aren't what the entry says, or can't be parsed.
         :raises BoundaryGone: if the object isn't there any more, nor its archive's boundary.
@@ -80,18 +82,20 @@ class SliceOpener:
         asked, inferred = self._objects.asked, self._objects.inferred
         uri = self._destination.uri_of(self._objects.locate(part.entry.key))
         with closing(self._begun(part)) as source:
-            checked = Checked(source, part.entry, uri) if part.whole else source
+            checked = (
+                Checked(source, part.entry, uri) if part.whole else CheckedBlocks(source, part, uri)
+            )
             try:
                 yield checked
             except (ValueError, ValueUnfit) as wrong:
-                # A damaged file is told by its sha256 rather than by where it first hurt.
-                _drain(checked, part)
+                # A damaged file is told by its checksum rather than by where it first hurt.
+                _drain(checked)
                 if inferred:
                     raise TypesUnfit(uri, str(wrong), asked.infer_rows) from None
-                raise ArtifactDamaged(uri, f"{wrong}. {_CURE}") from None
+                raise ArtifactDamaged(uri, f"{wrong}. {CHECK_AND_CURE}") from None
             except OSError as wrong:
                 raise ArtifactDamaged(uri, f"can't be read: {wrong}") from None
-            _drain(checked, part)
+            _drain(checked)
 
     def _begun(self, part: Slice) -> Opened:
         if self._ahead is not None and self._expected.get(_name(part)) == part:
@@ -149,7 +153,8 @@ def _entries(found: Found) -> Iterator[FormatEntry]:
         yield from artifact.formats.values()
 
 
-def _drain(source: Source, part: Slice) -> None:
-    """To the end of a whole file, where it is compared with its entry."""
-    while part.whole and source.read(_DRAIN_BYTES):
-        pass
+def _drain(source: Checked | CheckedBlocks) -> None:
+    """To the end of a whole file, or of a part's last block: there it is compared."""
+    while left := _DRAIN_BYTES if isinstance(source, Checked) else source.left:
+        if not source.read(min(left, _DRAIN_BYTES)):
+            return

@@ -5,7 +5,6 @@ file; read_table() has Spark fold it on all its tasks instead (``unsorted``).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -16,7 +15,7 @@ from laredo_archive import ranges
 from laredo_archive.arrow.errors import ValueUnfit
 from laredo_archive.arrow.range_rows import batches
 from laredo_archive.arrow.rows import RowReader
-from laredo_archive.ranges import KeyRange, RangeRead, Slice
+from laredo_archive.ranges import KeyRange, RangeRead
 from laredo_archive.reader import Archive
 from laredo_model.errors import BadLine
 from laredo_spark.errors import ColumnsChanged, TypesUnfit
@@ -75,11 +74,8 @@ class WholePartition(InputPartition):
 def _without_splits(read: RangeRead) -> RangeRead:
     """What tasks don't need isn't sent to them; nor slices without a byte."""
 
-    def plain(part: Slice) -> Slice:
-        return replace(part, entry=replace(part.entry, splits=(), source={}))
-
-    base = None if read.base is None or not read.base.size_bytes else plain(read.base)
-    diffs = tuple(plain(part) for part in read.diffs if part.size_bytes)
+    base = None if read.base is None or not read.base.size_bytes else read.base.for_task()
+    diffs = tuple(part.for_task() for part in read.diffs if part.size_bytes)
     return RangeRead(read.keys, base, diffs)
 
 

@@ -1,10 +1,11 @@
 """A parquet snapshot, opened: row groups by the splits' byte offsets, their batches checked.
 
-Every page has a checksum (CRC-32), so damaged rows show also where only a part is read; page
-headers and the footer have none, and only the whole file's sha256 tells of damage there.
+Every page has a checksum (CRC-32); page headers and the footer have none, so whoever opens the
+file has compared it with its sha256, or its blocks with theirs (``parquet_blocks``).
 https://parquet.apache.org/docs/file-format/data-pages/checksumming/
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -25,13 +26,20 @@ _MAGIC_BYTES = 4
 class ParquetSnapshot:
     """The rows in a seekable file."""
 
-    def __init__(self, file: BinaryIO, columns: Sequence[Column] | None) -> None:
+    def __init__(
+        self, file: BinaryIO, columns: Sequence[Column] | None, footer: bytes | None = None
+    ) -> None:
         """``columns``: the table's; as the file has them if None.
+
+        ``footer``: the file's last bytes, if they were read already.
 
         :raises BadBytes: if it isn't a parquet file, or lacks one of them.
         """
         with _damage_told():
-            self._file = pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+            known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
+            self._file = pq.ParquetFile(
+                file, metadata=known, pre_buffer=False, page_checksum_verification=True
+            )
             schema = self._file.schema_arrow
             rest = (schema.metadata or {}).get(REST_NAME)
             self._rest = None if rest is None else rest.decode()

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from laredo_archive.arrow import parquet_blocks
 from laredo_archive.arrow.parquet_file import ParquetSnapshot
 from laredo_archive.arrow.rows import RowReader
 from laredo_archive.arrow.slices import OpenSlice
@@ -29,8 +30,7 @@ def batches(
     """
     wanted = {*rows.needed, *(column.name for column in key_columns(columns))}
     names = [column.name for column in columns if column.name in wanted]
-    with _opened(base, open_slice) as file:
-        snapshot = ParquetSnapshot(file, columns)
+    with _opened(base, columns, open_slice) as snapshot:
         yield from snapshot.batches(snapshot.groups(base.start, base.stop), names)
 
 
@@ -40,12 +40,27 @@ def key_fragments(stored: StoredBatch, columns: Sequence[Column]) -> Mapping[str
 
 
 @contextmanager
-def _opened(base: Slice, open_slice: OpenSlice) -> Iterator[BinaryIO]:
+def _opened(
+    base: Slice, columns: Sequence[Column], open_slice: OpenSlice
+) -> Iterator[ParquetSnapshot]:
     if base.whole:
         # Its sha256 is compared before the first row.
         with open_slice(base) as source, put_aside(source) as file:
-            yield file
-        return
+            yield ParquetSnapshot(file, columns)
+    elif base.blocks and base.last_block:
+        with (
+            parquet_blocks.fetched(base, base.last_block, open_slice) as footer,
+            parquet_blocks.file_of(base, open_slice) as file,
+        ):
+            yield ParquetSnapshot(file, columns, footer)
+    else:
+        with _unchecked(base, open_slice) as file:
+            yield ParquetSnapshot(file, columns)
+
+
+@contextmanager
+def _unchecked(base: Slice, open_slice: OpenSlice) -> Iterator[BinaryIO]:
+    """A file whose manifest has no checksums of its blocks: only what is needed is fetched."""
     size = base.entry.size_bytes
     tail = max(1, size - _TAIL_BYTES)
 

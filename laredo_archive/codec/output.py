@@ -10,6 +10,8 @@ from itertools import islice
 from operator import lt
 from typing import NamedTuple, Protocol
 
+from laredo_archive.codec.block_sums import Blocks, BlockSums
+
 SNAPSHOT_BLOCK = 16 * 1024 * 1024
 DIFF_BLOCK = 256 * 1024
 MAX_SPLITS = 4096
@@ -25,13 +27,17 @@ class Sink(Protocol):
 
 
 class Encoded(NamedTuple):
-    """What became of a file: ``records`` is its rows, or its changes without the TRUNCATE line."""
+    """What became of a file: ``records`` is its rows, or its changes without the TRUNCATE line.
+
+    ``blocks`` are there with the splits: what lies between two of them is one block, or some.
+    """
 
     size_bytes: int
     sha256: str
     sorted: bool
     splits: tuple[tuple[str, int], ...]
     records: int
+    blocks: Blocks = ()
 
 
 class Output:
@@ -48,6 +54,8 @@ class Output:
         self._next_split = 0
         self._splits: list[tuple[bytes, int]] = []
         self._blocks, self._blocks_a_split = 0, 1
+        self._sums = BlockSums()
+        self._footer_at: int | None = None
 
     def header(self, data: bytes) -> None:
         """Bytes before the first row: the TRUNCATE line of a diff."""
@@ -73,10 +81,17 @@ class Output:
         """Rows that can only be read together, the first with this key."""
         if self._blocks % self._blocks_a_split == 0:
             self._splits.append((first_key, self._size))
+            self._sums.cut(self._size)
         self._blocks += 1
         if len(self._splits) > MAX_SPLITS:
             self._splits = self._splits[::2]
             self._blocks_a_split *= 2
+        self._pass_on(data)
+
+    def footer(self, data: bytes) -> None:
+        """Bytes after the last row, which are read apart from the rows."""
+        self._footer_at = self._size
+        self._sums.cut(self._size)
         self._pass_on(data)
 
     def close(self) -> Encoded:
@@ -89,11 +104,13 @@ class Output:
             self._sorted,
             tuple((key.decode(), offset) for key, offset in splits),
             self._count,
+            self._sums.blocks([at for _, at in splits] + [self._footer_at or 0]) if splits else (),
         )
 
     def _pass_on(self, data: bytes) -> None:
         self._sink.write(data)
         self._hash.update(data)
+        self._sums.add(data)
         self._size += len(data)
 
     def _continues(self, keys: Sequence[bytes]) -> bool:
@@ -109,6 +126,7 @@ class Output:
         for key, size in zip(keys, sizes, strict=True):
             if offset >= self._next_split:
                 self._splits.append((key, offset))
+                self._sums.cut(offset)
                 if len(self._splits) > MAX_SPLITS:
                     self._splits = self._splits[::2]
                     self._block *= 2

@@ -64,7 +64,7 @@ class SnapshotEncoder:
         if self._group:
             self._end_group()
         self._opened().close()
-        self._output.header(self._pages.taken())
+        self._output.footer(self._pages.taken())
         return self._output.close()
 
     def _store(self) -> None:

@@ -172,4 +172,5 @@ class Builder:
             entry |= {"sha256": encoded.sha256, "sorted": encoded.sorted}
             if encoded.splits:
                 entry["splits"] = [list(split) for split in encoded.splits]
+                entry["blocks"] = [list(block) for block in encoded.blocks]
         return entry

@@ -3,6 +3,7 @@
 import io
 from hashlib import sha256
 from itertools import pairwise
+from zlib import crc32
 
 import orjson
 import pytest
@@ -185,6 +186,34 @@ def test_splits_of_a_growing_file_stay_evenly_spread(monkeypatch: pytest.MonkeyP
     gaps = [after - before for before, after in pairwise(offsets)]
     assert 5 <= len(offsets) <= 10
     assert max(gaps) <= 2 * min(gaps)
+
+
+@given(
+    st.integers(2, 20), st.lists(st.binary(max_size=90), min_size=2, max_size=200), st.booleans()
+)
+def test_blocks_have_the_checksums_of_their_bytes(
+    limit: int, rows: list[bytes], ends: bool
+) -> None:
+    """Also where splits were too many, and blocks became one; a footer is one for itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "MAX_SPLITS", limit)
+        sink = io.BytesIO()
+        kept = output.Output(sink, 100)
+        kept.header(b"first")
+        for number in range(0, len(rows), 3):
+            some = rows[number : number + 3]
+            keys = [b"%04d" % (number + place) for place in range(len(some))]
+            kept.put(keys, b"".join(some), lambda some=some: map(len, some))
+        if ends:
+            footer_at = len(sink.getvalue())
+            kept.footer(b"last")
+        encoded = kept.close()
+    written = sink.getvalue()
+    starts = {0, *(at for _, at in encoded.splits), *([footer_at] if ends else [])}
+    assert [at for at, _ in encoded.blocks] == (sorted(starts) if encoded.splits else [])
+    stops = [*(at for at, _ in encoded.blocks[1:]), len(written)]
+    for (start, checksum), stop in zip(encoded.blocks, stops, strict=False):
+        assert checksum == crc32(written[start:stop])
 
 
 @pytest.mark.parametrize(
