@@ -1,8 +1,8 @@
 """The stream's messages, apart from rows: what each one's bytes say.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
-Every message arrives in an XLogData envelope of 25 bytes ('w', start, end, send
-time), which the offsets here count in.
+(versions 1 and 2). Every message arrives in an XLogData envelope of 25 bytes ('w',
+start, end, send time), which the offsets here count in.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ KEEPALIVE, XLOG_DATA = ord("k"), ord("w")
 BEGIN, COMMIT, ORIGIN, TYPE = ord("B"), ord("C"), ord("O"), ord("Y")
 RELATION, MESSAGE, TRUNCATE = ord("R"), ord("M"), ord("T")
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = ord("S"), ord("E"), ord("c"), ord("A")
+
+XID_BYTES = 4
+"""Between kind and content of a message within a streamed part: whose it is."""
 
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
 
 _commit = Struct(">BQQq").unpack_from
+_stream_start = Struct(">IB").unpack_from
+_stream_commit = Struct(">IBQQq").unpack_from
+_stream_abort = Struct(">II").unpack_from
 _keepalive = Struct(">QqB").unpack_from
 _message = Struct(">BQ").unpack_from
 _truncate = Struct(">IB").unpack_from
@@ -38,6 +45,20 @@ class Commit(NamedTuple):
     commit_position: int
     position: int
     time_us: int
+
+
+class StreamStart(NamedTuple):
+    """A part of a transaction that is still running; ``first``: nothing of it came before."""
+
+    xid: int
+    first: bool
+
+
+class StreamAbort(NamedTuple):
+    """A subtransaction was rolled back; the whole one if it is the same as ``xid``."""
+
+    xid: int
+    subtransaction: int
 
 
 class Keepalive(NamedTuple):
@@ -84,6 +105,23 @@ def commit(message: bytes) -> Commit:
     """The COMMIT in ``message``."""
     _, commit_position, position, time = _commit(message, ENVELOPE + 1)
     return Commit(commit_position, position, time + _EPOCH_US)
+
+
+def stream_start(message: bytes) -> StreamStart:
+    """The beginning of a part in ``message``."""
+    xid, first = _stream_start(message, ENVELOPE + 1)
+    return StreamStart(xid, bool(first))
+
+
+def stream_commit(message: bytes) -> tuple[int, Commit]:
+    """The commit of a streamed transaction in ``message``, and whose it is."""
+    xid, _, commit_position, position, time = _stream_commit(message, ENVELOPE + 1)
+    return xid, Commit(commit_position, position, time + _EPOCH_US)
+
+
+def stream_abort(message: bytes) -> StreamAbort:
+    """The rollback in ``message``."""
+    return StreamAbort(*_stream_abort(message, ENVELOPE + 1))
 
 
 def keepalive(message: bytes) -> Keepalive:

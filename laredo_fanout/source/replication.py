@@ -89,16 +89,22 @@ class ReplicationStream:
                 return position_.parse(switch.decode())
         return None
 
-    def start(self, slot: str, publication: str, position: int) -> None:
-        """START_REPLICATION at ``position``.
+    def start(
+        self, slot: str, publication: str, position: int, *, stream_transactions: bool = False
+    ) -> None:
+        """START_REPLICATION at ``position``, in protocol version 1.
+
+        With ``stream_transactions`` it is version 2, and transactions that outgrow
+        the server's logical_decoding_work_mem are sent before their commit.
 
         :raises SlotInUse: if somebody else streams from the slot.
         :raises SlotLost: if it doesn't exist or was invalidated.
         """
         names = publication.replace('"', '""').replace("'", "''")
+        protocol = "proto_version '2', streaming 'on'" if stream_transactions else "proto_version '1'"
         command = (
             f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
-            f" (proto_version '1', publication_names '\"{names}\"', messages 'true')"
+            f" ({protocol}, publication_names '\"{names}\"', messages 'true')"
         )
         result = self._execute(command.encode())
         if result.status == ExecStatus.COPY_BOTH:

@@ -7,27 +7,24 @@ store is handed, and what is rare is done elsewhere.
 
 from __future__ import annotations
 
-import tempfile
+import sys
 from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
-from struct import Struct
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol
 
 from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import message as message_
-from laredo_fanout.source.message import Emitted, Relation
+from laredo_fanout.source.message import Commit, Emitted, Relation
 from laredo_fanout.source.row_decoder import PADDING, RowDecoder
+from laredo_fanout.source.streamed import Get, Spool, Spools
 from laredo_fanout.store.changes import TableChanges
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
 
-Get = Callable[[int], "tuple[int, bytes | memoryview]"]
-"""psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
-
 _SPOOL_FROM_BYTES = 32 << 20
-_SPOOL_PIECE = 20_000
-_SIZE = Struct(">I")
+_WHOLE = 0
+"""The xid of a transaction that comes at its commit; no real one has it."""
 
 
 class Drained(Enum):
@@ -138,7 +135,13 @@ IGNORED = Route()
 
 
 class StreamDecoder:
-    """Decodes one replication connection's messages.
+    """Decodes one replication connection's messages, of protocol version 1 or 2.
+
+    A transaction that is streamed before its commit, and one of version 1 that
+    is giant, is put aside in ``spool_directory`` (within a directory that is
+    emptied here, so no two decoders may share one) until its commit says its
+    position, and is then handed over in pieces; ``between_pieces`` is called
+    between them, to keep the connection alive, or to give up by an exception.
 
     ``position`` and ``time_us`` are those of the last whole transaction (at first
     where the stream starts), ``position_before`` of the one before it;
@@ -146,15 +149,27 @@ class StreamDecoder:
     messages of the transaction that made :meth:`drain` stop.
     """
 
-    def __init__(self, tables: Tables, prefix: bytes, spool_directory: Path, position: int) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        prefix: bytes,
+        spool_directory: Path,
+        position: int,
+        *,
+        between_pieces: Callable[[], None] | None = None,
+    ) -> None:
         self._tables = tables
         self._prefix = prefix
-        self._spool_directory = spool_directory
+        self._spools = Spools(spool_directory / "streamed")
+        self._between_pieces = between_pieces
         self._routes: dict[bytes, Route] = {}
         self.relations: dict[int, Relation] = {}
         self._touched: dict[Route, None] = {}
         self._pending: dict[Route, None] = {}
-        self._spool: BinaryIO | None = None
+        self._part: Spool | None = None
+        """Where the messages go that come now: a part of a transaction."""
+        self._streamed: tuple[int, Commit] | None = None
+        """The transaction that was put aside and must be handed over now."""
         self._bytes = 0
         self.pending_bytes = 0
         self.events: list[bytes] = []
@@ -204,18 +219,29 @@ class StreamDecoder:
 
         :raises StreamBroken: if the stream isn't the protocol's.
         """
-        if self._spool is not None or (self.in_transaction and self._bytes > _SPOOL_FROM_BYTES):
-            return self._drain_to_spool(get, limit)
-        return self._drain(get, limit)
+        while True:
+            result: Drained | None
+            if self._streamed is not None:
+                (xid, commit), self._streamed = self._streamed, None
+                result = self._hand_over(xid, commit)
+            elif self._part is not None:
+                result = self._put_part_aside(get, limit)
+            elif self.in_transaction and self._bytes > _SPOOL_FROM_BYTES:
+                result = self._put_whole_aside(get, limit)
+            else:
+                result = self._drain(get, limit)
+            if result is not None:
+                return result
 
-    def _drain(self, get: Get, limit: int) -> Drained:  # noqa: PLR0912, PLR0915
+    def _drain(self, get: Get, limit: int) -> Drained | None:  # noqa: PLR0912, PLR0915
+        """Take messages; None: what follows goes elsewhere."""
         join, padding = b"".join, PADDING
         routes, touched = self._routes, self._touched
         route = IGNORED
         current, put = b"", route.put
         received = begun = 0
         message = b""
-        result = Drained.MORE
+        result: Drained | None = Drained.MORE
         for _ in range(limit):
             size, data = get(1)
             if size <= 0:
@@ -241,7 +267,7 @@ class StreamDecoder:
                     begun, self._bytes = received, 0
                     current = b""
                 elif kind == 67:
-                    self._commit(message)
+                    self._commit(message_.commit(message))
                     current = b""
                     if self.must_stop:
                         result = Drained.EVENT
@@ -256,6 +282,9 @@ class StreamDecoder:
                 else:
                     self._rare(kind, message)
                     current = b""
+                    if self._part is not None or self._streamed is not None:
+                        result = None
+                        break
             except (StreamBroken, ModelError, UnicodeDecodeError) as error:
                 if kind not in (85, 73, 68):
                     raise
@@ -268,8 +297,7 @@ class StreamDecoder:
             self.wal_end = max(self.wal_end, message_.wal_end(message))
         return result
 
-    def _commit(self, message: bytes) -> None:
-        commit = message_.commit(message)
+    def _commit(self, commit: Commit) -> None:
         for route in self._touched:
             route.count(commit.position, commit.time_us)
             if route.counted or route.open:
@@ -293,6 +321,13 @@ class StreamDecoder:
                 self._emitted(message_.emitted(message))
             case message_.ORIGIN | message_.TYPE:
                 pass
+            case message_.STREAM_START:
+                start = message_.stream_start(message)
+                self._part = self._spools.part(start.xid, first=start.first)
+            case message_.STREAM_COMMIT:
+                self._streamed = message_.stream_commit(message)
+            case message_.STREAM_ABORT:
+                self._spools.roll_back(*message_.stream_abort(message))
             case _:
                 raise StreamBroken(
                     f"the stream has a message of kind {chr(kind)!r}, which this protocol"
@@ -319,10 +354,16 @@ class StreamDecoder:
         self.wal_end = max(self.wal_end, keepalive.wal_end)
         self.reply_wanted = self.reply_wanted or keepalive.wants_reply
 
-    def _drain_to_spool(self, get: Get, limit: int) -> Drained:
-        """Put a giant transaction's messages aside until its commit says its position."""
-        if self._spool is None:
-            self._spool = cast(BinaryIO, tempfile.TemporaryFile(dir=self._spool_directory))  # noqa: SIM115
+    def _put_part_aside(self, get: Get, limit: int) -> Drained | None:
+        """Put messages of a streamed part aside; None: it has ended.
+
+        They are kept as they would come at the commit, without the xid.
+        """
+        spool = self._part
+        assert spool is not None
+        add = spool.add
+        kind_end, xid_end = message_.ENVELOPE + 1, message_.ENVELOPE + 1 + message_.XID_BYTES
+        of = b""
         for _ in range(limit):
             size, data = get(1)
             if size <= 0:
@@ -330,31 +371,59 @@ class StreamDecoder:
             if data[0] != message_.XLOG_DATA:
                 self._other(bytes(data))
                 continue
-            if data[25] == message_.COMMIT:
-                self._replay(bytes(data))
-                return Drained.EVENT if self.must_stop else Drained.MORE
-            self._spool.write(_SIZE.pack(size))
-            self._spool.write(data)
+            kind = data[message_.ENVELOPE]
+            if kind == message_.STREAM_STOP:
+                self.wal_end = max(self.wal_end, message_.wal_end(bytes(data)))
+                self._part = None
+                return None
+            if kind in (message_.ORIGIN, message_.TYPE):
+                continue
+            if data[kind_end:xid_end] != of:
+                of = bytes(data[kind_end:xid_end])
+                spool.begin(int.from_bytes(of, "big"))
+            add(data[:kind_end], data[xid_end:])
         return Drained.MORE
 
-    def _replay(self, commit_message: bytes) -> None:
-        """Decode the giant transaction's messages and hand them over piece by piece."""
-        commit = message_.commit(commit_message)
-        spool = self._spool
-        assert spool is not None
-        self._apply_piece(commit.position, commit.time_us)
-        spool.seek(0)
+    def _put_whole_aside(self, get: Get, limit: int) -> Drained | None:
+        """Put messages of a giant transaction that comes at its commit aside; None: it has ended.
 
-        def get(_: int) -> tuple[int, bytes]:
-            head = spool.read(4)
-            return (0, b"") if not head else (size := _SIZE.unpack(head)[0], spool.read(size))
+        Some of it has been decoded already.
+        """
+        spool = self._spools.part(_WHOLE, first=not self._spools.has(_WHOLE))
+        for _ in range(limit):
+            size, data = get(1)
+            if size <= 0:
+                return Drained.EMPTY if size == 0 else Drained.ENDED
+            if data[0] != message_.XLOG_DATA:
+                self._other(bytes(data))
+            elif data[message_.ENVELOPE] == message_.COMMIT:
+                self._streamed = _WHOLE, message_.commit(bytes(data))
+                return None
+            else:
+                spool.add(data)
+        return Drained.MORE
 
-        while self._drain(get, _SPOOL_PIECE) is Drained.MORE:
-            self._apply_piece(commit.position, commit.time_us)
-        spool.close()
-        self._spool = None
+    def _hand_over(self, xid: int, commit: Commit) -> Drained:
+        """Decode the messages of a transaction that was put aside, and hand them over by pieces.
+
+        One that is small becomes pending, like any other.
+        """
+        first = True
+        for get in self._spools.take(xid).pieces():
+            if not first or self._touched:
+                self._apply_piece(commit.position, commit.time_us)
+                if self._between_pieces is not None:
+                    self._between_pieces()
+            first = False
+            self._drain(get, sys.maxsize)
+        self._spools.drop(xid)
         self._bytes = 0
-        self._commit(commit_message)
+        self._commit(commit)
+        if any(route.open for route in self._pending):
+            # Its end must be known before changes of the next transaction are added.
+            self._tables.apply(self.pending)
+            self.applied()
+        return Drained.EVENT if self.must_stop else Drained.MORE
 
     def _apply_piece(self, position: int, time_us: int) -> None:
         """Hand over all there is, the unfinished transaction's changes marked open."""
@@ -376,5 +445,4 @@ class StreamDecoder:
 
     def close(self) -> None:
         """Drop what was put aside."""
-        if self._spool is not None:
-            self._spool.close()
+        self._spools.close()

@@ -54,8 +54,13 @@ _NAP, _SHORT_NAP = 0.002, 0.001
 _COPY_SHARE = 0.03
 _POSITION_INTERVAL = 0.2
 _STATUS_INTERVAL = 10.0
+_STATUS_WITHIN = 1.0
 _LONGEST_WAIT = 1.0
 _RECLAIM = 5_000
+
+
+class _StoppedWithin(Exception):
+    """We are to stop, and a giant transaction is applied in part."""
 
 
 class Streaming:
@@ -128,6 +133,9 @@ class Streaming:
             while not self._stopping.is_set():
                 self._turn()
             self._commit_rest()
+        except _StoppedWithin:
+            # What is applied of it is forgotten; it comes again.
+            self.batch.abandon()
         except MustClose as found:
             self.batch.abandon()
             self.tracking.close_durably(found, self._store)
@@ -149,9 +157,20 @@ class Streaming:
         tracking.resume(self._store.tables, look, self.batch.transaction, position)
         self.batch.commit(position, 0)
         prefix = watermark.PREFIX.encode()
-        self._decoder = StreamDecoder(tracking, prefix, self._store.path, position)
+        self._decoder = StreamDecoder(
+            tracking,
+            prefix,
+            self._store.path,
+            position,
+            between_pieces=self._within_giant_transaction,
+        )
         tracking.follow(self._decoder)
-        stream.start(self._options.slot_name, self._options.publication.name, position)
+        stream.start(
+            self._options.slot_name,
+            self._options.publication.name,
+            position,
+            stream_transactions=self._options.stream_transactions,
+        )
         self.slot = look.slot
         self._side = None
         self._attendant.start(side)
@@ -317,6 +336,17 @@ class Streaming:
             decoder.reply_wanted = False
             stream.confirm(self._store.position, reply=silence > self._options.receive_timeout / 3)
             self._told_at = now
+
+    def _within_giant_transaction(self) -> None:
+        """A piece of it was applied: nothing else is heard or said before its end, but this."""
+        if self._stopping.is_set():
+            raise _StoppedWithin
+        assert self._stream is not None
+        now = time.monotonic()
+        if now - self._told_at >= _STATUS_WITHIN:
+            self._stream.confirm(self._store.position)
+            self._told_at = now
+        self._heard_at = self._looked_at = now
 
     # ------------------------------------------------------------ events and reports
 

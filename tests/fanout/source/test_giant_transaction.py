@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from laredo_fanout.source import stream_decoder
+from laredo_fanout.source import stream_decoder, streamed
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
 
@@ -20,7 +20,7 @@ def _run(database: Database, *statements: str) -> None:
 @pytest.fixture
 def small_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_decoder, "_SPOOL_FROM_BYTES", 100_000)
-    monkeypatch.setattr(stream_decoder, "_SPOOL_PIECE", 700)
+    monkeypatch.setattr(streamed, "_PIECE_BYTES", 50_000)
 
 
 @pytest.mark.usefixtures("small_spool")

@@ -3,19 +3,16 @@ holds exactly what PostgreSQL held, known from the transactions themselves."""
 
 import random
 import threading
-from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from laredo_model import select
-from laredo_model.change import Action
+from tests.fanout.source.journal_oracle import Commits, Replay, Rows
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
 
 Start = Callable[..., RunningIngest]
-Rows = dict[bytes, bytes]
 
 _TABLES = {
     "public.simple": "id int PRIMARY KEY, a numeric, b text, big text STORAGE EXTERNAL",
@@ -49,9 +46,7 @@ class Workload:
                 self._connection.execute(f"SET {setting} = '{value}'".encode())
         self._number = 0
         self._rows: dict[str, Rows] = {name: {} for name in _TABLES}
-        self.ends: list[int] = []
-        """Up to where WAL had been written after each commit."""
-        self.states: list[dict[str, Rows]] = []
+        self.commits = Commits()
 
     def execute(self, statement: str) -> int:
         return self._connection.execute(statement.encode()).rowcount
@@ -78,8 +73,7 @@ class Workload:
         after = self._lsn()
         assert after >= before
         if not rolled_back:
-            self.ends.append(after)
-            self.states.append(dict(self._rows))
+            self.commits.add(after, self._rows)
 
     def _statement(self, name: str) -> None:
         dice = self.random.random()
@@ -112,12 +106,6 @@ class Workload:
         ).fetchone()
         assert row is not None
         return int(str(row[0]))
-
-    def at(self, position: int, name: str) -> Rows:
-        """What the table held at this position."""
-        index = bisect_left(self.ends, position)
-        # A commit that ends at or before the position has its reading at or after it.
-        return self.states[index][name]
 
     def close(self) -> None:
         self._connection.close()
@@ -160,56 +148,13 @@ def test_every_commit_is_in_the_journal_as_it_was(
         while not all(ingest.is_live(name) for name in _TABLES):
             workload.transaction(lines)
             assert ingest.error is None
-        starts = {name: _snapshot(ingest, name) for name in _TABLES}
+        starts = [Replay(ingest, name) for name in _TABLES]
         for _ in range(300):
             workload.transaction(lines)
     finally:
         stop.set()
         killer.join()
     ingest.assert_equal()
-    for name, start in starts.items():
-        _replay(ingest, workload, name, start)
+    for start in starts:
+        assert start.compare(workload.commits) > 50
     workload.close()
-
-
-def _snapshot(ingest: RunningIngest, name: str) -> tuple[int, int, Rows]:
-    record = ingest.record(name)
-    assert record is not None
-    rows: Rows = {}
-    with ingest.store.reader().snapshot(record.id) as snapshot:
-        for keys, lines in snapshot.batches():
-            rows.update(zip(keys, lines, strict=True))
-        return record.id, snapshot.sequence, rows
-
-
-def _replay(
-    ingest: RunningIngest, workload: Workload, name: str, start: tuple[int, int, Rows]
-) -> None:
-    """Apply the journal transaction by transaction, and compare at each one's end."""
-    table_id, sequence, rows = start
-    record = ingest.store.tables[table_id]
-    compared = 0
-    while sequence < record.sequence:
-        entries = ingest.store.reader().journal(table_id, sequence, 1 << 20)
-        for entry in entries:
-            sequence = entry.last_sequence
-            batch: Any = entry.decode()
-            at = 0
-            for count, position in zip(batch.counts, batch.positions, strict=True):
-                for index in range(at, at + count):
-                    _apply(rows, batch.actions[index], batch.keys[index], batch.lines[index])
-                at += count
-                if not (batch.open and position == batch.positions[-1]):
-                    assert rows == workload.at(position, name), f"{name} at {position:x}"
-                    compared += 1
-    assert compared > 50
-
-
-def _apply(rows: Rows, action: int, key: bytes, line: bytes) -> None:
-    if action == Action.TRUNCATE:
-        rows.clear()
-    elif action == Action.DELETE:
-        del rows[key]
-    else:
-        assert (key in rows) == (action == Action.UPDATE)
-        rows[key] = line

@@ -1,0 +1,246 @@
+"""Transactions whose messages come before their commit: put aside on the disk, each in a file.
+
+A subtransaction that is rolled back takes everything with it that came since
+its first message: subtransactions are nested, so what came later is its own or
+its children's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+
+from laredo_fanout.errors import StreamBroken
+
+Get = Callable[[int], "tuple[int, bytes | memoryview]"]
+"""psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
+
+_SIZE = Struct(">I")
+_SIZE_BYTES = _SIZE.size
+_WRITE_FROM_BYTES = 1 << 20
+_PIECE_BYTES = 8 << 20
+
+
+class Spool:
+    """One transaction's messages. The file is open while messages are added, not between.
+
+    ``xid`` is the top-level transaction's.
+    """
+
+    def __init__(self, path: Path, xid: int) -> None:
+        self._path = path
+        self._top = xid
+        self._descriptor: int | None = None
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._written = 0
+        self._subtransactions = array("I")
+        self._starts = array("Q")
+        self._seen = bytearray()
+        """A bit for each subtransaction above, by its distance from the top-level xid: a dict of
+        millions wouldn't be small."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of messages."""
+        return self._written + self._unwritten_bytes
+
+    def add(self, *parts: bytes | memoryview) -> None:
+        """Put a message, in parts, after the others.
+
+        :raises OSError: if it can't be written.
+        """
+        size = sum(map(len, parts))
+        self._unwritten.append(b"".join((_SIZE.pack(size), *parts)))
+        self._unwritten_bytes += _SIZE_BYTES + size
+        if self._unwritten_bytes >= _WRITE_FROM_BYTES:
+            self._write()
+
+    def begin(self, xid: int) -> None:
+        """The messages from here on are of this subtransaction, or the top-level one."""
+        if xid == self._top or self._has_seen(xid):
+            return
+        self._mark(xid, seen=True)
+        self._subtransactions.append(xid)
+        self._starts.append(self.size)
+
+    def roll_back(self, xid: int) -> None:
+        """Drop the messages of this subtransaction; nothing if it has none."""
+        if not self._has_seen(xid):
+            return
+        while True:
+            last, start = self._subtransactions.pop(), self._starts.pop()
+            self._mark(last, seen=False)
+            if last == xid:
+                break
+        self.rest()
+        if self._written > start:
+            os.truncate(self._path, start)
+            self._written = start
+
+    def pieces(self) -> Iterator[Get]:
+        """The messages in their order, a bounded number of bytes at a time.
+
+        Each item gives its messages like ``get_copy_data``, and 0 after its last.
+
+        :raises OSError: if they can't be read.
+        :raises StreamBroken: if the file isn't whole.
+        """
+        self.rest()
+        if not self._written:
+            return
+        left = b""
+        with self._path.open("rb", buffering=0) as file:
+            # A message may be of more bytes than a piece: then the next piece takes twice as many.
+            while block := file.read(max(_PIECE_BYTES, len(left))):
+                piece = _Piece(left + block)
+                yield piece.get
+                left = piece.left
+        if left:
+            raise StreamBroken(f"{self._path} ends within a message; the stream is begun anew")
+
+    def rest(self) -> None:
+        """Close the file until messages are added again.
+
+        :raises OSError: if what is left can't be written.
+        """
+        self._write()
+        self._close()
+
+    def remove(self) -> None:
+        """Forget the transaction."""
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _has_seen(self, xid: int) -> bool:
+        byte, bit = self._place(xid)
+        return byte < len(self._seen) and bool(self._seen[byte] & bit)
+
+    def _mark(self, xid: int, *, seen: bool) -> None:
+        byte, bit = self._place(xid)
+        if byte >= len(self._seen):
+            self._seen.extend(bytes(byte + 1 - len(self._seen)))
+        self._seen[byte] = self._seen[byte] | bit if seen else self._seen[byte] & ~bit
+
+    def _place(self, xid: int) -> tuple[int, int]:
+        byte, bit = divmod((xid - self._top) & 0xFFFFFFFF, 8)
+        return byte, 1 << bit
+
+    def _write(self) -> None:
+        if not self._unwritten:
+            return
+        if self._descriptor is None:
+            self._path.parent.mkdir(exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o600)
+        rest = memoryview(b"".join(self._unwritten))
+        self._unwritten.clear()
+        self._written += self._unwritten_bytes
+        self._unwritten_bytes = 0
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _Piece:
+    """Some of a spool's bytes; the last message may be cut."""
+
+    __slots__ = ("_at", "_block", "_end")
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._at, self._end = 0, len(block)
+
+    def get(self, _: int) -> tuple[int, bytes]:
+        """The next message, or 0."""
+        start = self._at + _SIZE_BYTES
+        if start > self._end:
+            return 0, b""
+        size: int = _SIZE.unpack_from(self._block, self._at)[0]
+        stop = start + size
+        if stop > self._end:
+            return 0, b""
+        self._at = stop
+        return size, self._block[start:stop]
+
+    @property
+    def left(self) -> bytes:
+        """What wasn't taken."""
+        return self._block[self._at :]
+
+
+class Spools:
+    """The transactions that are on their way, by top-level xid, at most one file of theirs open.
+
+    ``directory`` is theirs alone: what an earlier life left there is removed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._spools: dict[int, Spool] = {}
+        self._current: Spool | None = None
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def part(self, xid: int, *, first: bool) -> Spool:
+        """A part of this transaction comes; where its messages go.
+
+        :raises OSError: if what an other one has left can't be written.
+        :raises StreamBroken: if an earlier part must have come and hasn't.
+        """
+        if first:
+            self.drop(xid)
+            self._spools[xid] = Spool(self._directory / str(xid), xid)
+        spool = self._known(xid)
+        if self._current is not None and self._current is not spool:
+            self._current.rest()
+        self._current = spool
+        return spool
+
+    def has(self, xid: int) -> bool:
+        """Whether a part of this transaction has come."""
+        return xid in self._spools
+
+    def roll_back(self, xid: int, subtransaction: int) -> None:
+        """The transaction, or a subtransaction of it, was rolled back."""
+        if subtransaction == xid:
+            self.drop(xid)
+        elif xid in self._spools:
+            self._spools[xid].roll_back(subtransaction)
+
+    def take(self, xid: int) -> Spool:
+        """The transaction is committed; :meth:`drop` it after it was read.
+
+        :raises StreamBroken: if nothing of it has come.
+        """
+        return self._known(xid)
+
+    def drop(self, xid: int) -> None:
+        """Forget it."""
+        spool = self._spools.pop(xid, None)
+        if spool is not None:
+            self._current = None if self._current is spool else self._current
+            spool.remove()
+
+    def close(self) -> None:
+        """Forget all of them."""
+        for xid in list(self._spools):
+            with suppress(OSError):
+                self.drop(xid)
+
+    def _known(self, xid: int) -> Spool:
+        try:
+            return self._spools[xid]
+        except KeyError:
+            raise StreamBroken(
+                f"transaction {xid} goes on, and its beginning wasn't streamed; the stream is"
+                " begun anew"
+            ) from None
