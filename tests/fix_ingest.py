@@ -150,7 +150,11 @@ class RunningIngest:
             name = self.options.publication.name
             source = catalog.read_tables(connection, [options], name)[table]
         return select.lines_sql(
-            options.schema, options.name, source.selected, key=source.selected_key
+            options.schema,
+            options.name,
+            source.selected,
+            key=source.selected_key,
+            only=not source.partitioned,
         )
 
     def truth(self, table: str) -> dict[bytes, bytes]:

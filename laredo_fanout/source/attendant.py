@@ -12,14 +12,21 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
-from laredo_fanout.errors import SourceError, TableRefused
+from laredo_fanout.errors import (
+    IdentityMissing,
+    RightsMissing,
+    ServerUnfit,
+    SourceError,
+    TableNotPublished,
+    TableRefused,
+)
 from laredo_fanout.source import (
     catalog,
     checks,
@@ -31,13 +38,16 @@ from laredo_fanout.source import (
     watermark,
 )
 from laredo_fanout.source.lock_holders import Holder, being_altered, holders, still_holding
+from laredo_fanout.source.partitions import Arrivals
 from laredo_fanout.source.slot import Slot
 
 if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
     from laredo_fanout.source.options import SourceOptions, TableOptions
+    from laredo_fanout.source.publication import Publication
     from laredo_fanout.source.ranges import Split
     from laredo_fanout.source.session import Connection
+    from laredo_fanout.source.version import Version
 
 LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
@@ -52,8 +62,8 @@ class Look(NamedTuple):
     tables: Mapping[str, SourceTable]
     problems: Mapping[str, TableRefused]
     slot: Slot | None
-    publication: str
-    """Its identity."""
+    publication: str | None
+    """Its identity; None: it is gone, or doesn't publish every kind of change."""
     answers: int = 0
     """The last LookRequest that came before it."""
     being_altered: frozenset[int] = frozenset()
@@ -111,7 +121,7 @@ class BarrierRequest(NamedTuple):
     payload: str
     options: TableOptions
     shape: shape.Shape
-    version: catalog.Version
+    version: Version
 
 
 class LookRequest(NamedTuple):
@@ -136,14 +146,21 @@ class _Task:
 
 
 def look(
-    connection: Connection, options: SourceOptions, tables: Sequence[TableOptions], number: int
+    connection: Connection,
+    options: SourceOptions,
+    tables: Sequence[TableOptions],
+    number: int,
+    arrivals: Arrivals | None = None,
 ) -> Look:
     """Look at the catalog, and put tables that may be replicated into the publication.
 
-    :raises SourceError: if the server or the publication isn't fit.
     :raises psycopg.Error: if the catalog can't be read.
     """
-    published = publication.ensure(connection, options.publication)
+    state = slot.read(connection, options.slot_name)
+    try:
+        published = publication.ensure(connection, options.publication)
+    except (ServerUnfit, RightsMissing) as missing:
+        return Look(number, {}, _unpublished(tables, missing), state, None)
     # Before the tables are read: whoever is done by then is seen whole.
     altered = being_altered(connection)
     found = catalog.read_tables(connection, tables, options.publication.name)
@@ -155,7 +172,7 @@ def look(
         if table is not None:
             try:
                 if problem is None and table.published is None:
-                    publication.add(connection, options.publication, table)
+                    _publish(connection, options, published, table)
                     added = True
                 elif problem is not None and _harms(problem, table):
                     publication.remove(connection, options.publication, table)
@@ -166,13 +183,43 @@ def look(
     if added:
         found = catalog.read_tables(connection, tables, published.name)
         problems |= _still_absent(found, tables, problems)
-    state = slot.read(connection, options.slot_name)
+    found = _judged(connection, found, arrivals)
     return Look(number, found, problems, state, published.identity, being_altered=altered)
+
+
+def _publish(
+    connection: Connection, options: SourceOptions, published: Publication, table: SourceTable
+) -> None:
+    if table.partitioned and not published.via_root:
+        publication.follow_roots(connection, options.publication, table)
+    publication.add(connection, options.publication, table)
+
+
+def _unpublished(tables: Sequence[TableOptions], missing: SourceError) -> dict[str, TableRefused]:
+    """The publication went, or was narrowed: changes are lost from then on."""
+    return {
+        wanted.qualified: TableNotPublished(
+            wanted.qualified, str(missing).rstrip(";"), "then it is copied anew"
+        )
+        for wanted in tables
+    }
+
+
+def _judged(
+    connection: Connection, found: Mapping[str, SourceTable], arrivals: Arrivals | None
+) -> dict[str, SourceTable]:
+    """The tables, with what is known of how their partitions came."""
+    if arrivals is None:
+        return dict(found)
+    return {
+        name: replace(table, partitions=arrivals.judged(connection, table.partitions))
+        for name, table in found.items()
+    }
 
 
 def _harms(problem: TableRefused, table: SourceTable) -> bool:
     """Whether the table's membership makes the application's UPDATE and DELETE fail."""
-    return table.published is not None and not table.key
+    return table.published is not None and isinstance(problem, IdentityMissing)
 
 
 def _still_absent(
@@ -207,10 +254,20 @@ class Attendant:
         self._tasks: list[_Task] = []
         self._numbers = count()
         self._looks = count(1)
+        self._arrivals = Arrivals()
         self._asked = 0
         self._stopping = threading.Event()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="laredo-attendant", daemon=True)
+
+    def every(self, interval: float, ask: Callable[[Connection], None]) -> None:
+        """Have ``ask`` run again and again, in the thread; call it before :meth:`start`."""
+
+        def again(connection: Connection) -> None:
+            ask(connection)
+            self._schedule(interval, again)
+
+        self._schedule(interval, again)
 
     def start(self, connection: Connection) -> None:
         """Begin, with a connection that is open already; the first look comes at once."""
@@ -313,7 +370,8 @@ class Attendant:
 
     def _look(self, connection: Connection) -> None:
         asked = self._asked
-        seen = look(connection, self._options, self._tables, next(self._looks))
+        number = next(self._looks)
+        seen = look(connection, self._options, self._tables, number, self._arrivals)
         seen = seen._replace(answers=asked)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
@@ -332,9 +390,9 @@ class Attendant:
     ) -> None:
         """Look whether those who held locks at first still do; find split points when none does."""
         if waited_for is None:
-            left = holders(connection, request.table.oid)
+            left = holders(connection, request.table.oids)
         else:
-            left = still_holding(connection, request.table.oid, waited_for)
+            left = still_holding(connection, request.table.oids, waited_for)
         if left:
             self._report(Waiting(request.table_id, tuple(sorted(holder.pid for holder in left))))
             longer = min(_HOLDERS_AT_MOST, pause * 1.5)
@@ -358,11 +416,11 @@ class Attendant:
         """The look comes after the last chunk was read, so the chunks all had this shape."""
         name = self._options.publication.name
         found = catalog.read_tables(connection, [request.options], name)
-        table = found.get(request.options.qualified)
+        table = _judged(connection, found, self._arrivals).get(request.options.qualified)
         if (
             table is None
             or shape.of_table(table) != request.shape
-            or table.rewritten_since(request.version)
+            or table.changed_since(request.version) is not None
         ):
             self._look(connection)
             return

@@ -9,6 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from laredo_fanout.source import partitions as partitions_
+from laredo_fanout.source import version as version_
+from laredo_fanout.source.partitions import Partition
+from laredo_fanout.source.version import Version
 from laredo_model import rule
 from laredo_model.column import Column
 from laredo_model.select import Selected, table_name
@@ -48,15 +52,6 @@ class Published(NamedTuple):
     """Changes when the table is taken out and put in again: what came between is lost."""
 
 
-class Version(NamedTuple):
-    """What changes when a statement rewrites values; see :meth:`SourceTable.rewritten_since`."""
-
-    attributes: str
-    """The transactions that wrote the table's pg_attribute rows."""
-    file: int
-    """The file that holds the rows."""
-
-
 @dataclass(frozen=True)
 class SourceTable:
     """One table as one look at the catalog saw it."""
@@ -79,6 +74,10 @@ class SourceTable:
     published: Published | None
     version: Version
     not_null: frozenset[str] = field(default=frozenset())
+    partitions: tuple[Partition, ...] = ()
+    """All below it, at any depth."""
+    hidden_by: str | None = None
+    """The root that the publication has in this partition's place."""
 
     @property
     def qualified(self) -> str:
@@ -137,14 +136,24 @@ class SourceTable:
         by_name = {column.name: column.type_info for column in self.columns}
         return [Selected(name, by_name[name]) for name in self.key]
 
-    def rewritten_since(self, before: Version) -> bool:
-        """Whether a statement may have changed values without a trace in the stream.
+    @property
+    def rows_sql(self) -> str:
+        """What its own rows are read from."""
+        return self.sql_name if self.partitioned else f"ONLY {self.sql_name}"
 
-        ALTER TYPE ... USING writes pg_attribute rows and a new file; each alone
-        is harmless (SET STATISTICS; VACUUM FULL, TRUNCATE).
-        """
-        now = self.version
-        return now.attributes != before.attributes and now.file != before.file
+    @property
+    def partitioned(self) -> bool:
+        """Whether its rows are in partitions."""
+        return self.kind == "p"
+
+    @property
+    def oids(self) -> list[int]:
+        """Its own, and its partitions'."""
+        return [self.oid, *(each.known.oid for each in self.partitions)]
+
+    def changed_since(self, before: Version) -> str | None:
+        """Why rows or values may have changed without a trace; see ``version.changed``."""
+        return version_.changed(before, self.version, self.partitions, partitioned=self.partitioned)
 
 
 def base_modifier(column: SourceColumn) -> int:
@@ -199,7 +208,22 @@ WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND 
         WHERE a.oid <> c.oid AND (b.puballtables OR {ancestor_in_schema}
             OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = b.oid AND prrelid = a.oid)))
     THEN NOT b.pubviaroot
-    ELSE b.puballtables OR s.in_schema OR r.oid IS NOT NULL END)
+    ELSE (c.relkind = 'r' OR b.pubviaroot)
+        AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
+"""
+
+_ALTERED = "SELECT xmin::text FROM pg_publication WHERE pubname = %s"
+
+_HIDDEN = """
+SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
+FROM pg_publication b
+JOIN pg_class c ON c.oid = ANY(%s) AND c.relispartition
+CROSS JOIN LATERAL pg_partition_ancestors(c.oid) AS p(relid)
+JOIN pg_class a ON a.oid = p.relid AND a.oid <> c.oid
+JOIN pg_namespace n ON n.oid = a.relnamespace
+JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = a.oid
+WHERE b.pubname = %s AND b.pubviaroot
+GROUP BY c.oid
 """
 
 _SCHEMA_PUBLISHED = (
@@ -238,18 +262,30 @@ def _read(
     indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
     published = _read_published(connection, publication, oids)
     types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
+    made_of = version_.read_types(connection, oids)
+    below = partitions_.read(connection, oids)
+    altered = connection.execute(_ALTERED, (publication,)).fetchone()
+    hidden = dict(connection.execute(_HIDDEN, (oids, publication)).fetchall())
     tables = {}
-    for row in found:
-        table = _table(
-            row,
-            attributes.get(row[0], []),
-            [
+    for oid, *row in found:
+        of_table = attributes.get(oid, [])
+        known = {
+            "indexes": tuple(
                 UniqueIndex(name, tuple(names or ()), *rest)
-                for name, names, *rest in indexes.get(row[0], [])
-            ],
-            published.get(row[0]),
-            types,
-        )
+                for name, names, *rest in indexes.get(oid, [])
+            ),
+            "published": published.get(oid),
+            "version": Version(
+                ",".join(attribute[-1] for attribute in of_table),
+                row[-1],
+                made_of[oid],
+                tuple(each.known for each in below.get(oid, ())),
+                None if altered is None else altered[0],
+            ),
+            "partitions": below.get(oid, ()),
+            "hidden_by": hidden.get(oid),
+        }
+        table = _table((oid, *row[:-1]), of_table, types, known)
         tables[table.qualified] = table
     return tables
 
@@ -291,11 +327,11 @@ def _published_sql(version: int) -> str:
 def _table(
     row: tuple[Any, ...],
     attributes: Sequence[Sequence[Any]],
-    indexes: Sequence[UniqueIndex],
-    published: Published | None,
     types: dict[int, rule.TypeInfo],
+    known: dict[str, Any],
 ) -> SourceTable:
-    oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows, file = row
+    oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows = row
+    published = known["published"]
     streamed = None if published is None else published.columns
     return SourceTable(
         oid=oid,
@@ -313,10 +349,8 @@ def _table(
             for column, type_oid, modifier, not_null, generated, _ in attributes
             if (not generated if streamed is None else column in streamed)
         ),
-        indexes=tuple(indexes),
-        published=published,
-        version=Version(",".join(attribute[-1] for attribute in attributes), file),
         not_null=frozenset(attribute[0] for attribute in attributes if attribute[3]),
+        **known,
     )
 
 

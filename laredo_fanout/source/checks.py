@@ -112,13 +112,13 @@ def vanished(wanted: TableOptions) -> TableRefused:
 
 
 def _unfit(table: SourceTable, name: str) -> TableRefused | None:  # noqa: PLR0911
-    if table.kind == "p":
+    if table.hidden_by is not None:
         return TableUnfit(
             name,
-            "it is partitioned, which isn't supported yet",
-            "list its partitions in tables instead",
+            f"it is a partition of {table.hidden_by}, which the publication has in its place",
+            f"take {name} out of tables, and list {table.hidden_by}",
         )
-    if table.kind != "r":
+    if table.kind not in "rp":
         kind = _KINDS.get(table.kind, f"of kind {table.kind!r}")
         return TableUnfit(name, f"it is {kind}, not a table", f"take {name} out of tables")
     if table.schema in ("pg_catalog", "information_schema"):
@@ -133,6 +133,18 @@ def _unfit(table: SourceTable, name: str) -> TableRefused | None:  # noqa: PLR09
         return TableUnfit(name, "it is temporary", f"take {name} out of tables")
     if not table.columns:
         return TableUnfit(name, "it has no columns", f"ALTER TABLE {table.sql_name} ADD COLUMN ...")
+    return _unfit_partition(table, name)
+
+
+def _unfit_partition(table: SourceTable, name: str) -> TableRefused | None:
+    for each in table.partitions:
+        detach = f"detach it: ALTER TABLE {table.sql_name} DETACH PARTITION {each.name};"
+        if each.kind not in "rp":
+            kind = _KINDS.get(each.kind, f"of kind {each.kind!r}")
+            return TableUnfit(name, f"its partition {each.name} is {kind}", detach)
+        if each.persistence != "p":
+            cure = f"ALTER TABLE {each.name} SET LOGGED;" if each.persistence == "u" else detach
+            return TableUnfit(name, f"its partition {each.name} is unlogged or temporary", cure)
     return None
 
 
@@ -152,6 +164,20 @@ def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
             f"the publication's column list lacks the key column {', '.join(hidden)}",
             "add it to the list, or publish all columns",
         )
+    return _partition_without_identity(table, name)
+
+
+def _partition_without_identity(table: SourceTable, name: str) -> TableRefused | None:
+    """ALTER TABLE ... REPLICA IDENTITY of the root doesn't reach its partitions."""
+    for each in table.partitions:
+        if each.holds_rows and not each.identity.issuperset(table.key):
+            return IdentityMissing(
+                name,
+                f"the replica identity of its partition {each.name} lacks its key"
+                f" ({', '.join(table.key)})",
+                f"ALTER TABLE {each.name} REPLICA IDENTITY"
+                f" {'DEFAULT' if table.replica_identity == 'd' else 'FULL'};",
+            )
     return None
 
 

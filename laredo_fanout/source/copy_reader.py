@@ -56,10 +56,15 @@ def statement(table: SourceTable, condition: str) -> bytes:
     """
     filters = [f"({part})" for part in (condition, _row_filter(table)) if part]
     rows = select.lines_sql(
-        table.schema, table.name, table.selected, " AND ".join(filters), key=table.selected_key
+        table.schema,
+        table.name,
+        table.selected,
+        " AND ".join(filters),
+        key=table.selected_key,
+        only=not table.partitioned,
     )
     return (
-        f"BEGIN; LOCK TABLE ONLY {table.sql_name} IN ACCESS SHARE MODE;"
+        f"BEGIN; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
         f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
     ).encode()
 

@@ -8,7 +8,7 @@ does. https://www.postgresql.org/docs/current/view-pg-locks.html
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HOLDERS = """
 SELECT DISTINCT l.virtualtransaction::text, coalesce(l.pid, 0)
 FROM pg_locks l
-WHERE l.locktype = 'relation' AND l.granted AND l.relation = %s::oid
+WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::oid[])
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
         'AccessExclusiveLock')
@@ -40,13 +40,14 @@ class Holder(NamedTuple):
     pid: int
 
 
-def holders(connection: Connection, oid: int) -> frozenset[Holder]:
-    """The transactions that hold a lock on the table with which one writes."""
-    return frozenset(Holder(*row) for row in connection.execute(_HOLDERS, (oid,)).fetchall())
+def holders(connection: Connection, oids: Sequence[int]) -> frozenset[Holder]:
+    """The transactions that hold a lock with which one writes on any of these tables."""
+    rows = connection.execute(_HOLDERS, (list(oids),)).fetchall()
+    return frozenset(Holder(*row) for row in rows)
 
 
 def still_holding(
-    connection: Connection, oid: int, before: Collection[Holder]
+    connection: Connection, oids: Sequence[int], before: Collection[Holder]
 ) -> frozenset[Holder]:
     """Those of ``before`` that aren't done; who came later doesn't matter.
 
@@ -57,7 +58,7 @@ def still_holding(
         return frozenset()
     return frozenset(
         holder
-        for holder in holders(connection, oid)
+        for holder in holders(connection, oids)
         if holder in before or holder.transaction.startswith(_PREPARED)
     )
 

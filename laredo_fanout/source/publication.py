@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_PUBLISH = "WITH (publish = 'insert, update, delete, truncate')"
+_PUBLISH = "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
 _STATE = """
-SELECT oid::int8, puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate
+SELECT oid::int8, puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot
 FROM pg_publication WHERE pubname = %s
 """
 
@@ -38,6 +38,8 @@ class Publication(NamedTuple):
     all_tables: bool
     whole: bool
     """Whether it publishes inserts, updates, deletes and truncates."""
+    via_root: bool
+    """Whether a partition's changes come as the root's."""
 
     @property
     def identity(self) -> str:
@@ -109,6 +111,26 @@ def add(connection: Connection, options: PublicationOptions, table: SourceTable)
             f"let the owner of publication and table run {statement}",
         ) from denied
     _log.info("table added to publication", table=table.qualified, publication=options.name)
+
+
+def follow_roots(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
+    """Have the publication name a partitioned table's root for changes of its partitions.
+
+    :raises TableNotPublished: if we are told not to, or may not.
+    """
+    statement = (
+        f"ALTER PUBLICATION {identifier(options.name)} SET (publish_via_partition_root = true);"
+    )
+    problem = f"publication {options.name} has its partitions' changes, not its own"
+    if not options.create:
+        raise TableNotPublished(table.qualified, problem, f"run {statement}")
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege as denied:
+        raise TableNotPublished(
+            table.qualified, problem, f"let the publication's owner run {statement}"
+        ) from denied
+    _log.warning("publication follows partitioned tables by their root", publication=options.name)
 
 
 def remove(connection: Connection, options: PublicationOptions, table: SourceTable) -> bool:

@@ -32,7 +32,8 @@ def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[S
     not of equal.
     """
     sizes = connection.execute(
-        "SELECT pg_relation_size(%s::oid), pg_table_size(%s::oid)", (table.oid, table.oid)
+        "SELECT sum(pg_relation_size(oid)), sum(pg_table_size(oid)) FROM unnest(%s::oid[]) t(oid)",
+        (table.oids,),
     ).fetchone()
     heap, whole = sizes or (0, 0)
     pages = max(1, int(heap) // _PAGE_BYTES)
@@ -45,7 +46,7 @@ def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[S
     keys = ", ".join(f"k{n}" for n in range(len(names)))
     query = (
         f"SELECT {keys} FROM (SELECT {texts}, row_number() OVER (ORDER BY {', '.join(names)}) AS n,"
-        f" count(*) OVER () AS total FROM ONLY {table.sql_name}"
+        f" count(*) OVER () AS total FROM {table.rows_sql}"
         f" TABLESAMPLE SYSTEM ({percent:.6f})) s"
         f" WHERE n % greatest(1, total / {wanted}) = 0 ORDER BY n"
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laredo_fanout.source.catalog import Version
+from laredo_fanout.source import version as version_
+from laredo_fanout.source.version import Version
 
 if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
@@ -89,7 +90,7 @@ def of_table(table: SourceTable) -> Shape:
 def to_json(shape: Shape, version: Version) -> dict[str, Any]:
     """What the table's record keeps."""
     kept = {**shape._asdict(), "columns": [list(column) for column in shape.columns]}
-    return {"shape": {**kept, "key": list(shape.key)}, "version": version._asdict()}
+    return {"shape": {**kept, "key": list(shape.key)}, "version": version_.to_json(version)}
 
 
 def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:
@@ -106,4 +107,4 @@ def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:
         kept["row_filter"],
         kept["membership"],
     )
-    return shape, Version(**stored["version"])
+    return shape, version_.from_json(stored["version"])

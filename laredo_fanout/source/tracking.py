@@ -23,13 +23,14 @@ from laredo_fanout.store.table import Status
 
 if TYPE_CHECKING:
     from laredo_fanout.source.attendant import Look
-    from laredo_fanout.source.catalog import SourceTable, Version
+    from laredo_fanout.source.catalog import SourceTable
     from laredo_fanout.source.copying import Copying
     from laredo_fanout.source.message import Relation
     from laredo_fanout.source.options import TableOptions
     from laredo_fanout.source.shape import Shape
     from laredo_fanout.source.status import Counters
     from laredo_fanout.source.stream_decoder import MustClose, StreamDecoder
+    from laredo_fanout.source.version import Version
     from laredo_fanout.source.write_batch import WriteBatch
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
@@ -127,8 +128,8 @@ class Tracking:
             tracked.closing = "it doesn't exist any more"
         elif (now := shape.of_table(source)) != tracked.shape:
             tracked.closing = tracked.shape.difference(now)
-        elif source.rewritten_since(tracked.version):
-            tracked.closing = "its rows were rewritten"
+        else:
+            tracked.closing = source.changed_since(tracked.version)
 
     # ------------------------------------------------------------ the decoder asks
 
@@ -197,10 +198,11 @@ class Tracking:
     ) -> None:
         """The stream has passed this look's message: begin, close or refuse tables as it says."""
         source_identity = transaction.head.source
-        if source_identity is not None and source_identity.publication != look.publication:
+        published = look.publication or (source_identity and source_identity.publication)
+        if source_identity is not None and published and source_identity.publication != published:
             # Made again; every table has another membership, so each is copied anew.
             time_us = transaction.time_us
-            transaction.set_source(replace(source_identity, publication=look.publication))
+            transaction.set_source(replace(source_identity, publication=published))
             transaction.set_position(position, time_us)
         for name, tracked in self._tables.items():
             problem = look.problems.get(name)
@@ -216,16 +218,16 @@ class Tracking:
                 assert tracked.version is not None
                 if now != tracked.shape:
                     tracked.closing = tracked.shape.difference(now)
-                elif source.rewritten_since(tracked.version):
-                    tracked.closing = "its rows were rewritten"
                 else:
+                    tracked.closing = source.changed_since(tracked.version)
+                if tracked.closing is None:
                     self._keep(tracked, source, transaction, copying)
                     continue
                 copying.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
             if look.answers < tracked.wanted_look or time.monotonic() < tracked.retry_at:
                 continue
-            if tracked.closed_by_stream and source.oid in look.being_altered:
+            if tracked.closed_by_stream and not look.being_altered.isdisjoint(source.oids):
                 tracked.wanted_look = self._request_look(_ALTERED_PAUSE_S)
                 continue
             self._begin(tracked, source, now, transaction, copying)

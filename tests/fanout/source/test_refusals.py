@@ -49,9 +49,9 @@ UNFIT = {
         "CREATE UNLOGGED TABLE bad (id int PRIMARY KEY)",
         'ALTER TABLE "public"."bad" SET LOGGED;',
     ),
-    "partitioned": (
-        "CREATE TABLE bad (id int PRIMARY KEY) PARTITION BY RANGE (id)",
-        "list its partitions",
+    "partitioned, without a key": (
+        "CREATE TABLE bad (id int) PARTITION BY RANGE (id)",
+        'ALTER TABLE "public"."bad" ADD PRIMARY KEY (...);',
     ),
 }
 
