@@ -1,0 +1,308 @@
+"""When a backlog is split, into how many segments, and when the slot's own stream goes on."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import structlog
+
+from laredo_fanout.catchup import plan as plan_
+from laredo_fanout.catchup import room
+from laredo_fanout.catchup.options import Mode
+from laredo_fanout.catchup.orders import Order
+from laredo_fanout.catchup.plan import Plan
+from laredo_fanout.catchup.release import Release
+from laredo_fanout.catchup.status import CatchupStatus
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.catchup.options import CatchupOptions
+    from laredo_fanout.source.options import SourceOptions
+    from laredo_fanout.source.session import Connection
+    from laredo_fanout.source.write_batch import WriteBatch
+    from laredo_fanout.store.writer import Store
+
+_log = structlog.get_logger()
+
+_CHECKS = 3
+_SMALL_PART = 4
+_PREFIX = "plan-"
+_REST_S = 600.0
+_ADVANCE_INTERVAL = 3.0
+_ADVANCE_SHARE = 10
+_MOST_LIVES = 5
+
+
+class FallBehind:
+    """The source's detour (``source.detour.Detour``), for all lives of the stream.
+
+    The ingest's thread and the attendant's call it; each attribute is written by one of them.
+    """
+
+    def __init__(self, options: CatchupOptions, source: SourceOptions, store: Store) -> None:
+        self._options = options
+        self._source = source
+        self._store = store
+        self._release: Release | None = None
+        self._inserted = 0
+        self._level = 0
+        self._measured = self._judged = 0
+        self._above = 0
+        self._fitting: int | None = None
+        """How many segments there would be; None: nobody wants to know."""
+        self._wanted = False
+        self._asked = threading.Event()
+        self._rest_until = 0.0
+        self._lives = (0, 0)
+        self._advanced = 0
+        self._advance_at = 0.0
+        self._restarts = 0
+        self._plans = 0
+        self._given_up = 0
+        self._trouble: str | None = None
+
+    # ------------------------------------------------------------ as a detour
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two measurements."""
+        return self._options.check_interval
+
+    def measure(self, connection: Connection) -> None:
+        """See how far the server is; move the slot on while nobody streams from it.
+
+        :raises psycopg.Error: if the server can't be asked.
+        """
+        self._inserted = inserted = room.inserted(connection)
+        release, behind = self._release, inserted - self._level
+        if release is not None:
+            self._fitting = None
+            self._advance(connection, release.durable)
+        elif behind > self._options.threshold_bytes or self._asked.is_set():
+            self._fitting = self._number(connection, behind)
+        else:
+            self._fitting = None
+        self._measured += 1
+
+    def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
+        """The release of the stored plan, or of a new one if one is wanted; None: no segments.
+
+        :raises psycopg.Error: if the server can't be asked.
+        """
+        self._forget_release()
+        plan = self._usable_plan()
+        if plan is None and self._wanted:
+            plan = self._new_plan(connection)
+        self._wanted = False
+        self._remove_spools(except_for=plan)
+        if plan is None:
+            return None
+        self._advanced = 0
+        self._release = Release(
+            self._options,
+            self._order(plan),
+            plan,
+            batch,
+            self._store.position,
+            is_small=lambda level: self._lag(level) * _SMALL_PART < self._options.threshold_bytes,
+        )
+        return self._release
+
+    def is_over(self, level: int) -> bool:
+        """Whether segments must begin, or have come to their end."""
+        release = self._release
+        if release is not None and release.over:
+            return True
+        self._level = level if release is None else max(level, release.reached)
+        if self._judged == self._measured:
+            return False
+        self._judged = self._measured
+        behind = self._lag(self._level)
+        self._above = self._above + 1 if behind > self._options.threshold_bytes else 0
+        if release is not None:
+            if self._above >= _CHECKS and self._must_split_again(release, behind):
+                self._wanted = True
+                release.end_early()
+            return False
+        return self._must_begin(behind)
+
+    # ------------------------------------------------------------ for people
+
+    def ask(self) -> None:
+        """Have the backlog split now, however small it is; from any thread."""
+        self._asked.set()
+
+    @property
+    def mode(self) -> Mode:
+        """When a backlog is split."""
+        return self._options.mode
+
+    def status(self) -> CatchupStatus:
+        """How it stands; from any thread."""
+        release = self._release
+        return CatchupStatus(
+            mode=self._options.mode,
+            threshold_bytes=self._options.threshold_bytes,
+            lag_bytes=self._lag(self._level) if self._level else 0,
+            plans=self._plans,
+            given_up=self._given_up,
+            restarts=self._restarts + (release.restarts if release else 0),
+            trouble=self._trouble,
+            release_position=release.durable if release else None,
+            spool_bytes=release.spooled_bytes if release else 0,
+            segments=release.status() if release else (),
+        )
+
+    # ------------------------------------------------------------ begin and end
+
+    def _must_begin(self, behind: int) -> bool:
+        fitting, asked = self._fitting, self._asked.is_set()
+        long_enough = self._options.mode is Mode.AUTO and self._above >= _CHECKS
+        rested = time.monotonic() >= self._rest_until
+        if fitting is None or not (asked or (long_enough and rested)):
+            return False
+        self._asked.clear()
+        self._wanted = fitting > 1
+        if not self._wanted:
+            self._rest_until = time.monotonic() + _REST_S
+            self._trouble = (
+                f"a backlog of {behind} bytes isn't split: there is room for {max(0, fitting)}"
+                f" segments of {self._options.min_segment_bytes} bytes and more; see catchup"
+                " { min_segment_bytes, reserve_slots }, max_replication_slots, max_wal_senders"
+            )
+            _log.info(self._trouble)
+        return self._wanted
+
+    def _must_split_again(self, release: Release, behind: int) -> bool:
+        """Whether the last segment, alone, can't keep up because of its decoding."""
+        smallest = self._options.min_segment_bytes
+        return release.only_tail and release.unreleased_bytes < smallest and behind > 2 * smallest
+
+    def _lag(self, level: int) -> int:
+        return max(0, self._inserted - level)
+
+    def _number(self, connection: Connection, behind: int) -> int:
+        free = room.free(connection, self._source.slot_name)
+        options = self._options
+        return min(
+            options.max_segments,
+            free.slots - options.reserve,
+            free.walsenders - options.reserve,
+            behind // options.min_segment_bytes,
+        )
+
+    def _new_plan(self, connection: Connection) -> Plan | None:
+        position = self._store.position
+        end = room.inserted(connection)
+        number = self._number(connection, end - position)
+        if number < 2:
+            return None
+        segments = plan_.split(position, end, number)
+        plan = Plan(secrets.token_hex(8), self._identity(), segments)
+        self._store_plan(plan)
+        self._plans += 1
+        self._trouble = None
+        self._lives = (0, 0)
+        _log.info(
+            "fell behind: the backlog is split",
+            bytes=end - position,
+            starts=[position_.text(segment.start) for segment in segments],
+        )
+        return plan
+
+    def _usable_plan(self) -> Plan | None:
+        """The stored plan, unless it is another history's, or no life gets on with it."""
+        stored = self._store.catchup_plan
+        if stored is None:
+            return None
+        plan = plan_.from_bytes(stored)
+        position, (before, lives) = self._store.position, self._lives
+        self._lives = position, lives + 1 if before == position else 1
+        why = None
+        if plan.source != self._identity():
+            why = "its positions mean nothing in the present history"
+        elif self._lives[1] > _MOST_LIVES:
+            why = f"{_MOST_LIVES} attempts didn't get on with it"
+        if why is None:
+            return plan
+        _log.warning("a split backlog is read through the one slot again", reason=why)
+        self._given_up += 1
+        self._rest_until = time.monotonic() + _REST_S
+        self._store_plan(None)
+        return None
+
+    def _forget_release(self) -> None:
+        release, self._release = self._release, None
+        self._fitting = None
+        self._above = 0
+        if release is None:
+            return
+        self._restarts += release.restarts
+        if release.trouble is not None:
+            self._given_up += 1
+            self._trouble = release.trouble
+            self._rest_until = time.monotonic() + _REST_S
+
+    def _store_plan(self, plan: Plan | None) -> None:
+        with self._store.transaction() as transaction:
+            transaction.set_catchup_plan(None if plan is None else plan.to_bytes())
+
+    def _identity(self) -> str:
+        source = self._store.source
+        return "" if source is None else f"{source.history} {source.slot} {source.token}"
+
+    def _directory(self, plan: Plan) -> Path:
+        return self._options.spool_directory / f"{_PREFIX}{plan.token}"
+
+    def _remove_spools(self, *, except_for: Plan | None) -> None:
+        kept = None if except_for is None else self._directory(except_for)
+        for path in self._options.spool_directory.glob(f"{_PREFIX}*"):
+            if path != kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _order(self, plan: Plan) -> Order:
+        source = self._source
+        return Order(
+            connection=source.connection,
+            slot=source.slot_name,
+            publication=source.publication.name,
+            connect_timeout=source.connect_timeout,
+            receive_timeout=source.receive_timeout,
+            temporary="",
+            segment=0,
+            start=0,
+            stop=None,
+            directory=str(self._directory(plan)),
+            piece=0,
+            piece_bytes=self._options.piece_bytes,
+        )
+
+    # ------------------------------------------------------------ the anchor
+
+    def _advance(self, connection: Connection, durable: int) -> None:
+        """Move the slot to what is durable, so that it keeps no WAL that nobody needs.
+
+        It reads the WAL in between: at most a tenth of the time is for that.
+        """
+        now = time.monotonic()
+        if durable <= self._advanced or now < self._advance_at:
+            return
+        try:
+            connection.execute(
+                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)",
+                (self._source.slot_name, position_.text(durable)),
+            )
+            self._advanced = durable
+        except psycopg.errors.DatabaseError as refused:
+            if connection.broken:
+                raise
+            # A stream that was just ended may hold it for a moment.
+            _log.info("the slot can't be moved on just now", error=str(refused).strip())
+        cost = time.monotonic() - now
+        self._advance_at = time.monotonic() + max(_ADVANCE_INTERVAL, _ADVANCE_SHARE * cost)

@@ -1,0 +1,38 @@
+"""What fall-behind mode is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Mode(StrEnum):
+    """When a backlog is split."""
+
+    AUTO = "auto"
+    """When it is larger than the threshold."""
+    MANUAL = "manual"
+    """When somebody asks for it."""
+
+
+@dataclass(frozen=True)
+class CatchupOptions:
+    """Sizes in bytes of WAL, times in seconds.
+
+    It begins when the lag was above ``threshold_bytes`` at three checks in a row,
+    and ends below a quarter of it. ``reserve`` slots and walsenders are left to
+    others. What is decoded and not yet released lies in ``spool_directory``, at
+    most about ``spool_max_bytes`` of it.
+    """
+
+    spool_directory: Path
+    mode: Mode = Mode.AUTO
+    threshold_bytes: int = 1 << 30
+    check_interval: float = 1.0
+    max_segments: int = 4
+    min_segment_bytes: int = 64 * 10**6
+    reserve: int = 2
+    spool_max_bytes: int = 8 << 30
+    piece_bytes: int = 64 << 20
+    """A spool's files are about so large, and removed one by one."""

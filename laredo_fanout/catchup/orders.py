@@ -1,0 +1,110 @@
+"""What a segment's process is told and what it tells, each a line of JSON over its pipes.
+
+The first line on its stdin is the :class:`Order`; then single bytes: :data:`PAUSE`,
+:data:`GO_ON`, :data:`FINISH`. When its stdin ends, so does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from laredo_fanout.source.options import PublicationOptions, SourceOptions
+
+PAUSE, GO_ON, FINISH = b"p", b"g", b"f"
+
+
+class Failure(StrEnum):
+    """Why a segment's process gave up."""
+
+    UNREACHABLE = "unreachable"
+    """No connection can be made."""
+    CUT = "cut"
+    """The stream was cut."""
+    NO_ROOM = "no room"
+    """No free slot or walsender."""
+    GAP = "gap"
+    """The slot is beyond the segment's start, or gone."""
+    NO_SPACE = "no space"
+    """The spool can't be written."""
+    BROKEN = "broken"
+    """Anything else."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to decode and where to put it: transactions from ``start`` on, before ``stop``,
+    into pieces from number ``piece`` on."""
+
+    connection: str
+    slot: str
+    publication: str
+    connect_timeout: float
+    receive_timeout: float
+    temporary: str
+    segment: int
+    start: int
+    stop: int | None
+    directory: str
+    piece: int
+    piece_bytes: int
+
+    @property
+    def source(self) -> SourceOptions:
+        """As the source's own connections are told."""
+        return SourceOptions(
+            self.connection,
+            slot_name=self.slot,
+            publication=PublicationOptions(self.publication),
+            connect_timeout=self.connect_timeout,
+            receive_timeout=self.receive_timeout,
+        )
+
+    @property
+    def path(self) -> Path:
+        """Where the pieces go."""
+        return Path(self.directory)
+
+    def to_bytes(self) -> bytes:
+        """A line of JSON."""
+        return orjson.dumps(asdict(self)) + b"\n"
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far a segment's process is.
+
+    ``size`` bytes of whole transactions are in the piece, the last of which ends at
+    ``position``; ``reached`` is how far the server has decoded. ``synced``: so much,
+    and all pieces before, survive a power loss. ``changes`` counts rows.
+    """
+
+    piece: int
+    size: int
+    position: int
+    reached: int
+    changes: int = 0
+    synced: bool = False
+    done: bool = False
+    failure: Failure | None = None
+    error: str = ""
+
+    def to_bytes(self) -> bytes:
+        """A line of JSON."""
+        return orjson.dumps(asdict(self)) + b"\n"
+
+
+def order_from_bytes(line: bytes) -> Order:
+    """What ``Order.to_bytes`` wrote."""
+    return Order(**orjson.loads(line))
+
+
+def report_from_bytes(line: bytes) -> Report:
+    """What ``Report.to_bytes`` wrote."""
+    read: dict[str, Any] = orjson.loads(line)
+    failure = read["failure"]
+    return Report(**{**read, "failure": None if failure is None else Failure(failure)})

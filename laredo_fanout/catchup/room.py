@@ -1,0 +1,47 @@
+"""What a server has room for: slots and walsenders that nobody uses, and how far its WAL is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.session import Connection
+
+_INSERTED = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+
+# A stream of ours that was just closed may be shown for a moment: it doesn't count.
+_ROOM = """
+SELECT current_setting('max_replication_slots')::int
+        - (SELECT count(*) FROM pg_replication_slots),
+    current_setting('max_wal_senders')::int
+        - (SELECT count(*) FROM pg_stat_replication WHERE NOT
+            coalesce(starts_with(application_name, %s) AND right(application_name, 7) = ' stream',
+                false))
+"""
+
+
+class Room(NamedTuple):
+    """Free replication slots and walsenders."""
+
+    slots: int
+    walsenders: int
+
+
+def inserted(connection: Connection) -> int:
+    """How far the server's WAL is written, in its memory at least.
+
+    :raises psycopg.Error: if the server can't be asked, or is a standby.
+    """
+    row = connection.execute(_INSERTED).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def free(connection: Connection, slot: str) -> Room:
+    """What is free; the stream of this slot isn't counted.
+
+    :raises psycopg.Error: if the server can't be asked.
+    """
+    row = connection.execute(_ROOM, (f"laredo-fanout {slot} ",)).fetchone()
+    assert row is not None
+    return Room(int(row[0]), int(row[1]))

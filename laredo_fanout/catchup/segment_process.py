@@ -1,0 +1,306 @@
+"""Decodes one segment: ``python -m laredo_fanout.catchup.segment_process``.
+
+It streams from a copy of the slot of its own and puts what it owns into the
+segment's spool, until it has all of it. What it is told and tells: ``orders``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+
+from laredo_fanout.catchup import orders, spool
+from laredo_fanout.catchup.orders import Failure, Order, Report
+from laredo_fanout.catchup.segment_stream import SegmentStream
+from laredo_fanout.catchup.spool import Announced, PieceWriter
+from laredo_fanout.errors import ServerUnfit, SlotLost, SourceError, SourceUnavailable, StreamBroken
+from laredo_fanout.source import message as message_
+from laredo_model import position as position_
+
+FAILED = 1
+MAIN_IS_GONE = 3
+
+_MESSAGES_A_TURN = 20_000
+_BUSY_BYTES = 64 << 10
+_NAP = 0.002
+_REPORT_INTERVAL = 1.0
+_SYNC_INTERVAL = 2.0
+_STATUS_INTERVAL = 5.0
+_NEVER = (1 << 64) - 1
+
+
+class Segment:
+    """One segment's decoding, from its start or where an earlier process left it."""
+
+    def __init__(self, order: Order, stream: SegmentStream, tell: Callable[[Report], None]) -> None:
+        self._order = order
+        self._stream = stream
+        self._tell = tell
+        self._stop = _NEVER if order.stop is None else order.stop
+        self._piece = PieceWriter(order.path, order.segment, order.piece)
+        self._announced = Announced()
+        self._whole = 0
+        self._position = self._reached = order.start
+        self._begun = 0
+        self._changes = 0
+        self._in_transaction = False
+        self._reply_wanted = False
+        self._told: Report | None = None
+        self._told_at = self._synced_at = self._confirmed_at = self._heard_at = time.monotonic()
+        self.paused = False
+        self.finishing = False
+        self.done = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether more is waiting in libpq's buffer, so that nobody need be waited for."""
+        return self._more and not self.paused
+
+    _more = False
+
+    def turn(self) -> None:
+        """Take what has come, write it, tell of it.
+
+        :raises SourceError: if the stream was cut, or sent what this segment doesn't own.
+        :raises OSError: if the spool can't be written.
+        """
+        if not self.paused:
+            taken = self._stream.gulp()
+            if taken:
+                self._heard_at = time.monotonic()
+            self._more = self._drain()
+            self._piece.flush()
+            if taken > _BUSY_BYTES and not self._more:
+                time.sleep(_NAP)
+        if self.finishing and not self._in_transaction:
+            self.done = True
+        self._stay_in_touch()
+
+    def end(self) -> None:
+        """Everything is durable; say that it is done."""
+        self._piece.sync()
+        self._tell(self._report(synced=True, done=True))
+        self._piece.close()
+
+    def _drain(self) -> bool:  # noqa: PLR0912
+        """Put messages into the piece; whether there may be more."""
+        get, add = self._stream.pgconn.get_copy_data, self._piece.add
+        announced, stop = self._announced, self._stop
+        of = b""
+        for _ in range(_MESSAGES_A_TURN):
+            size, data = get(1)
+            if size <= 0:
+                if size < 0:
+                    raise self._stream.end()
+                return False
+            if data[0] != message_.XLOG_DATA:
+                self._keepalive(bytes(data))
+                if self.done:
+                    return False
+                continue
+            kind = data[25]
+            if kind in (85, 73, 68):
+                self._changes += 1
+                if data[26:30] != of:
+                    of = bytes(data[26:30])
+                    for repeated in announced.missing_before(data):
+                        add(repeated)
+                add(data)
+            elif kind == message_.BEGIN:
+                of = b""
+                if self._begin(spool.final_position(data), stop):
+                    return False
+                add(data)
+            elif kind == message_.COMMIT:
+                add(data)
+                self._commit(bytes(data))
+                add = self._piece.add
+                if self.finishing:
+                    return False
+            elif self._in_transaction:
+                self._rare(kind, bytes(data))
+            # Outside a transaction come only messages that belong to none.
+        return True
+
+    def _begin(self, final: int, stop: int) -> bool:
+        """A transaction begins; whether it is the next segment's."""
+        if final >= stop:
+            self._reached = stop
+            self.done = True
+            return True
+        if final < max(self._order.start, self._begun):
+            raise StreamBroken(
+                f"segment {self._order.segment} begins at {position_.text(self._order.start)} and"
+                f" was sent a transaction that committed at {position_.text(final)}"
+            )
+        self._begun = final
+        self._in_transaction = True
+        return False
+
+    def _rare(self, kind: int, message: bytes) -> None:
+        if kind in (message_.RELATION, message_.TYPE):
+            self._announced.add(message)
+        else:
+            for repeated in self._announced.missing_before(message):
+                self._piece.add(repeated)
+        self._piece.add(message)
+
+    def _commit(self, message: bytes) -> None:
+        self._in_transaction = False
+        self._position = message_.commit(message).position
+        self._reached = max(self._reached, self._position)
+        self._whole = self._piece.size
+        if self._piece.size >= self._order.piece_bytes:
+            self._next_piece()
+
+    def _next_piece(self) -> None:
+        self._piece.sync()
+        self._say(synced=True)
+        number = self._piece.number + 1
+        self._piece.close()
+        self._piece = PieceWriter(self._order.path, self._order.segment, number)
+        self._whole = 0
+        self._announced.forget_said()
+
+    def _keepalive(self, message: bytes) -> None:
+        keepalive = message_.keepalive(message)
+        self._reply_wanted = self._reply_wanted or keepalive.wants_reply
+        if self._in_transaction:
+            return
+        # All that committed before has been sent.
+        self._reached = max(self._reached, keepalive.wal_end)
+        if keepalive.wal_end >= self._stop:
+            self.done = True
+
+    def _stay_in_touch(self) -> None:
+        now = time.monotonic()
+        if not self.paused and now - self._heard_at > self._order.receive_timeout:
+            raise SourceUnavailable(f"the stream brought nothing for {now - self._heard_at:.0f} s")
+        if self._reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL:
+            # Nothing is lost by it: the copy dies with this process, and the slot stays.
+            self._stream.confirm(
+                self._position, reply=now - self._heard_at > self._order.receive_timeout / 3
+            )
+            self._reply_wanted = False
+            self._confirmed_at = now
+        if now - self._synced_at >= _SYNC_INTERVAL:
+            self._piece.sync()
+            self._say(synced=True)
+            self._synced_at = now
+        elif (
+            self._told is None
+            or self._told.size != self._whole
+            or (now - self._told_at >= _REPORT_INTERVAL)
+        ):
+            self._say(synced=False)
+
+    def _say(self, *, synced: bool) -> None:
+        self._told = self._report(synced=synced)
+        self._told_at = time.monotonic()
+        self._tell(self._told)
+
+    def _report(self, *, synced: bool, done: bool = False) -> Report:
+        return Report(
+            self._piece.number,
+            self._whole,
+            self._position,
+            self._reached,
+            self._changes,
+            synced=synced,
+            done=done,
+        )
+
+
+def main() -> int:
+    order = orders.order_from_bytes(_first_line())
+
+    def tell(report: Report) -> None:
+        rest = memoryview(report.to_bytes())
+        while rest:
+            rest = rest[os.write(1, rest) :]
+
+    try:
+        _run(order, tell)
+    except (SourceError, OSError) as error:
+        text = " ".join(str(error).split())
+        failed = Report(order.piece, 0, 0, 0, failure=_failure(error), error=text)
+        tell(failed)
+        return FAILED
+    return 0
+
+
+def _run(order: Order, tell: Callable[[Report], None]) -> None:
+    try:
+        stream = SegmentStream.connect(order.source, order.segment)
+    except SourceUnavailable as refused:
+        raise _Unreachable(str(refused)) from refused
+    try:
+        stream.copy_slot(order.slot, order.temporary, order.start)
+        stream.start(order.temporary, order.publication, order.start)
+        segment = Segment(order, stream, tell)
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(stream.fileno(), select.POLLIN)
+        while not segment.done:
+            if segment.paused:
+                poll.unregister(stream.fileno())
+            ready = dict(poll.poll(0 if segment.busy else 1000 * _REPORT_INTERVAL))
+            if segment.paused:
+                poll.register(stream.fileno(), select.POLLIN)
+            if 0 in ready:
+                _obey(segment)
+            segment.turn()
+        segment.end()
+    finally:
+        stream.close()
+
+
+class _Unreachable(SourceUnavailable):
+    """No connection could be made."""
+
+
+def _obey(segment: Segment) -> None:
+    said = os.read(0, 64)
+    if not said:
+        os._exit(MAIN_IS_GONE)
+    for number in said:
+        match bytes((number,)):
+            case orders.PAUSE:
+                segment.paused = True
+            case orders.GO_ON:
+                segment.paused = False
+            case orders.FINISH:
+                segment.finishing = True
+
+
+def _first_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            os._exit(MAIN_IS_GONE)
+        line += byte
+    return line
+
+
+def _failure(error: SourceError | OSError) -> Failure:
+    match error:
+        case OSError():
+            return Failure.NO_SPACE
+        case _Unreachable():
+            return Failure.UNREACHABLE
+        case ServerUnfit():
+            return Failure.NO_ROOM
+        case SlotLost():
+            return Failure.GAP
+        case SourceUnavailable():
+            return Failure.CUT
+        case _:
+            return Failure.BROKEN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

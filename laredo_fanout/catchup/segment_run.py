@@ -1,0 +1,213 @@
+"""One segment, seen from the ingest: its process, what that has told, and when to start another."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+
+from laredo_fanout.catchup import orders
+from laredo_fanout.catchup.orders import Failure, Order, Report
+from laredo_fanout.catchup.plan import Piece, Segment
+
+_log = structlog.get_logger()
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_SLOT_NAME_BYTES = 63
+_END_PATIENCE_S = 5.0
+
+
+def temporary_name(slot: str, segment: int) -> str:
+    """A name for a copy of the slot that nobody else uses."""
+    ending = f"_segment_{segment}_{secrets.token_hex(4)}"
+    return slot[: _SLOT_NAME_BYTES - len(ending)] + ending
+
+
+class SegmentRun:
+    """A segment that is being decoded, or has been.
+
+    ``segment`` is what a power loss leaves of it, ``pieces`` all that its processes
+    have told of. ``failures`` counts processes in a row that ended without getting further.
+    """
+
+    def __init__(self, segment: Segment, source: Order) -> None:
+        self.segment = segment
+        self.plan_start = segment.start
+        self.pieces: list[Piece] = list(segment.pieces)
+        self._order = source
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+        self._next_piece = segment.next_piece
+        self._start_at = 0.0
+        self.position = segment.position
+        self.reached = segment.position
+        self.changes = 0
+        self.restarts = 0
+        self.failures = 0
+        self.failure: Failure | None = None
+        self.error = ""
+        self.paused = False
+        self.done = segment.done
+
+    @property
+    def number(self) -> int:
+        """Which one it is; the first is 0."""
+        return self.segment.number
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def spooled_bytes(self) -> int:
+        """What lies in its pieces."""
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def due(self) -> bool:
+        """Whether a process should be started."""
+        return not self.done and self._process is None and time.monotonic() >= self._start_at
+
+    def start(self, after: int) -> int:
+        """Start a process that goes on where the last one was, at ``after`` at least.
+
+        Returns the descriptor to wait for.
+        """
+        start = max(self.position, after)
+        order = replace(
+            self._order,
+            temporary=temporary_name(self._order.slot, self.number),
+            segment=self.number,
+            start=start,
+            stop=self.segment.stop,
+            piece=self._next_piece,
+        )
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "laredo_fanout.catchup.segment_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            # A terminal's Ctrl-C is for the main process, which ends the others.
+            process_group=0,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._unread = b""
+        self.paused = False
+        with suppress(BrokenPipeError):  # it is gone already: its stdout ends, too
+            process.stdin.write(order.to_bytes())
+        return process.stdout.fileno()
+
+    def take_reports(self) -> bool:
+        """Take what its process has told; whether there was anything."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return False
+        told = False
+        while (read := process.stdout.read(65536)) is not None:
+            if not read:
+                self._ended(process)
+                return True
+            *lines, self._unread = (self._unread + read).split(b"\n")
+            for line in lines:
+                self._told(orders.report_from_bytes(line))
+                told = True
+        return told
+
+    def pause(self, *, paused: bool) -> None:
+        """Have it take nothing more from the server for a while, or go on."""
+        if paused != self.paused:
+            self.paused = paused
+            self._say(orders.PAUSE if paused else orders.GO_ON)
+
+    def finish(self) -> None:
+        """Have it stop at the end of the transaction that it is in."""
+        self._say(orders.FINISH)
+
+    def forget(self, pieces: Sequence[Piece]) -> None:
+        """These were released and removed."""
+        gone = {piece.number for piece in pieces}
+        self.pieces = [piece for piece in self.pieces if piece.number not in gone]
+        kept = tuple(piece for piece in self.segment.pieces if piece.number not in gone)
+        start = max((piece.position for piece in pieces), default=0)
+        self.segment = replace(self.segment, start=max(self.segment.start, start), pieces=kept)
+
+    def kill(self) -> None:
+        """End its process, whatever it is doing; its copy of the slot goes with it."""
+        process = self._process
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        self._close(process)
+
+    def _say(self, byte: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it is gone, which its stdout's end will tell
+                self._process.stdin.write(byte)
+
+    def _told(self, report: Report) -> None:
+        if report.failure is not None:
+            self.failure, self.error = report.failure, report.error
+            return
+        self._next_piece = report.piece + 1
+        if report.size:
+            piece = Piece(report.piece, report.size, report.position)
+            if self.pieces and self.pieces[-1].number == report.piece:
+                self.pieces[-1] = piece
+            else:
+                self.pieces.append(piece)
+        if report.position > self.position or report.done:
+            self.failures = 0
+        self.position = max(self.position, report.position)
+        self.reached = max(self.reached, report.reached)
+        self.changes = report.changes
+        self.done = self.done or report.done
+        if report.synced:
+            pieces = tuple(piece for piece in self.pieces)
+            self.segment = replace(self.segment, pieces=pieces, done=self.done)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        code = _exit_code(process)
+        self._close(process)
+        # What it wrote and didn't tell is of no use: the next one begins another piece.
+        self._next_piece += 1
+        if self.done:
+            return
+        self.failures += 1
+        self.restarts += 1
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failures)
+        self._start_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        _log.warning(
+            "a segment's process ended before its segment; another goes on",
+            segment=self.number,
+            pid=process.pid,
+            exit_code=code,
+            error=self.error or None,
+            failures=self.failures,
+        )
+
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self._process = None
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Of a process that has closed its stdout, and so is about to be gone."""
+    try:
+        return process.wait(_END_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

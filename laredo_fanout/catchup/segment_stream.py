@@ -1,0 +1,64 @@
+"""The stream of a copy of the slot: temporary, of one connection, gone when that ends.
+
+https://www.postgresql.org/docs/current/functions-admin.html, pg_copy_logical_replication_slot.
+"""
+
+from __future__ import annotations
+
+from psycopg.pq import DiagnosticField, ExecStatus
+
+from laredo_fanout.errors import ServerUnfit, SlotLost, SourceUnavailable
+from laredo_fanout.source import session
+from laredo_fanout.source.options import SourceOptions
+from laredo_fanout.source.replication import ReplicationStream
+from laredo_model import position as position_
+
+_LIMITS = ("max_wal_senders", "connection slots are reserved", "too many clients")
+"""A refused connection has no SQLSTATE on the client's side."""
+_FULL = b"53400"
+_GONE = (b"42704", b"55000", b"0A000")
+
+
+class SegmentStream(ReplicationStream):
+    """A replication connection with a slot of its own."""
+
+    @classmethod
+    def connect(cls, options: SourceOptions, segment: int) -> SegmentStream:
+        """Connect.
+
+        :raises ServerUnfit: if there is no free walsender.
+        :raises SourceUnavailable: if the server can't be reached.
+        """
+        try:
+            connection = session.connect(options, role=f"segment {segment}", replication=True)
+        except SourceUnavailable as refused:
+            if any(limit in str(refused) for limit in _LIMITS):
+                raise ServerUnfit(f"no free walsender or connection: {refused}") from refused
+            raise
+        return cls(connection, options.receive_timeout)
+
+    def copy_slot(self, slot: str, temporary: str, start: int) -> None:
+        """Copy ``slot``; the copy streams everything from ``start`` on.
+
+        :raises ServerUnfit: if there is no free slot.
+        :raises SlotLost: if the slot is gone, or beyond ``start``: the stream would begin
+            there in silence.
+        """
+        result = self._execute(
+            f"SELECT lsn FROM pg_copy_logical_replication_slot('{slot}', '{temporary}',"
+            " true)".encode()
+        )
+        if result.status != ExecStatus.TUPLES_OK:
+            text = " ".join(self.pgconn.get_error_message().split())
+            state = result.error_field(DiagnosticField.SQLSTATE)
+            if state == _FULL:
+                raise ServerUnfit(f"slot {slot} can't be copied, no slot is free: {text}")
+            if state in _GONE:
+                raise SlotLost(f"slot {slot} can't be copied: {text}")
+            raise SourceUnavailable(f"slot {slot} can't be copied just now: {text}")
+        copied = position_.parse((result.get_value(0, 0) or b"0/0").decode())
+        if copied > start:
+            raise SlotLost(
+                f"slot {slot} was moved to {position_.text(copied)}, beyond"
+                f" {position_.text(start)}, where decoding must go on"
+            )

@@ -1,0 +1,286 @@
+"""A segment's spool: the stream's messages as they came, in files that each can be read alone.
+
+A file holds whole transactions: frames of a u32 size and the message with its
+envelope. The server announces a relation once in a session; here it is repeated in
+each file before its first row, so that files can be removed one by one and a reader
+may begin with any of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from struct import Struct
+
+from laredo_fanout.catchup.plan import Piece, Segment
+from laredo_fanout.source import message as message_
+
+_SIZE = Struct(">I")
+_FRAME = _SIZE.size
+_FINAL = Struct(">Q").unpack_from
+_READ_BYTES = 8 << 20
+_ENOUGH_BYTES = 1 << 20
+_KIND = message_.ENVELOPE
+_OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
+_ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
+_ANNOUNCING = (message_.RELATION, message_.TYPE)
+
+
+def path(directory: Path, segment: int, piece: int) -> Path:
+    """Where a piece lies."""
+    return directory / f"{segment:04d}-{piece:06d}"
+
+
+def remaining(directory: Path, segment: Segment, position: int) -> Segment:
+    """The segment as its files are, without what the store has, which is at ``position``.
+
+    Where a file isn't as it should be, decoding goes on before it.
+    """
+    pieces: list[Piece] = []
+    start, done = segment.start, segment.done
+    for piece in segment.pieces:
+        if piece.position <= position:
+            start = max(start, piece.position)
+        elif _size(path(directory, segment.number, piece.number)) < piece.size:
+            done = False
+            break
+        else:
+            pieces.append(piece)
+    return replace(segment, start=start, pieces=tuple(pieces), done=done)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def final_position(message: bytes | memoryview) -> int:
+    """Where the commit record begins of the transaction that this BEGIN opens."""
+    found: int = _FINAL(message, message_.ENVELOPE + 1)[0]
+    return found
+
+
+class Announced:
+    """The relations and types that were announced, and which of them must be repeated."""
+
+    def __init__(self) -> None:
+        self._relations: dict[bytes, bytes] = {}
+        self._types: dict[bytes, bytes] = {}
+        self._missing: set[bytes] = set()
+        self._types_missing = False
+
+    def forget_said(self) -> None:
+        """From here on a reader may know none of them."""
+        self._missing = set(self._relations)
+        self._types_missing = bool(self._types)
+
+    def add(self, message: bytes) -> None:
+        """One is announced."""
+        oid = message[_OID]
+        if message[_KIND] == message_.TYPE:
+            self._types[oid] = message
+        else:
+            self._relations[oid] = message
+            self._missing.discard(oid)
+
+    def missing_before(self, message: bytes | memoryview) -> list[bytes]:
+        """What must be repeated before this one."""
+        kind = message[_KIND]
+        if kind in _ROWS:
+            return self._repeat(bytes(message[_OID]))
+        if kind == message_.TRUNCATE:
+            repeated = []
+            for oid in message_.truncate(bytes(message)).oids:
+                repeated += self._repeat(oid.to_bytes(4, "big"))
+            return repeated
+        return []
+
+    def _repeat(self, oid: bytes) -> list[bytes]:
+        if oid not in self._missing:
+            return []
+        self._missing.discard(oid)
+        repeated = [self._relations[oid]]
+        if self._types_missing:
+            self._types_missing = False
+            repeated = [*self._types.values(), *repeated]
+        return repeated
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a new file's name durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class PieceWriter:
+    """Writes one piece; used by a segment's process."""
+
+    def __init__(self, directory: Path, segment: int, number: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._descriptor = os.open(path(directory, segment, number), flags, 0o600)
+        self.number = number
+        self.size = 0
+        self._parts: list[bytes | memoryview] = []
+        _sync_directory(directory)
+
+    def add(self, message: bytes | memoryview) -> None:
+        """Put a message after the others; it is written by :meth:`flush`."""
+        size = len(message)
+        self._parts += (_SIZE.pack(size), message)
+        self.size += _FRAME + size
+
+    def flush(self) -> None:
+        """Write what was added.
+
+        :raises OSError: if there is no room.
+        """
+        if not self._parts:
+            return
+        rest = memoryview(b"".join(self._parts))
+        self._parts.clear()
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def sync(self) -> None:
+        """Make it durable.
+
+        :raises OSError: if that fails.
+        """
+        self.flush()
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class SegmentReader:
+    """Reads the whole transactions of one segment's pieces, as far as they are known to be there.
+
+    Transactions whose commit record begins before ``after`` are passed over.
+    ``piece`` is the number of the one that is being read, -1 at first.
+    """
+
+    def __init__(self, directory: Path, segment: int, after: int) -> None:
+        self._directory = directory
+        self._segment = segment
+        self._after = after
+        self._pieces: Sequence[Piece] = ()
+        self._descriptor: int | None = None
+        self._offset = 0
+        self._block = b""
+        self._at = 0
+        self._announced = Announced()
+        self._repeated: deque[bytes] = deque()
+        self._passing, self._passing_by, self._passed = True, False, False
+        self.piece = -1
+
+    def know(self, pieces: Sequence[Piece]) -> None:
+        """So much is there now: pieces grow, get successors, and go when they were read."""
+        self._pieces = pieces
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that is known was given."""
+        if self._at < len(self._block) or self._repeated:
+            return False
+        newest = self._pieces[-1] if self._pieces else None
+        return newest is None or (newest.number, newest.size) <= (self.piece, self._offset)
+
+    def read(self) -> int:
+        """Bring more messages for :attr:`get`; how many bytes.
+
+        :raises OSError: if they can't be read.
+        """
+        if len(self._block) - self._at > _ENOUGH_BYTES:
+            return 0
+        here = next((piece for piece in self._pieces if piece.number == self.piece), None)
+        if here is None or self._offset == here.size:
+            if self._at < len(self._block) or self._repeated or not self._open_next():
+                return 0
+            here = next(piece for piece in self._pieces if piece.number == self.piece)
+        assert self._descriptor is not None
+        block = os.read(self._descriptor, min(_READ_BYTES, here.size - self._offset))
+        if not block and self._offset < here.size:
+            raise OSError(errno.EIO, "it is shorter than it was", str(self._path))
+        self._block = self._block[self._at :] + block
+        self._at = 0
+        self._offset += len(block)
+        return len(block)
+
+    @property
+    def get(self) -> Callable[[int], tuple[int, bytes]]:
+        """Gives messages like ``get_copy_data``: 0 when there are no more for now."""
+        return self._get_behind if self._passing else self._get
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is known to be there and wasn't read yet."""
+        sizes = sum(piece.size for piece in self._pieces if piece.number >= self.piece)
+        return sizes - self._offset
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def _path(self) -> Path:
+        return path(self._directory, self._segment, self.piece)
+
+    def _open_next(self) -> bool:
+        following = [piece.number for piece in self._pieces if piece.number > self.piece]
+        if not following:
+            return False
+        self.close()
+        self.piece = following[0]
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._offset = 0
+        self._announced = Announced()
+        self._passing = not self._passed
+        return True
+
+    def _get(self, _: int) -> tuple[int, bytes]:
+        block, start = self._block, self._at + _FRAME
+        if start > len(block):
+            return 0, b""
+        size: int = _SIZE.unpack_from(block, self._at)[0]
+        stop = start + size
+        if stop > len(block):
+            return 0, b""
+        self._at = stop
+        return size, block[start:stop]
+
+    def _get_behind(self, _: int) -> tuple[int, bytes]:
+        """The same, without what ends before ``after``; what was announced there is repeated."""
+        while not self._repeated:
+            size, message = self._get(1)
+            if size <= 0:
+                return size, message
+            kind = message[_KIND]
+            if kind == message_.BEGIN:
+                self._begun(message)
+            if kind in _ANNOUNCING:
+                self._announced.add(message)
+            if self._passing_by:
+                continue
+            self._repeated.extend(self._announced.missing_before(message))
+            self._repeated.append(message)
+        message = self._repeated.popleft()
+        return len(message), message
+
+    def _begun(self, message: bytes) -> None:
+        self._passing_by = final_position(message) < self._after
+        if not self._passing_by and not self._passed:
+            self._passed = True
+            self._announced.forget_said()
