@@ -54,12 +54,17 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBegin:
-    """The rows that follow, up to SnapshotEnd, replace all that is known of the table."""
+    """The rows that follow, up to SnapshotEnd, replace all that is known of the table.
+
+    ``reason``: why the server sends it to a client that would have gone on; empty where it
+    doesn't tell, or none asked to.
+    """
 
     snapshot_id: str
     position: Position | None
     sequence: int
     row_count: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

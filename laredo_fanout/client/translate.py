@@ -149,6 +149,7 @@ class Translator:
                 _position(begin.source_position),
                 begin.sequence,
                 begin.row_count,
+                begin.reason,
             ),
         )
 

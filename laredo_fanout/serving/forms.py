@@ -97,11 +97,14 @@ class Messages:
             message.capabilities.append(BATCH)
         return wire.SyncResponse(handshake=message).SerializeToString()
 
-    def snapshot_begin(self, *, snapshot_id: str, sequence: int, rows: int, position: int) -> bytes:
+    def snapshot_begin(
+        self, *, snapshot_id: str, sequence: int, rows: int, position: int, reason: str
+    ) -> bytes:
         """Rows follow that replace all that the client has."""
         message = wire.SnapshotBegin(snapshot_id=snapshot_id, sequence=sequence, row_count=rows)
         if self._extended:
             message.source_position = position_.text(position)
+            message.reason = reason
         return wire.SyncResponse(snapshot_begin=message).SerializeToString()
 
     def snapshot_end(

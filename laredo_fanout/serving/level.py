@@ -10,12 +10,14 @@ from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.request import SyncAsked
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.store.errors import TableUnknown
+from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
 from laredo_model import position as position_
-from laredo_model.history import History
 
 
-async def level_view(shared: Shared, asked: SyncAsked, lease: Lease) -> tuple[TableView, History]:
+async def level_view(
+    shared: Shared, asked: SyncAsked, lease: Lease
+) -> tuple[TableView, SourceIdentity]:
     """The table once it isn't behind the client any more.
 
     :raises NotReady: it isn't shown yet.
@@ -27,9 +29,9 @@ async def level_view(shared: Shared, asked: SyncAsked, lease: Lease) -> tuple[Ta
         woken = shared.wakeups.current()
         # The tail may be a wake-up behind: with the table read first here, the session
         # never begins with an older state than it ends with.
-        view, history = read_table(shared, asked.table)
-        if not resume.ahead(asked, view, history):
-            return view, history
+        view, source = read_table(shared, asked.table)
+        if not resume.ahead(asked, view, source):
+            return view, source
         lease.update(sequence=0, depth=0, state="waiting")
         left = deadline - loop.time()
         if left <= 0:
@@ -43,8 +45,8 @@ async def level_view(shared: Shared, asked: SyncAsked, lease: Lease) -> tuple[Ta
         await asyncio.wait([woken], timeout=left)
 
 
-def read_table(shared: Shared, table: str) -> tuple[TableView, History]:
-    """The table and the history as they are now.
+def read_table(shared: Shared, table: str) -> tuple[TableView, SourceIdentity]:
+    """The table and its source as they are now.
 
     :raises NotReady: it isn't shown.
     """
@@ -55,4 +57,4 @@ def read_table(shared: Shared, table: str) -> tuple[TableView, History]:
     source = shared.reader.source()
     if not view.shown or source is None:
         raise resume.not_ready(view)
-    return view, source.history
+    return view, source

@@ -78,12 +78,12 @@ async def plan(archive: TableArchive, asked: SyncAsked, shared: Shared, pin: Pin
 def _chain(
     archive: TableArchive, found: Found, asked: SyncAsked, shared: Shared
 ) -> tuple[Chain, TableView]:
-    view, history = read_table(shared, asked.table)
-    if not same_history(asked, history):
-        raise NoReplay(Outcome.UNCOVERED, f"the server follows history {history} now")
+    view, source = read_table(shared, asked.table)
+    if not same_history(asked, source):
+        raise NoReplay(Outcome.UNCOVERED, f"the server follows history {source.history} now")
     where = found.destination.uri_of(found.manifest_key)
     try:
-        chain = replay.chain(found.manifest, where, asked, view, history)
+        chain = replay.chain(found.manifest, where, asked, view, source.history)
     except ArchiveError as damaged:
         raise NoReplay(Outcome.UNREADABLE, str(damaged)) from damaged
     archive.check(found, chain.diffs)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from laredo_fanout.serving.errors import NotReady
 from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.history import History
+from laredo_model import position as position_
 from laredo_model.position import Position
 
 _STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})\Z")
@@ -22,16 +23,19 @@ class Plan:
     """How a session begins.
 
     `after`: the cursor, the last sequence the client needs no more; None: a snapshot gives it.
-    `position`: what the client has seen whole so far.
+    `position`: what the client has seen whole so far. `because`: why it is a snapshot, for a
+    client that asked to go on.
     """
 
     mode: wire.SyncMode
     after: int | None
     position: int
     snapshot_id: str = ""
+    because: str = ""
 
 
-FULL = Plan(wire.SYNC_MODE_FULL_SNAPSHOT, None, 0)
+def _full(because: str = "") -> Plan:
+    return Plan(wire.SYNC_MODE_FULL_SNAPSHOT, None, 0, because=because)
 
 
 def streamed_snapshot_id(table_id: int, sequence: int) -> str:
@@ -39,9 +43,9 @@ def streamed_snapshot_id(table_id: int, sequence: int) -> str:
     return f"stream-{table_id}-{sequence}"
 
 
-def ahead(asked: SyncAsked, view: TableView, history: History) -> bool:
+def ahead(asked: SyncAsked, view: TableView, source: SourceIdentity) -> bool:
     """Whether the client has seen more of this history than we have."""
-    if asked.position is None or not same_history(asked, history):
+    if asked.position is None or not same_history(asked, source):
         return False
     return asked.position > view.position
 
@@ -49,7 +53,7 @@ def ahead(asked: SyncAsked, view: TableView, history: History) -> bool:
 def plan(
     asked: SyncAsked,
     view: TableView,
-    history: History,
+    source: SourceIdentity,
     reader: StoreReader,
     snapshot_sequence: Callable[[str, str, int], int | None],
 ) -> Plan:
@@ -60,8 +64,8 @@ def plan(
 
     :raises NotReady: only a snapshot would do, and the table is being copied anew.
     """
-    found = _resume(asked, view, history, reader, snapshot_sequence)
-    if found is FULL and not view.live:
+    found = _resume(asked, view, source, reader, snapshot_sequence)
+    if found.after is None and not view.live:
         raise not_ready(view)
     return found
 
@@ -75,36 +79,40 @@ def not_ready(view: TableView) -> NotReady:
 def _resume(
     asked: SyncAsked,
     view: TableView,
-    history: History,
+    source: SourceIdentity,
     reader: StoreReader,
     snapshot_sequence: Callable[[str, str, int], int | None],
 ) -> Plan:
     if asked.position is not None:
-        if not same_history(asked, history):
-            return FULL
-        return _by_position(asked, view, reader, asked.position)
+        if not same_history(asked, source):
+            return _full(source.because or f"the history is {source.history} now")
+        return _by_position(asked, view, source, reader, asked.position)
     if asked.sequence is not None:
         return _by_sequence(asked.sequence, view)
     if asked.snapshot_id:
         return _by_snapshot(asked.snapshot_id, view, snapshot_sequence)
-    return FULL
+    return _full()
 
 
 def _by_position(
-    asked: SyncAsked, view: TableView, reader: StoreReader, position: Position
+    asked: SyncAsked,
+    view: TableView,
+    source: SourceIdentity,
+    reader: StoreReader,
+    position: Position,
 ) -> Plan:
     # A base client may have stopped in the middle of the transaction at `position`: it gets all of
     # it again, so that one must still be there; the floor's own is pruned.
     oldest = view.floor if asked.batch else view.floor + 1
     if not oldest <= position <= view.position:
-        return FULL
+        return _full(missed(position, view, source))
     first = reader.sequence_after_position(view.id, position, inclusive=not asked.batch)
     return Plan(wire.SYNC_MODE_DELTA, first - 1, position)
 
 
 def _by_sequence(sequence: int, view: TableView) -> Plan:
     if not view.oldest_sequence - 1 <= sequence <= view.sequence:
-        return FULL
+        return _full(f"the journal begins at sequence {view.oldest_sequence}")
     return Plan(wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.floor)
 
 
@@ -117,12 +125,29 @@ def _by_snapshot(
     else:
         sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
     if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:
-        return FULL
+        return _full("the journal doesn't reach back to that snapshot")
     return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
 
 
-def same_history(asked: SyncAsked, history: History) -> bool:
+def missed(position: int, view: TableView, source: SourceIdentity) -> str:
+    """Why the changes after ``position`` of this history can't be sent."""
+    if source.because and position < source.since:
+        return source.because
+    return (
+        f"the journal is complete from {position_.text(view.floor)} on: older entries were"
+        " pruned, or the table was copied anew"
+    )
+
+
+def same_history(asked: SyncAsked, source: SourceIdentity) -> bool:
     """Whether the client's position says something here."""
+    if asked.position is None:
+        return True
+    if asked.history is not None:
+        return source.lineage.holds(asked.history, asked.position)
     # A base client can't tell its history: it is taken for ours, so that one that is ahead of a
-    # lagging server waits and never gets an older snapshot.
-    return asked.history is None or asked.history == history
+    # lagging server waits and never gets an older snapshot. But where a former history of this
+    # store had got as far, only a sequence tells whose the position is: they began anew, larger.
+    if asked.position > source.former_reach:
+        return True
+    return (asked.sequence or 0) >= source.former_sequences

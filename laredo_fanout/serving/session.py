@@ -125,10 +125,10 @@ class Session:
 
         :raises Refused: the call ends with this.
         """
-        view, self._history = await level_view(self._shared, self._asked, self._lease)
+        view, self._source = await level_view(self._shared, self._asked, self._lease)
         self._enter(view)
         plan = resume.plan(
-            self._asked, view, self._history, self._shared.reader, self._snapshot_sequence
+            self._asked, view, self._source, self._shared.reader, self._snapshot_sequence
         )
         try:
             replayed = await self._plan_replay() if plan.after is None else None
@@ -138,7 +138,7 @@ class Session:
             if replayed is not None:
                 await self._begin_replay(*replayed)
             elif plan.after is None:
-                await self._send_snapshot(handshake=True)
+                await self._send_snapshot(handshake=True, because=plan.because)
             else:
                 await self._resume(plan, plan.after)
             while True:
@@ -185,7 +185,7 @@ class Session:
                 columns=view.columns,
                 snapshot_id=snapshot_id,
                 position=view.position,
-                history=str(self._history),
+                history=str(self._source.history),
             )
         )
 
@@ -195,7 +195,7 @@ class Session:
         archive = self._shared.archives.get(asked.table)
         if archive is None or asked.position is None:
             return None
-        if not resume.same_history(asked, self._history):
+        if not resume.same_history(asked, self._source):
             return None
         try:
             planned = await replaying.plan(archive, asked, self._shared, self._pin)
@@ -228,7 +228,7 @@ class Session:
             sent = await replay.step()
         except ReplayBroken:
             self._end_replay(replay)
-            await self._send_snapshot(handshake=False)
+            await self._send_snapshot(handshake=False, because="the archive's replay broke off")
             return
         self._cursor, self._position = replay.cursor, replay.position
         if replay.through:
@@ -257,14 +257,13 @@ class Session:
             await self._send(
                 self._messages.go_away(self._shared.drain.reason, self._shared.drain.deadline_ms)
             )
-        view = self._tail.view
+        view, ours = self._tail.view, self._source.history
+        if self._tail.history != ours:
+            raise HistoryChanged(
+                f"the server now follows history {self._tail.history}, not {ours}: connect again"
+            )
         if view is None:
             raise NotServed(f"table {self._asked.table} is no longer in the store")
-        if self._tail.history != self._history:
-            raise HistoryChanged(
-                f"the server now follows history {self._tail.history}, not {self._history}: "
-                "connect again"
-            )
         if view.id == self._view.id and not view.shown:
             raise resume.not_ready(view)
         if view.id != self._view.id:
@@ -296,7 +295,7 @@ class Session:
                 client=self._asked.client_id,
                 reason=str(gone),
             )
-            await self._send_snapshot(handshake=False)
+            await self._send_snapshot(handshake=False, because=str(gone))
             return True
         for record in records:
             for message in record.messages:
@@ -334,9 +333,15 @@ class Session:
             log.info("old journal is gone", table=view.name, reason=str(gone))
         await self._send(self._messages.schema_change(self._cursor, old.columns, view.columns))
         self._enter(view)
-        await self._send_snapshot(handshake=False)
+        await self._send_snapshot(handshake=False, because=self._why_copied(old))
 
-    async def _send_snapshot(self, *, handshake: bool) -> None:
+    def _why_copied(self, old: TableView) -> str:
+        source = self._shared.reader.source()
+        if source is not None and source.because and old.position < source.since:
+            return source.because
+        return "the table was copied anew"
+
+    async def _send_snapshot(self, *, handshake: bool, because: str = "") -> None:
         view = self._view
         self._live = False
         sender = SnapshotSender(self._messages, self._form, self._filter, self._send)
@@ -349,9 +354,9 @@ class Session:
         ) as rows:
             await self._pin.hold(view.id, rows.sequence)
             if handshake:
-                await sender.handshake(rows, view, self._history)
+                await sender.handshake(rows, view, self._source.history)
             self._lease.update(sequence=rows.sequence, depth=0, state="snapshot")
-            await sender.rows(rows, view.id)
+            await sender.rows(rows, view.id, because)
         self._cursor = rows.sequence
         self._position = self._told_position = rows.position
         self._lease.update(sequence=rows.sequence, depth=0, state="catching_up")

@@ -45,14 +45,18 @@ class SnapshotSender:
             )
         )
 
-    async def rows(self, rows: SnapshotRows, table_id: int) -> None:
-        """Begin, all rows that pass the filter, end. The sum is of all rows, sent or not."""
+    async def rows(self, rows: SnapshotRows, table_id: int, because: str) -> None:
+        """Begin, all rows that pass the filter, end. The sum is of all rows, sent or not.
+
+        `because`: why it is sent to a client that would have gone on.
+        """
         await self._send(
             self._messages.snapshot_begin(
                 snapshot_id=streamed_snapshot_id(table_id, rows.sequence),
                 sequence=rows.sequence,
                 rows=rows.rows,
                 position=rows.position,
+                reason=because,
             )
         )
         checksum = StateChecksum()

@@ -18,6 +18,7 @@ from laredo_fanout.source.status import CommitInfo, Counters, IngestStatus, Tabl
 from laredo_fanout.source.streaming import Streaming
 
 if TYPE_CHECKING:
+    from laredo_fanout.source.detour import Detour
     from laredo_fanout.source.options import SourceOptions, TableOptions
     from laredo_fanout.source.write_batch import OnCommit
     from laredo_fanout.store.writer import Store
@@ -42,8 +43,11 @@ class Ingest:
         tables: Sequence[TableOptions],
         store: Store,
         on_commit: OnCommit,
+        *,
+        detour: Detour | None = None,
     ) -> None:
         self._options = options
+        self._detour = detour
         self._tables = tuple(tables)
         self._store = store
         self._on_commit = on_commit
@@ -68,6 +72,7 @@ class Ingest:
                 on_commit=self._on_commit,
                 counters=self._counters,
                 stopping=self._stopping,
+                detour=self._detour,
             )
             try:
                 streaming.run()
@@ -114,8 +119,10 @@ class Ingest:
         streaming, store = self._streaming, self._store
         connected = streaming is not None and streaming.connected
         wal_end = streaming.wal_end if streaming is not None else 0
-        slot = streaming.slot if streaming is not None else None
-        behind = connected and streaming is not None and streaming.busy and store.time_us > 0
+        watch = self._counters.slot
+        slot = watch.slot
+        level = connected and streaming is not None and not streaming.busy
+        behind = not level and store.time_us > 0
         error = None if connected else self._error
         if connected and streaming is not None:
             error = streaming.trouble
@@ -129,6 +136,11 @@ class Ingest:
             wal_status=slot and slot.wal_status,
             safe_wal_bytes=slot and slot.safe_wal_size,
             retained_bytes=slot and slot.retained,
+            slot=slot,
+            slot_seen_at=watch.seen_at,
+            slot_warnings=watch.warnings,
+            slot_losses=self._counters.slot_losses,
+            senders_ended=self._counters.senders_ended,
             reconnects=self._counters.reconnects,
             recopies=self._counters.recopies,
             changes={

@@ -66,3 +66,5 @@ class SourceOptions:
     stream_transactions: bool = True
     busy_commit_interval: float = 1.0
     """The longest time between two commits under load."""
+    run: str = ""
+    """Random, part of every connection's name: of which life of which server it is."""

@@ -48,6 +48,13 @@ class Identified(NamedTuple):
     position: int
 
 
+class Switch(NamedTuple):
+    """Where a timeline was left for the next one."""
+
+    timeline: int
+    position: int
+
+
 class ReplicationStream:
     """One replication connection. Every method may raise SourceUnavailable."""
 
@@ -56,6 +63,7 @@ class ReplicationStream:
         self._timeout = timeout
         self.pgconn = connection.pgconn
         self.pgconn.nonblocking = 1
+        self.get = self.pgconn.get_copy_data
         self._socket = self.pgconn.socket
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -79,15 +87,15 @@ class ReplicationStream:
         row = self._row(b"IDENTIFY_SYSTEM")
         return Identified(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
 
-    def switch_from(self, timeline: int, now_on: int) -> int | None:
-        """Where the server's timeline ``now_on`` left ``timeline``; None if it never was on it."""
-        if now_on == timeline:
-            return None
-        history = self._row(b"TIMELINE_HISTORY %d" % now_on)[1]
-        for parent, switch in _SWITCH.findall(history):
-            if int(parent) == timeline:
-                return position_.parse(switch.decode())
-        return None
+    def switches(self, timeline: int) -> tuple[Switch, ...]:
+        """The timelines that ``timeline`` comes from, oldest first, and where each was left."""
+        if timeline == 1:
+            return ()
+        history = self._row(b"TIMELINE_HISTORY %d" % timeline)[1]
+        return tuple(
+            Switch(int(parent), position_.parse(left.decode()))
+            for parent, left in _SWITCH.findall(history)
+        )
 
     def start(
         self, slot: str, publication: str, position: int, *, stream_transactions: bool = False
@@ -101,7 +109,9 @@ class ReplicationStream:
         :raises SlotLost: if it doesn't exist or was invalidated.
         """
         names = publication.replace('"', '""').replace("'", "''")
-        protocol = "proto_version '2', streaming 'on'" if stream_transactions else "proto_version '1'"
+        protocol = (
+            "proto_version '2', streaming 'on'" if stream_transactions else "proto_version '1'"
+        )
         command = (
             f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
             f" ({protocol}, publication_names '\"{names}\"', messages 'true')"

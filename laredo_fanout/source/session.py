@@ -26,7 +26,17 @@ _EXTRA = {
     "synchronous_commit": "local",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
 }
+_TRANSACTION_TIMEOUT = 170000
+_LONGEST_NAME = 63
+"""NAMEDATALEN - 1: PostgreSQL cuts application_name there."""
+
+
+def application_name(options: SourceOptions, role: str) -> str:
+    """What pg_stat_activity calls the connection: ``laredo-fanout SLOT RUN ROLE``."""
+    end = f" {options.run} {role}" if options.run else f" {role}"
+    return f"laredo-fanout {options.slot_name}"[: _LONGEST_NAME - len(end)] + end
 
 
 def connect(options: SourceOptions, *, role: str, replication: bool = False) -> Connection:
@@ -44,7 +54,7 @@ def connect(options: SourceOptions, *, role: str, replication: bool = False) -> 
         **given,
         # Ours come last: of two settings of the same name the later one holds.
         "options": f"{given.get('options') or ''} {session}".strip(),
-        "application_name": f"laredo-fanout {options.slot_name} {role}",
+        "application_name": application_name(options, role),
         "connect_timeout": given.get("connect_timeout") or max(2, round(options.connect_timeout)),
         "keepalives_idle": given.get("keepalives_idle") or 30,
         "keepalives_interval": given.get("keepalives_interval") or 10,
@@ -57,6 +67,9 @@ def connect(options: SourceOptions, *, role: str, replication: bool = False) -> 
     except psycopg.OperationalError as refused:
         raise refusal(refused, "connect") from refused
     connection.prepare_threshold = None
+    if connection.info.server_version >= _TRANSACTION_TIMEOUT:
+        # A setting of the role or the database would end long chunks and the slot's making.
+        connection.execute("SET transaction_timeout = 0")
     return connection
 
 

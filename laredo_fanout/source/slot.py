@@ -5,35 +5,80 @@ https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import structlog
 
-from laredo_fanout.errors import RightsMissing, ServerUnfit, SlotInUse, SlotLost
+from laredo_fanout.errors import RightsMissing, ServerUnfit, SlotInUse
 from laredo_model import position as position_
-from laredo_model.history import History
 
 if TYPE_CHECKING:
     from laredo_fanout.source.session import Connection
 
 _log = structlog.get_logger()
 
+# As JSON, because each version of PostgreSQL adds columns: absent ones are None.
 _STATE = """
-SELECT slot_name::text, plugin::text, database::text, active_pid,
-    confirmed_flush_lsn - '0/0'::pg_lsn, wal_status, safe_wal_size, current_database()::text,
-    CASE WHEN pg_is_in_recovery() THEN NULL
-         ELSE pg_current_wal_lsn() - '0/0'::pg_lsn END,
-    pg_current_wal_lsn() - restart_lsn
-FROM pg_replication_slots WHERE slot_name = %s
+SELECT to_jsonb(s) || jsonb_build_object('here', current_database(),
+    'confirmed', s.confirmed_flush_lsn - '0/0'::pg_lsn,
+    'wal_position', w.here - '0/0'::pg_lsn, 'retained', w.here - s.restart_lsn,
+    'unconfirmed', w.here - s.confirmed_flush_lsn,
+    'xmin_age', greatest(age(s.xmin), age(s.catalog_xmin)),
+    'idle_s', extract(epoch FROM now() - (to_jsonb(s)->>'inactive_since')::timestamptz),
+    'keep_mb', (SELECT setting FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+    'idle_timeout_s', (SELECT setting::int8 * CASE unit WHEN 'min' THEN 60 ELSE 1 END
+        FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
+    'freeze_age', current_setting('autovacuum_freeze_max_age'))
+FROM pg_replication_slots s, (SELECT CASE WHEN pg_is_in_recovery() THEN NULL
+    ELSE pg_current_wal_lsn() END AS here) w
+WHERE s.slot_name = %s
+"""
+
+_INVALIDATED: Mapping[str | None, str] = defaultdict(
+    lambda: "its WAL is gone (max_slot_wal_keep_size)",
+    {
+        "idle_timeout": "nobody streamed from it for longer than idle_replication_slot_timeout",
+        "wal_level_insufficient": "wal_level was lowered for a while",
+        "rows_removed": "catalog rows that it needs were removed",
+        "conflict": "catalog rows that it needs were removed, or wal_level was lowered",
+    },
+)
+"""By ``invalidation_reason``."""
+
+_FAILOVER_SLOTS = 170000
+
+_OLDEST = """
+SELECT pid, extract(epoch FROM clock_timestamp() - began)::float8 FROM (
+    SELECT pid, xact_start AS began FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+    UNION ALL SELECT NULL, prepared FROM pg_prepared_xacts) t
+ORDER BY began NULLS LAST LIMIT 1
 """
 
 
+class Oldest(NamedTuple):
+    """A transaction of the cluster that has written and isn't over: the slot keeps its WAL.
+
+    ``pid`` is None for a prepared one; ``age_s`` None where the role may not see it
+    (pg_read_all_stats).
+    """
+
+    pid: int | None
+    age_s: float | None
+
+
 class Slot(NamedTuple):
-    """A slot as PostgreSQL shows it; sizes in bytes.
+    """A slot as PostgreSQL shows it; sizes in bytes, times in seconds, xids' ages in transactions.
 
     ``wal_status`` is reserved, extended, unreserved or lost; ``safe_wal_size``
-    is how much may be written before it is in danger (None: no limit set).
+    is how much may be written before it is in danger (None: no limit set), of
+    ``keep_bytes`` that may be kept at all (max_slot_wal_keep_size). ``retained`` is the WAL
+    since restart_lsn, ``unconfirmed`` since confirmed_flush_lsn. ``idle_s`` is for how long
+    nobody has streamed from it, and after ``idle_timeout_s`` it is invalidated
+    (PostgreSQL 17 and 18 tell; None: not known, or no limit). ``invalidated`` is the reason,
+    as PostgreSQL calls it. What a version doesn't have is None.
     """
 
     name: str
@@ -46,12 +91,20 @@ class Slot(NamedTuple):
     here: str
     wal_position: int | None
     retained: int | None
+    unconfirmed: int | None = None
+    xmin_age: int | None = None
+    freeze_age: int | None = None
+    idle_s: float | None = None
+    idle_timeout_s: int | None = None
+    keep_bytes: int | None = None
+    invalidated: str | None = None
+    failover: bool | None = None
+    oldest: Oldest | None = None
 
 
 class Stored(NamedTuple):
     """What the store knows of its source."""
 
-    history: History
     slot: str
     publication: str
     position: int
@@ -62,27 +115,56 @@ def read(connection: Connection, name: str) -> Slot | None:
     row = connection.execute(_STATE, (name,)).fetchone()
     if row is None:
         return None
-    confirmed, wal_position, retained = (
-        None if row[index] is None else int(row[index]) for index in (4, 8, 9)
-    )
+    told: dict[str, Any] = row[0]
+    keep_mb = int(told["keep_mb"])
     return Slot(
-        row[0], row[1], row[2], row[3], confirmed, row[5], row[6], row[7], wal_position, retained
+        name=told["slot_name"],
+        plugin=told["plugin"],
+        database=told["database"],
+        active_pid=told["active_pid"],
+        confirmed=told["confirmed"],
+        wal_status=told["wal_status"],
+        safe_wal_size=told["safe_wal_size"],
+        here=told["here"],
+        wal_position=told["wal_position"],
+        retained=told["retained"],
+        unconfirmed=told["unconfirmed"],
+        xmin_age=told["xmin_age"],
+        freeze_age=int(told["freeze_age"]),
+        idle_s=None if told["active_pid"] else told["idle_s"],
+        idle_timeout_s=told["idle_timeout_s"] or None,
+        keep_bytes=keep_mb << 20 if keep_mb >= 0 else None,
+        invalidated=told.get("invalidation_reason") or ("conflict" if _conflicts(told) else None),
+        failover=told.get("failover"),
+        oldest=_oldest(connection),
     )
+
+
+def _conflicts(told: dict[str, Any]) -> bool:
+    return bool(told.get("conflicting"))
+
+
+def _oldest(connection: Connection) -> Oldest | None:
+    row = connection.execute(_OLDEST).fetchone()
+    return None if row is None else Oldest(row[0], row[1])
 
 
 def create(connection: Connection, name: str) -> int:
     """Make the slot; the position from which its stream is complete.
 
     It waits for every transaction that is running. The call is cut short by
-    ``connection.cancel_safe``.
+    ``connection.cancel_safe``. From PostgreSQL 17 on the slot is one that standbys may
+    keep in step (sync_replication_slots), so that it survives a failover.
 
     :raises ServerUnfit: if there is no free slot.
     :raises RightsMissing: if the role may not.
     """
+    failover = ", failover => true" if connection.info.server_version >= _FAILOVER_SLOTS else ""
     try:
         connection.execute("SET lock_timeout = 0")
         row = connection.execute(
-            "SELECT lsn - '0/0'::pg_lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')",
+            "SELECT lsn - '0/0'::pg_lsn FROM"
+            f" pg_create_logical_replication_slot(%s, 'pgoutput'{failover})".encode(),
             (name,),
         ).fetchone()
     except psycopg.errors.ConfigurationLimitExceeded as full:
@@ -117,55 +199,13 @@ def drop(connection: Connection, name: str) -> None:
     _log.warning("slot dropped", slot=name)
 
 
-def gap(
-    stored: Stored,
-    *,
-    history: History,
-    switch: int | None,
-    slot: Slot | None,
-    slot_name: str,
-    publication: str,
-) -> SlotLost | None:
+def gap(stored: Stored, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:
     """Why changes after the stored position can't be had from this slot; None if they can.
 
     START_REPLICATION would begin at confirmed_flush_lsn in silence when asked
-    for an earlier position. ``switch`` is where this server's timeline left the
-    stored one; None if it never did.
+    for an earlier position.
     """
-    reason = (
-        _other_history(stored, history, switch)
-        or _other_names(stored, slot_name, publication)
-        or _slot_gone(stored, slot, slot_name)
-    )
-    return None if reason is None else SlotLost(reason)
-
-
-def _other_history(stored: Stored, history: History, switch: int | None) -> str | None:
-    before = stored.history
-    if before.system_identifier != history.system_identifier:
-        return (
-            f"the server is another cluster: system identifier {history.system_identifier},"
-            f" the store's is {before.system_identifier}"
-        )
-    if before.database_oid != history.database_oid:
-        return (
-            f"the database is another one: oid {history.database_oid},"
-            f" the store's is {before.database_oid}"
-        )
-    if before.timeline == history.timeline:
-        return None
-    if switch is None or history.timeline < before.timeline:
-        return (
-            f"the server is on timeline {history.timeline}, which doesn't come from the store's"
-            f" {before.timeline}"
-        )
-    if stored.position > switch:
-        return (
-            f"timeline {history.timeline} left the store's {before.timeline} at"
-            f" {position_.text(switch)}, before the stored position"
-            f" {position_.text(stored.position)}"
-        )
-    return None
+    return _other_names(stored, slot_name, publication) or _slot_gone(stored, slot, slot_name)
 
 
 def _other_names(stored: Stored, slot_name: str, publication: str) -> str | None:
@@ -185,7 +225,7 @@ def _slot_gone(stored: Stored, slot: Slot | None, slot_name: str) -> str | None:
     if slot.plugin != "pgoutput" or slot.database != slot.here:
         return f"slot {slot_name} is not a pgoutput slot of database {slot.here}"
     if slot.wal_status == "lost" or slot.confirmed is None:
-        return f"slot {slot_name} was invalidated: its WAL is gone (max_slot_wal_keep_size)"
+        return f"slot {slot_name} was invalidated: {_INVALIDATED[slot.invalidated]}"
     if slot.confirmed > stored.position:
         return (
             f"slot {slot_name} was moved to {position_.text(slot.confirmed)}, beyond the stored"

@@ -7,25 +7,37 @@ in silence by 18.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.errors import SlotInUse, SlotLost
-from laredo_fanout.source import attendant, checks, publication, slot, watermark
+from laredo_fanout.errors import SlotLost
+from laredo_fanout.source import (
+    attendant,
+    checks,
+    continuity,
+    publication,
+    slot,
+    slot_holder,
+    slot_waiting,
+    watermark,
+)
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
-from laredo_model.history import History
+from laredo_model.history import History, Lineage
 
 if TYPE_CHECKING:
     from laredo_fanout.source.attendant import Look
     from laredo_fanout.source.options import SourceOptions, TableOptions
     from laredo_fanout.source.replication import ReplicationStream
     from laredo_fanout.source.session import Connection
+    from laredo_fanout.source.slot import Slot
+    from laredo_fanout.source.status import Counters
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
@@ -33,135 +45,195 @@ _log = structlog.get_logger()
 _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
 
 
-def prepare(
-    options: SourceOptions,
-    tables: Sequence[TableOptions],
-    store: Store,
-    connection: Connection,
-    stream: ReplicationStream,
-) -> Look:
-    """Make everything ready for ``stream.start`` at the store's position; a first look.
+class Preparation:
+    """Makes everything ready for a stream that goes on at the store's position.
 
-    :raises ServerUnfit: if a setting or the publication is in the way.
-    :raises RightsMissing: if the role lacks a right.
-    :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
-    :raises SlotInUse: if somebody else streams from the slot.
+    ``tell`` hears what is being waited for.
     """
-    for problem in checks.server_problems(connection):
-        raise problem
-    published = publication.ensure(connection, options.publication)
-    look = attendant.look(connection, options, tables, 0)
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        counters: Counters,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._tables = tables
+        self._store = store
+        self._counters = counters
+        self._tell = tell
+
+    def run(self, connection: Connection, stream: ReplicationStream) -> Look:
+        """Prepare publication, slot and store; a first look.
+
+        :raises ServerUnfit: if a setting or the publication is in the way.
+        :raises RightsMissing: if the role lacks a right.
+        :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises SlotInUse: if somebody else streams from the slot.
+        """
+        options, store = self._options, self._store
+        for problem in checks.server_problems(connection):
+            raise problem
+        published = publication.ensure(connection, options.publication).identity
+        look = attendant.look(connection, options, self._tables, 0)
+        server = _server(connection, stream)
+        if slot_holder.free(connection, options.slot_name, store.streams):
+            self._counters.senders_ended += 1
+        known = store.source
+        if known is None or store.position == 0:
+            because = "" if known is None else known.because
+            self._begin(connection, published, continuity.first(server), because)
+            return look
+        found = slot.read(connection, options.slot_name)
+        verdict = self._judge(connection, server, known, found)
+        lost = verdict.broken or slot.gap(
+            slot.Stored(known.slot, known.publication, store.position),
+            found,
+            slot_name=options.slot_name,
+            publication=published,
+        )
+        if lost is not None:
+            self._refuse_loss(lost)
+            former = self._let_go(known, comparable=verdict.broken is None)
+            if known.slot != options.slot_name:
+                _drop_former(connection, known.slot)
+            self._begin(connection, published, verdict.lineage, lost, former)
+            self._counters.slot_losses += 1
+            return look._replace(slot=slot.read(connection, options.slot_name))
+        self._go_on(known, verdict.lineage)
+        return look
+
+    def _judge(
+        self,
+        connection: Connection,
+        server: continuity.Server,
+        known: SourceIdentity,
+        found: Slot | None,
+    ) -> continuity.Verdict:
+        """Whether the server's WAL goes on from the store's position, by all that can be known."""
+        options, store = self._options, self._store
+        now_s = int(time.time())
+        verdict = continuity.judge(known, store.position, server, now_s)
+        marker = store.marker
+        if (
+            verdict.broken is not None
+            or marker is None
+            or found is None
+            or found.wal_status == "lost"
+            or found.confirmed is None
+            # Whoever was told that we have the marker has it.
+            or found.confirmed >= marker.position
+        ):
+            return verdict
+        other = continuity.differs_at(
+            connection, marker, options.slot_name, options.publication.name
+        )
+        return verdict if other is None else continuity.another(known, server, now_s, other)
+
+    def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
+        """The same history, or one that goes on from it."""
+        store = self._store
+        now = replace(known, history=lineage.now, ancestors=lineage.ancestors)
+        if now == known:
+            return
+        if known.history != now.history:
+            _log.warning(
+                "failover: the stream goes on",
+                history=str(now.history),
+                switch=position_.text(now.ancestors[-1].until),
+                position=position_.text(store.position),
+            )
+        position, time_us = store.position, store.time_us
+        with store.transaction() as transaction:
+            transaction.set_source(now)
+            transaction.set_position(position, time_us)
+
+    def _begin(
+        self,
+        connection: Connection,
+        published: str,
+        lineage: Lineage,
+        because: str,
+        former_reach: int = 0,
+    ) -> None:
+        """A new slot for a store that has no position, or none that means anything.
+
+        The intention is stored first: a slot that is there although the store has
+        an identity without a position is one that a crash left behind.
+        """
+        options, store = self._options, self._store
+        name, known = options.slot_name, store.source
+        if known is None:
+            self._refuse_foreign(connection)
+        identity = SourceIdentity(
+            history=lineage.now,
+            slot=name,
+            publication=published,
+            token=watermark.new_token(),
+            ancestors=lineage.ancestors,
+            because=because,
+            former_reach=known.former_reach if known is not None else 0,
+            former_sequences=known.former_sequences if known is not None else 0,
+        )
+        if former_reach:
+            # Tables begin anew with it, and their sequences with the time in microseconds.
+            now_us = time.time_ns() // 1000
+            identity = replace(identity, former_reach=former_reach, former_sequences=now_us)
+        with store.transaction() as transaction:
+            transaction.set_source(identity)
+            transaction.set_marker(None)
+        slot.drop(connection, name)
+        with slot_waiting.told(options, connection.info.backend_pid, self._tell):
+            start = slot.create(connection, name)
+        with store.transaction() as transaction:
+            transaction.set_source(replace(identity, since=start))
+            transaction.set_position(start, 0)
+
+    def _refuse_foreign(self, connection: Connection) -> None:
+        name = self._options.slot_name
+        if (
+            self._options.on_slot_lost is OnSlotLost.FAIL
+            and slot.read(connection, name) is not None
+        ):
+            raise SlotLost(
+                f"slot {name} exists and this store has never seen it: drop it"
+                f" (SELECT pg_drop_replication_slot('{name}')), choose another"
+                " slot_name, or set on_slot_lost = recreate"
+            )
+
+    def _refuse_loss(self, lost: str) -> None:
+        if self._options.on_slot_lost is OnSlotLost.FAIL:
+            raise SlotLost(
+                f"{lost}; changes since {position_.text(self._store.position)} can't be had any"
+                " more. Set on_slot_lost = recreate to copy every table anew"
+            )
+        _log.error("changes are gone; every table is copied anew", reason=lost)
+
+    def _let_go(self, known: SourceIdentity, *, comparable: bool) -> int:
+        """Changes are gone. How far positions went that mean nothing from now on.
+
+        What clients were shown stays shown, as it was, until the tables are copied
+        anew; but not when positions of the new history mean something else.
+        """
+        store = self._store
+        position = store.position
+        with store.transaction() as transaction:
+            for record in list(transaction.tables.values()):
+                if record.status is Status.LIVE and comparable:
+                    closed = replace(record, status=Status.CLOSED, closed_at=position)
+                    transaction.put_table(closed)
+                elif record.status is not Status.CLOSED or not comparable:
+                    transaction.drop_table(record.id)
+        return 0 if comparable else max(position, known.former_reach)
+
+
+def _server(connection: Connection, stream: ReplicationStream) -> continuity.Server:
     server = stream.identify()
     row = connection.execute(_DATABASE).fetchone()
     history = History(server.system_identifier, server.timeline, row[0] if row else 0)
-    known = store.source
-    if known is None or store.position == 0:
-        _begin_anew(options, store, connection, history, published.identity)
-        return look
-    switch = stream.switch_from(known.history.timeline, server.timeline)
-    found = slot.read(connection, options.slot_name)
-    gap = slot.gap(
-        slot.Stored(known.history, known.slot, known.publication, store.position),
-        history=history,
-        switch=switch,
-        slot=found,
-        slot_name=options.slot_name,
-        publication=published.identity,
-    )
-    if gap is not None:
-        _lost(
-            options,
-            store,
-            connection,
-            gap=gap,
-            history=history,
-            switch=switch,
-            published=published.identity,
-        )
-    elif known.history != history:
-        _log.warning("failover: the stream goes on", timeline=server.timeline)
-        position, time_us = store.position, store.time_us
-        with store.transaction() as transaction:
-            transaction.set_source(replace(known, history=history))
-            transaction.set_position(position, time_us)
-    return look
-
-
-def _begin_anew(
-    options: SourceOptions,
-    store: Store,
-    connection: Connection,
-    history: History,
-    published: str,
-) -> None:
-    """A new slot for a store that has no position yet.
-
-    The intention is stored first: a slot that is there although the store has
-    an identity without a position is one that a crash left behind.
-    """
-    found = slot.read(connection, options.slot_name)
-    if found is not None:
-        if found.active_pid is not None:
-            raise SlotInUse(
-                f"slot {options.slot_name} is in use by pid {found.active_pid}; stop the other"
-                " server, or give this one its own slot_name"
-            )
-        if store.source is None and options.on_slot_lost is OnSlotLost.FAIL:
-            raise SlotLost(
-                f"slot {options.slot_name} exists and this store has never seen it: drop it"
-                f" (SELECT pg_drop_replication_slot('{options.slot_name}')), choose another"
-                " slot_name, or set on_slot_lost = recreate"
-            )
-    identity = SourceIdentity(history, options.slot_name, published, watermark.new_token())
-    with store.transaction() as transaction:
-        transaction.set_source(identity)
-    slot.drop(connection, options.slot_name)
-    start = slot.create(connection, options.slot_name)
-    with store.transaction() as transaction:
-        transaction.set_position(start, 0)
-
-
-def _lost(
-    options: SourceOptions,
-    store: Store,
-    connection: Connection,
-    *,
-    gap: SlotLost,
-    history: History,
-    switch: int | None,
-    published: str,
-) -> None:
-    """Changes are gone: begin anew if we may.
-
-    What clients were shown stays shown, as it was, until the tables are copied
-    anew; but not when positions of the new history mean something else.
-    """
-    if options.on_slot_lost is OnSlotLost.FAIL:
-        raise SlotLost(
-            f"{gap}; changes since {position_.text(store.position)} can't be had any more."
-            " Set on_slot_lost = recreate to copy every table anew"
-        ) from gap
-    _log.error("changes are gone; every table is copied anew", reason=str(gap))
-    known, position = store.source, store.position
-    assert known is not None
-    comparable = (
-        known.history[::2] == history[::2]
-        and known.history.timeline <= history.timeline
-        and (known.history.timeline == history.timeline or (switch or 0) >= position)
-    )
-    with store.transaction() as transaction:
-        for record in list(transaction.tables.values()):
-            if record.status is Status.LIVE and comparable:
-                closed = replace(record, status=Status.CLOSED, closed_at=position)
-                transaction.put_table(closed)
-            elif record.status is not Status.CLOSED or not comparable:
-                transaction.drop_table(record.id)
-        transaction.set_source(
-            SourceIdentity(history, options.slot_name, published, watermark.new_token())
-        )
-    if known.slot != options.slot_name:
-        _drop_former(connection, known.slot)
-    _begin_anew(options, store, connection, history, published)
+    return continuity.Server(history, server.position, stream.switches(server.timeline))
 
 
 def _drop_former(connection: Connection, name: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from laredo_fanout.source.slot import Slot
+from laredo_fanout.source.slot_watch import SlotWarning, SlotWatch
 from laredo_model.change import Action
 
 
@@ -34,8 +36,10 @@ class IngestStatus:
 
     ``lag_bytes`` is what the server has written beyond the durable position,
     ``lag_seconds`` how long ago the newest durable commit was made, 0 when
-    nothing newer is known. ``changes`` counts by action, ``recopies`` tables
-    copied anew, ``reconnects`` streams that were cut.
+    nothing newer is known; while the stream isn't followed it grows. ``changes`` counts by
+    action, ``recopies`` tables copied anew, ``reconnects`` streams that were cut,
+    ``slot_losses`` slots that had to be made anew, ``senders_ended`` walsenders that an
+    earlier connection of ours had left. ``slot`` is as it was at ``slot_seen_at`` (Unix time).
     """
 
     connected: bool = False
@@ -47,6 +51,11 @@ class IngestStatus:
     wal_status: str | None = None
     safe_wal_bytes: int | None = None
     retained_bytes: int | None = None
+    slot: Slot | None = None
+    slot_seen_at: float | None = None
+    slot_warnings: tuple[SlotWarning, ...] = ()
+    slot_losses: int = 0
+    senders_ended: int = 0
     reconnects: int = 0
     recopies: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -61,6 +70,9 @@ class Counters:
     copied_rows: dict[str, int] = field(default_factory=dict)
     recopies: int = 0
     reconnects: int = 0
+    slot_losses: int = 0
+    senders_ended: int = 0
+    slot: SlotWatch = field(default_factory=SlotWatch)
 
 
 class CommitInfo(NamedTuple):

@@ -11,12 +11,13 @@ import select
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from laredo_fanout.errors import CopyFailed, SourceUnavailable, SpoolFull, TableRefused
-from laredo_fanout.source import session, start, watermark
+from laredo_fanout.source import session, watermark
 from laredo_fanout.source.attendant import (
     LOCK_TIMEOUT,
     Attendant,
@@ -32,15 +33,17 @@ from laredo_fanout.source.attendant import (
 from laredo_fanout.source.copying import Copying
 from laredo_fanout.source.mailbox import Mailbox
 from laredo_fanout.source.replication import ReplicationStream
+from laredo_fanout.source.start import Preparation
 from laredo_fanout.source.stream_decoder import Drained, MustClose, StreamDecoder
 from laredo_fanout.source.tracking import Tracking
 from laredo_fanout.source.write_batch import OnCommit, WriteBatch
+from laredo_fanout.store.meta import Marker
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.errors import SourceError
+    from laredo_fanout.source.detour import Detour, Feed
     from laredo_fanout.source.options import SourceOptions, TableOptions
-    from laredo_fanout.source.slot import Slot
     from laredo_fanout.source.status import Counters
     from laredo_fanout.store.writer import Store
 
@@ -57,6 +60,7 @@ _STATUS_INTERVAL = 10.0
 _STATUS_WITHIN = 1.0
 _LONGEST_WAIT = 1.0
 _RECLAIM = 5_000
+_STREAMS_KEPT = 20
 
 
 class _StoppedWithin(Exception):
@@ -75,11 +79,14 @@ class Streaming:
         on_commit: OnCommit,
         counters: Counters,
         stopping: threading.Event,
+        detour: Detour | None = None,
     ) -> None:
-        self._options = options
+        self._run_token = watermark.new_token()
+        self._options = options = replace(options, run=self._run_token)
         self._store = store
         self._stopping = stopping
-        self._run_token = watermark.new_token()
+        self._detour = detour
+        self._counters = counters
         self._mail: Mailbox[Report] = Mailbox()
         self.batch = WriteBatch(store, on_commit, options.busy_commit_interval, counters)
         self._attendant = Attendant(options, tables, self._run_token, self._mail.put)
@@ -92,10 +99,10 @@ class Streaming:
             failed=self._copy_failed,
             counters=counters,
         )
-        self._tables = tables
+        self._preparation = Preparation(options, tables, store, counters, self._waits)
         self._looks: dict[int, Look] = {}
         self._look_requests = 0
-        self._stream: ReplicationStream | None = None
+        self._stream: Feed | None = None
         self._decoder: StreamDecoder | None = None
         self._side: session.Connection | None = None
         self._heard_at = time.monotonic()
@@ -107,7 +114,6 @@ class Streaming:
         self.was_connected = False
         self.phase = "connecting"
         self.trouble: SourceError | None = None
-        self.slot: Slot | None = None
 
     def stop(self) -> None:
         """Have ``run`` end soon; from any thread, after ``stopping`` was set."""
@@ -120,7 +126,12 @@ class Streaming:
     def wal_end(self) -> int:
         """How far the server's WAL is known to reach."""
         decoded = self._decoder.wal_end if self._decoder is not None else 0
-        return max(decoded, (self.slot and self.slot.wal_position) or 0)
+        slot = self._counters.slot.slot
+        return max(decoded, (slot and slot.wal_position) or 0)
+
+    def _waits(self, why: str) -> None:
+        """What the preparation waits for, as /status shows it."""
+        self.phase = why
 
     def run(self) -> None:
         """Connect, and follow the stream.
@@ -130,7 +141,7 @@ class Streaming:
         """
         try:
             self._open()
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and not self._is_over():
                 self._turn()
             self._commit_rest()
         except _StoppedWithin:
@@ -151,10 +162,12 @@ class Streaming:
         self.phase = "preparing slot and publication"
         with session.translated("prepare slot and publication"):
             side.execute(LOCK_TIMEOUT)
-            look = start.prepare(self._options, self._tables, self._store, side, stream)
+            look = self._preparation.run(side, stream)
         position = self._store.position
         tracking = self.tracking
         tracking.resume(self._store.tables, look, self.batch.transaction, position)
+        name = session.application_name(self._options, "stream")
+        self.batch.transaction.set_streams((*self._store.streams, name)[-_STREAMS_KEPT:])
         self.batch.commit(position, 0)
         prefix = watermark.PREFIX.encode()
         self._decoder = StreamDecoder(
@@ -165,19 +178,28 @@ class Streaming:
             between_pieces=self._within_giant_transaction,
         )
         tracking.follow(self._decoder)
-        stream.start(
-            self._options.slot_name,
-            self._options.publication.name,
-            position,
-            stream_transactions=self._options.stream_transactions,
-        )
-        self.slot = look.slot
+        detour = None if self._detour is None else self._detour.open(side, self.batch)
+        if detour is not None:
+            stream.close()
+            self._stream = detour
+        else:
+            stream.start(
+                self._options.slot_name,
+                self._options.publication.name,
+                position,
+                stream_transactions=self._options.stream_transactions,
+            )
+            # Whoever held the slot before us doesn't any more.
+            self.batch.transaction.set_streams((name,))
+        if self._detour is not None:
+            self._attendant.every(self._detour.interval, self._detour.measure)
+        self._counters.slot.look(look.slot)
         self._side = None
         self._attendant.start(side)
         self._heard_at = self._looked_at = time.monotonic()
         self.connected = self.was_connected = True
-        self.phase = "streaming"
-        _log.info("streaming", slot=self._options.slot_name, position=position_.text(position))
+        self.phase = "streaming" if detour is None else "catching up"
+        _log.info(self.phase, slot=self._options.slot_name, position=position_.text(position))
 
     def _close(self) -> None:
         self.batch.abandon()
@@ -200,6 +222,18 @@ class Streaming:
         if decoder.pending or self.batch.is_open or decoder.position > self._store.position:
             self._commit()
         self._stream.confirm(self._store.position)
+
+    def _is_over(self) -> bool:
+        """Whether another life must follow, which takes its messages another way."""
+        return self._detour is not None and self._detour.is_over(self._level())
+
+    def _level(self) -> int:
+        """Up to where nothing is missing in the store."""
+        decoder = self._decoder
+        assert decoder is not None
+        if decoder.in_transaction or decoder.pending or decoder.position > self._store.position:
+            return self._store.position
+        return max(self._store.position, decoder.wal_end)
 
     # ------------------------------------------------------------ one turn of the loop
 
@@ -259,7 +293,7 @@ class Streaming:
         if taken:
             self._heard_at = time.monotonic()
         try:
-            result = decoder.drain(stream.pgconn.get_copy_data, _MESSAGES_A_TURN)
+            result = decoder.drain(stream.get, _MESSAGES_A_TURN)
         except OSError as failed:
             raise SpoolFull(
                 f"a giant transaction can't be put aside in {self._store.path}: {failed};"
@@ -374,6 +408,8 @@ class Streaming:
         for older in [known for known in self._looks if known < number]:
             del self._looks[older]
         if look is not None:
+            payload = watermark.look_payload(self._options.slot_name, self._run_token, number)
+            self.batch.transaction.set_marker(Marker(decoder.position, payload))
             self.tracking.reconcile(look, self.batch.transaction, decoder.position, self.copying)
 
     def _take_reports(self) -> None:
@@ -381,7 +417,7 @@ class Streaming:
             match report:
                 case Look():
                     self._looks[report.number] = report
-                    self.slot = report.slot
+                    self._counters.slot.look(report.slot)
                     self.trouble = None
                     self._looked_at = time.monotonic()
                 case Prepared():

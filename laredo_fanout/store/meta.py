@@ -3,17 +3,18 @@
 =========================  ====================================================
 key in the meta database   value
 =========================  ====================================================
-store                      JSON: format, next table, next space, source
+store                      JSON: format, next table, next space, source, streams, marker
 position                   position u64, commit time in microseconds u64
 definition/ + table u32    JSON (``table.py``)
 figures/ + table u32       struct (``table.py``)
 garbage/ + kind + u32      b"": what is to be removed in small steps
+catchup                    how a backlog was split; the source's own words
 =========================  ====================================================
 """
 
 from dataclasses import dataclass, replace
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -22,7 +23,7 @@ from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.layout import prefix
 from laredo_fanout.store.table import TableRecord
 from laredo_model import history as history_
-from laredo_model.history import History
+from laredo_model.history import Ancestor, History, Lineage
 
 FORMAT = 1
 
@@ -31,6 +32,7 @@ POSITION_KEY = b"position"
 DEFINITION = b"definition/"
 FIGURES = b"figures/"
 GARBAGE = b"garbage/"
+CATCHUP_KEY = b"catchup"
 GARBAGE_SPACE = GARBAGE + b"S"
 GARBAGE_JOURNAL = GARBAGE + b"J"
 
@@ -42,22 +44,53 @@ class SourceIdentity:
     """Whose changes these are: positions mean nothing elsewhere.
 
     ``token`` is what the source makes up when it creates its slot, to know it again.
+    ``ancestors`` are the histories that this one goes on from. ``because`` says why it
+    was begun where it couldn't go on from another one (a sentence; empty at first), ``since``
+    at which position. ``former_reach`` is how far positions went of histories that this
+    store followed before and that mean nothing here: up to there a position alone may be one
+    of theirs. Sequences of then are below ``former_sequences``.
     """
 
     history: History
     slot: str
     publication: str
     token: str = ""
+    ancestors: tuple[Ancestor, ...] = ()
+    because: str = ""
+    since: int = 0
+    former_reach: int = 0
+    former_sequences: int = 0
+
+    @property
+    def lineage(self) -> Lineage:
+        """The history, and those that it goes on from."""
+        return Lineage(self.history, self.ancestors)
+
+
+class Marker(NamedTuple):
+    """A message of ours that was met in the stream: its transaction ends at ``position``.
+
+    Whoever finds something else there reads another history.
+    """
+
+    position: int
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoreHead:
-    """What there is one of in a store."""
+    """What there is one of in a store.
+
+    ``streams`` are the names of the replication connections that were opened for it and
+    that PostgreSQL may still have, the newest last; ``marker`` is the last message met.
+    """
 
     format: int = FORMAT
     next_table: int = 1
     next_space: int = 1
     source: SourceIdentity | None = None
+    streams: tuple[str, ...] = ()
+    marker: Marker | None = None
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -66,6 +99,11 @@ class StoreHead:
             "slot": self.source.slot,
             "publication": self.source.publication,
             "token": self.source.token,
+            "ancestors": history_.ancestors_to_json(self.source.ancestors),
+            "because": self.source.because,
+            "since": self.source.since,
+            "former_reach": self.source.former_reach,
+            "former_sequences": self.source.former_sequences,
         }
         return orjson.dumps(
             {
@@ -73,6 +111,8 @@ class StoreHead:
                 "next_table": self.next_table,
                 "next_space": self.next_space,
                 "source": source,
+                "streams": self.streams,
+                "marker": self.marker and list(self.marker),
             }
         )
 
@@ -99,7 +139,15 @@ def head_from_bytes(stored: bytes) -> StoreHead:
             source["slot"],
             source["publication"],
             source["token"],
+            # Absent from what older versions wrote, as the two below.
+            history_.ancestors_from_json(source.get("ancestors", [])),
+            source.get("because", ""),
+            source.get("since", 0),
+            source.get("former_reach", 0),
+            source.get("former_sequences", 0),
         ),
+        tuple(read.get("streams", ())),
+        read.get("marker") and Marker(*read["marker"]),
     )
 
 

@@ -17,7 +17,7 @@ from laredo_fanout.store.errors import (
     TransactionOpen,
 )
 from laredo_fanout.store.journal import Entries, Journal
-from laredo_fanout.store.meta import SourceIdentity, StoreHead
+from laredo_fanout.store.meta import Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.rows import Rows, runs
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model.change import Action
@@ -40,6 +40,7 @@ class Transaction:
         head: StoreHead,
         position: tuple[int, int],
         tables: dict[int, TableRecord],
+        catchup_plan: bytes | None,
         first_sequence: int,
     ) -> None:
         self._transaction = transaction
@@ -48,6 +49,7 @@ class Transaction:
         self._before = tables
         self._head_before = head
         self._position_before = position
+        self._catchup_plan_before = catchup_plan
         self._first_sequence = first_sequence
         self._journal = Journal(transaction, databases, disk.reserve)
         self._rows: dict[int, Rows] = {}
@@ -58,6 +60,7 @@ class Transaction:
         self.head = head
         self.position, self.time_us = position
         self.tables = dict(tables)
+        self.catchup_plan = catchup_plan
 
     # ------------------------------------------------------------------ tables
 
@@ -125,6 +128,14 @@ class Transaction:
             self.head = replace(self.head, source=source)
             self.position = self.time_us = 0
 
+    def set_streams(self, names: tuple[str, ...]) -> None:
+        """The replication connections that PostgreSQL may have for this store."""
+        self.head = replace(self.head, streams=names)
+
+    def set_marker(self, marker: Marker | None) -> None:
+        """The last message of ours that the stream brought; None: of this history none yet."""
+        self.head = replace(self.head, marker=marker)
+
     def set_position(self, position: int, time_us: int) -> None:
         """Everything that PostgreSQL committed up to here is in the store, or not for it.
 
@@ -134,6 +145,10 @@ class Transaction:
             raise PositionWentBack(self.position, position)
         self.position = position
         self.time_us = max(self.time_us, time_us)
+
+    def set_catchup_plan(self, plan: bytes | None) -> None:
+        """Keep how a backlog was split; None: it isn't any more."""
+        self.catchup_plan = plan
 
     # ------------------------------------------------------------------ rows
 
@@ -347,6 +362,16 @@ class Transaction:
         if position != self._position_before:
             stored = meta.position_to_bytes(*position)
             self._transaction.put(meta.POSITION_KEY, stored, db=database)
+        if self.catchup_plan != self._catchup_plan_before:
+            self._put_catchup_plan()
+
+    def _put_catchup_plan(self) -> None:
+        database, plan = self._databases.meta, self.catchup_plan
+        if plan is None:
+            self._transaction.delete(meta.CATCHUP_KEY, db=database)
+        else:
+            self._disk.reserve(1, len(plan))
+            self._transaction.put(meta.CATCHUP_KEY, plan, db=database)
 
     def _record(self, table_id: int) -> TableRecord:
         try:

@@ -92,7 +92,8 @@ class TableView:
 def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
     """The view of a record in a store that is at ``position``."""
     if record.status is Status.CLOSED and record.closed_at:
-        position = min(position, record.closed_at)
+        # Whatever became of the store's since: after a lost slot it begins anew.
+        position = record.closed_at
     return TableView(record, position, time_us)
 
 

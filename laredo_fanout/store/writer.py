@@ -12,7 +12,7 @@ import structlog
 from laredo_fanout.store import environment, garbage, meta
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError
 from laredo_fanout.store.journal import Journal
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.meta import Marker, SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
 
@@ -82,6 +82,7 @@ class Store:
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            self._catchup_plan: bytes | None = transaction.get(meta.CATCHUP_KEY, db=self._databases.meta)
             self._garbage = garbage.any_left(transaction, self._databases)
         self._tables = {record.id: record for record in records}
         self._position = meta.position_from_bytes(place)
@@ -90,6 +91,16 @@ class Store:
     def source(self) -> SourceIdentity | None:
         """Whose changes these are; None in a fresh store."""
         return self._head.source
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of replication connections that PostgreSQL may still have for this store."""
+        return self._head.streams
+
+    @property
+    def marker(self) -> Marker | None:
+        """The last message of ours that the stream brought, with its position."""
+        return self._head.marker
 
     @property
     def position(self) -> int:
@@ -105,6 +116,11 @@ class Store:
     def tables(self) -> dict[int, TableRecord]:
         """All incarnations by id. A new dict after each commit that changes one."""
         return self._tables
+
+    @property
+    def catchup_plan(self) -> bytes | None:
+        """How a backlog was split, as ``Transaction.set_catchup_plan`` was told."""
+        return self._catchup_plan
 
     @property
     def used_bytes(self) -> int:
@@ -127,6 +143,7 @@ class Store:
                 head=self._head,
                 position=self._position,
                 tables=self._tables,
+                catchup_plan=self._catchup_plan,
                 first_sequence=int(time() * 1_000_000),
             )
             yield transaction
@@ -134,6 +151,7 @@ class Store:
         self._head = transaction.head
         self._position = transaction.position, transaction.time_us
         self._tables = transaction.tables
+        self._catchup_plan = transaction.catchup_plan
         self._garbage = self._garbage or transaction.left_garbage
         self._check_readers()
 

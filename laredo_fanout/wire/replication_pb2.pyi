@@ -124,16 +124,18 @@ class ColumnDefinition(_message.Message):
     def __init__(self, ordinal_position: _Optional[int] = ..., column_name: _Optional[str] = ..., data_type: _Optional[str] = ..., not_null: _Optional[bool] = ..., is_primary_key: _Optional[bool] = ..., primary_key_ordinal: _Optional[int] = ..., type_modifier: _Optional[int] = ...) -> None: ...
 
 class SnapshotBegin(_message.Message):
-    __slots__ = ("snapshot_id", "sequence", "row_count", "source_position")
+    __slots__ = ("snapshot_id", "sequence", "row_count", "source_position", "reason")
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     snapshot_id: str
     sequence: int
     row_count: int
     source_position: str
-    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., row_count: _Optional[int] = ..., source_position: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., row_count: _Optional[int] = ..., source_position: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SnapshotRow(_message.Message):
     __slots__ = ("row",)
