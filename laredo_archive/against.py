@@ -94,9 +94,10 @@ def _with_extra(verdict: Verdict, table: Table) -> Verdict:
 
 def _foreign(archive: Archive, history: History) -> Verdict | None:
     own = archive.boundary().history
-    if own is None or own == history:
+    # Whether it went back is nothing that a database knows of itself.
+    if own is None or own._replace(restored=0) == history:
         return None
-    if own._replace(timeline=history.timeline) != history:
+    if own._replace(timeline=history.timeline, restored=0) != history:
         raise DatabaseUnusable(
             "the database", f"it is of history {history}, the archive of {own}: another database"
         )

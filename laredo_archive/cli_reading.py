@@ -61,6 +61,8 @@ def _described(artifact: Artifact) -> dict[str, Any]:
         "created_at": text_of_time(artifact.created_at),
         "records": _records(artifact),
         "truncate": artifact.truncate,
+        "continues": artifact.continues,
+        "reason": artifact.reason,
         "rows": artifact.rows,
         "state_checksum": artifact.state_checksum,
         "history": None if artifact.history is None else str(artifact.history),

@@ -220,11 +220,12 @@ class TableArchive:
             )
             return BaseUpload(plan, self._holdings, self._new_names)
 
-    def commit_base(self, base: Base, *, continues: bool) -> Artifact:
+    def commit_base(self, base: Base, *, continues: bool, reason: str | None = None) -> Artifact:
         """Begin a new epoch with ``base``; the diffs after its position become that epoch's.
 
         ``continues``: no change was missed between the epoch before and this one; then
         an artifact must end at the base's position, with the same rows and checksum.
+        ``reason``: else, why it doesn't.
         Epochs beyond keep_epochs leave the manifest.
 
         :raises ChecksumDiffers: if they aren't the same; nothing was committed.
@@ -244,6 +245,7 @@ class TableArchive:
             artifact = replace(
                 base.artifact,
                 continues=continues,
+                reason=reason,
                 follows=chain.following(self._manifest.last if self._manifest else None),
                 to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )

@@ -123,6 +123,8 @@ class Artifact:
     ``state_checksum`` describe the whole table at ``to_position``. ``to_time``
     is PostgreSQL's commit time of the last transaction in it.
 
+    ``reason`` (a snapshot's that doesn't continue the epoch before): why, as a sentence.
+
     ``cancelled`` (a diff's): how many keys changed within (from, to] and are at its
     end as they were at its start, so that the diff doesn't mention them; at most so
     many, 0 is certain, None is unknown (older archives). At 0 the diff also leads
@@ -145,6 +147,7 @@ class Artifact:
     columns: tuple[Column, ...] | None = None
     key_fields: tuple[str, ...] | None = None
     follows: Follows | None = None
+    reason: str | None = None
     truncate: bool = False
     cancelled: int | None = None
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -218,6 +221,7 @@ class Artifact:
             added["cancelled"] = self.cancelled
             return added
         added["continues"] = self.continues
+        added["reason"] = self.reason
         added["columns"] = self._columns_to_json()
         added["key_fields"] = None if self.key_fields is None else list(self.key_fields)
         added["follows"] = None if self.follows is None else self.follows.to_json()

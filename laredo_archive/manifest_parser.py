@@ -259,6 +259,7 @@ def _artifact(value: object, place: str) -> Artifact:
         columns=described,
         key_fields=fields.take_if_any("key_fields", _list_of(_text)) if is_snapshot else None,
         follows=fields.take_if_any("follows", _follows) if is_snapshot else None,
+        reason=fields.take_if_any("reason", _text) if is_snapshot else None,
         truncate=False if is_snapshot else fields.take_or("truncate", _flag, False),
         cancelled=None if is_snapshot else fields.take_if_any("cancelled", _count),
         source=_source_of(fields.unknown(), unknown_of_columns),

@@ -120,15 +120,17 @@ class Committer:
         """Write down in the manifest what sinks were told."""
         self._add(_Job("what sinks were told", self._archive.record_notices, None))
 
-    async def commit_base(self, base: Base, *, continues: bool) -> int:
+    async def commit_base(self, base: Base, *, continues: bool, reason: str | None = None) -> int:
         """Commit ``base`` as a new epoch, after all that was put before; the epoch's number.
+
+        ``reason``: why it doesn't continue the one before.
 
         :raises ArchiveError: as TableArchive.commit_base, but for a destination that is away,
             which is waited for.
         """
 
         def work() -> object:
-            return self._archive.commit_base(base, continues=continues).epoch
+            return self._archive.commit_base(base, continues=continues, reason=reason).epoch
 
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._add(_Job(f"base of epoch {base.artifact.epoch}", work, done))

@@ -188,17 +188,20 @@ class Life:
             return BaseWriter(self._config.name, upload, self._executor)
 
         began = datetime.now(UTC)
+        reason = why_new_epoch(head, columns, history, begin.reason)
         loop = asyncio.get_running_loop()
         self.base = await loop.run_in_executor(self._executor, open_writer)
-        self._log.info("base begins", position=position_.text(position), rows=begin.row_count)
-        return _LiveBase(self, self.base, began)
+        self._log.info(
+            "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
+        )
+        return _LiveBase(self, self.base, began, reason)
 
-    async def commit_live_base(self, end: SnapshotEnd, began: datetime) -> None:
+    async def commit_live_base(self, end: SnapshotEnd, began: datetime, reason: str | None) -> None:
         """The base that the live stream brought is whole."""
         assert self.base is not None, "it was begun"
         # Nobody tells when the snapshot's last transaction was committed: not after it began.
         base = await self.base.finish(end, began)
-        epoch = await self.committer.commit_base(base, continues=False)
+        epoch = await self.committer.commit_base(base, continues=False, reason=reason)
         self.base = None
         self._epoch_committed(epoch, began)
 
@@ -310,16 +313,17 @@ class Life:
 class _LiveBase:
     """The feed's view of a base that the live stream brings."""
 
-    def __init__(self, life: Life, writer: BaseWriter, began: datetime) -> None:
+    def __init__(self, life: Life, writer: BaseWriter, began: datetime, reason: str | None) -> None:
         self._life = life
         self._writer = writer
         self._began = began
+        self._reason = reason
 
     async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
         await self._writer.write(keys, lines)
 
     async def finish(self, end: SnapshotEnd) -> None:
-        await self._life.commit_live_base(end, self._began)
+        await self._life.commit_live_base(end, self._began, self._reason)
 
     async def abort(self) -> None:
         self._life.base = None
@@ -328,6 +332,24 @@ class _LiveBase:
 
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
+
+
+def why_new_epoch(
+    head: Head | None, columns: tuple[Column, ...], history: History, told: str
+) -> str | None:
+    """Why a base doesn't continue what ``head`` ends; None if there is nothing before it.
+
+    ``told`` is what the server says of it.
+    """
+    if head is None:
+        return None
+    if head.history != history:
+        return f"the history was {head.history} and is {history} now" + (
+            f": {told}" if told else ""
+        )
+    if not same_shape(columns, head.columns):
+        return "the table's columns changed"
+    return told or "the server gave no reason"
 
 
 def usable(head: Head | None) -> Head | None:
