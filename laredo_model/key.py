@@ -3,9 +3,14 @@
 For one key column it is the value as unescaped text (``42``, ``a"b``), for
 several the compact JSON array of the row's JSON values, in the key's order
 (``["a",7]``). Keys order by their UTF-8 bytes.
+
+A row of a table without a key is known by the md5 of its line, and by a number
+that tells equal rows apart (``9e107d9d372bb6826bd81d3542a419d6-0000000001``).
+Which of several equal rows has which number says nothing.
 """
 
 from collections.abc import Sequence
+from hashlib import md5
 
 import orjson
 
@@ -28,6 +33,21 @@ def of_fragment(fragment: bytes) -> bytes:
         return fragment[1:-1]
     text: str = orjson.loads(fragment)
     return text.encode()
+
+
+def digest(line: bytes) -> bytes:
+    """The first part of a keyless row's key: the md5 of its line, 32 hex digits."""
+    return md5(line, usedforsecurity=False).hexdigest().encode()
+
+
+def numbered(digest: bytes, number: int) -> bytes:
+    """The key of the ``number``-th (from 1) of the rows whose lines have this digest."""
+    return b"%b-%010d" % (digest, number)
+
+
+def number_of(key: bytes) -> int:
+    """The number in a key that :func:`numbered` made."""
+    return int(key[-10:])
 
 
 def of_line(line: bytes, key_fields: Sequence[str]) -> bytes:

@@ -54,7 +54,10 @@ class RowDecoder(NamedTuple):
 def compile_decoder(
     names: Sequence[str], types: Sequence[TypeInfo], key_names: Sequence[str], sink: Sink
 ) -> RowDecoder:
-    """The decoder of a relation with these columns, whose key is ``key_names`` in key order."""
+    """The decoder of a relation with these columns, whose key is ``key_names`` in key order.
+
+    Without a key it takes inserts only, and puts the digest of the line in the key's place.
+    """
     positions = [list(names).index(name) for name in key_names]
     source, scope = _source(names, types, positions)
     slow = _SlowPaths(names, positions, sink)
@@ -141,6 +144,7 @@ def _source(
         "join": b"".join,
         "dumps": orjson.dumps,
         "of_fragment": key.of_fragment,
+        "digest": key.digest,
         "MISSING": line.MISSING,
     }
     raw_key = len(key_positions) == 1 and _kept_raw(types[key_positions[0]])
@@ -154,10 +158,13 @@ def _source(
         columns.append(_COLUMN.format(n=number, value=value, null=null))
     prefixes = line.names_prefix(names)
     pieces = ", ".join(f"{prefix!r}, v{number}" for number, prefix in enumerate(prefixes))
-    code = _PUT.format(
+    template, key_code = _PUT if key_positions else _PUT_KEYLESS, ""
+    if key_positions and not raw_key:
+        key_code = "        row_key = " + _key_expression(key_positions) + "\n"
+    code = template.format(
         row=_indented("".join(columns)),
         no_key=" or ".join(f"v{position} is MISSING" for position in key_positions),
-        key="" if raw_key else "        row_key = " + _key_expression(key_positions) + "\n",
+        key=key_code,
         pieces=pieces,
         values=", ".join(f"v{number}" for number in range(len(names))),
     )
@@ -220,7 +227,34 @@ else:
     v{n} = MISSING; p += 1; partial = True
 """
 
-_PUT = """\
+_VALUES = """\
+
+def values(m, p):
+    partial = False
+{row}
+    return [{values}], p
+"""
+
+_PUT_KEYLESS = (
+    """\
+def put(m, action):
+    if action != 1:
+        return no_key(m)
+    partial = False
+    p = 33
+{row}
+    if partial:
+        return no_key(m)
+    row_line = join(({pieces}, b'}}'))
+    add_line(row_line)
+    add_key(digest(row_line))
+    add_action(action)
+"""
+    + _VALUES
+)
+
+_PUT = (
+    """\
 def put(m, action):
     if m[30] != 78:
         return update_with_old(m)
@@ -235,9 +269,6 @@ def put(m, action):
 {key}        add_line(join(({pieces}, b'}}')))
     add_key(row_key)
     add_action(action)
-
-def values(m, p):
-    partial = False
-{row}
-    return [{values}], p
 """
+    + _VALUES
+)

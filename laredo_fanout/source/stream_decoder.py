@@ -43,7 +43,7 @@ class Drained(Enum):
 class Route:
     """Where one relation's changes go; without ``table_id`` they are ignored."""
 
-    __slots__ = ("changes", "counted", "delete", "open", "put", "table_id")
+    __slots__ = ("changes", "counted", "delete", "open", "put", "table_id", "takes")
 
     def __init__(self, table_id: int | None = None) -> None:
         self.table_id = table_id
@@ -52,6 +52,8 @@ class Route:
         self.open = False
         self.put: Callable[[bytes, int], None] = _ignore
         self.delete: Callable[[bytes], None] = _ignore_delete
+        self.takes: Callable[[], bool] | None = None
+        """Whether the transaction that is being decoded counts; None: every one does."""
 
     def decode_by(self, decoder: RowDecoder) -> None:
         """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
@@ -176,9 +178,15 @@ class StreamDecoder:
         self.must_stop = False
         self.position = self.position_before = position
         self.time_us = 0
+        self._xid = b""
         self.wal_end = 0
         self.reply_wanted = False
         self.in_transaction = False
+
+    @property
+    def xid(self) -> int:
+        """The 32 bits of the (top-level) transaction that is being decoded."""
+        return int.from_bytes(self._xid, "big")
 
     @property
     def pending(self) -> list[Route]:
@@ -264,6 +272,7 @@ class StreamDecoder:
                     put(message, 2 if kind == 85 else 1)
                 elif kind == 66:
                     self.in_transaction = True
+                    self._xid = message[42:46]
                     begun, self._bytes = received, 0
                     current = b""
                 elif kind == 67:
@@ -335,7 +344,7 @@ class StreamDecoder:
                 )
 
     def _truncate(self, route: Route) -> None:
-        if route is IGNORED:
+        if route is IGNORED or (route.takes is not None and not route.takes()):
             return
         self._touched[route] = None
         route.changes.actions.append(Action.TRUNCATE)
@@ -409,6 +418,8 @@ class StreamDecoder:
         One that is small becomes pending, like any other.
         """
         first = True
+        if xid != _WHOLE:
+            self._xid = xid.to_bytes(4, "big")
         for get in self._spools.take(xid).pieces():
             if not first or self._touched:
                 self._apply_piece(commit.position, commit.time_us)
