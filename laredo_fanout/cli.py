@@ -162,13 +162,38 @@ def clients(
     _look(given.over(path, sets), url, watch, as_json, "clients")
 
 
+@main.command()
+@_config_option
+@_set_option
+@_url_option
+@click.pass_obj
+def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | None) -> None:
+    """Have a running server split its backlog into segments now, however small it is.
+
+    What comes of it is in `laredo-fanout status --json`, sources.*.catchup.
+    """
+    from laredo_fanout.app import terminal
+
+    try:
+        terminal.ask(_address(given.over(path, sets), url), "catchup")
+    except terminal.NoAnswer as error:
+        _fail(FAILED, str(error))
+    click.echo("asked; `laredo-fanout status` shows what comes of it")
+
+
+def _address(given: _Given, url: str | None) -> str:
+    """Where the running server's HTTP side is."""
+    if url is not None:
+        return url
+    http = given.load().http
+    host = "127.0.0.1" if http.host in ("0.0.0.0", "::", "") else http.host
+    return f"http://{host}:{http.port}"
+
+
 def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
     from laredo_fanout.app import terminal
 
-    if url is None:
-        http = given.load().http
-        host = "127.0.0.1" if http.host in ("0.0.0.0", "::", "") else http.host
-        url = f"http://{host}:{http.port}"
+    url = _address(given, url)
     try:
         if watch:
             with terminal.Watching(what) as watching:

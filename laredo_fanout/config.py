@@ -40,17 +40,31 @@ class Copy(Section):
 
 
 class Catchup(Section):
-    """Fall-behind mode. Accepted, and warned about: this version doesn't have it yet."""
+    """Fall-behind mode: above ``threshold_bytes`` the backlog is split into segments, each decoded
+    from a copy of the slot, released in commit order. ``mode = manual``: when asked for.
+
+    ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
+    directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
+    """
 
     mode: Literal["off", "auto", "manual"] = "auto"
-    threshold_bytes: Size = 1 << 30
+    threshold_bytes: Size = Field(default=1 << 30, ge=1)
     check_interval: Duration = Field(default=1.0, gt=0)
-    max_segments: int = Field(default=4, ge=1)
-    min_segment_bytes: Size = 64 * 10**6
+    max_segments: int = Field(default=4, ge=1, le=64)
+    min_segment_bytes: Size = Field(default=64 * 10**6, ge=1)
     ordering: Literal["strict", "relaxed"] = "strict"
     reserve_slots: int = Field(default=2, ge=0)
     spool_dir: Path | None = None
-    spool_max_bytes: Size | None = None
+    spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
+
+    @field_validator("ordering")
+    @classmethod
+    def _strict(cls, ordering: str) -> str:
+        if ordering == "relaxed":
+            raise ValueError(
+                "this version releases a backlog in commit order only; write ordering = strict"
+            )
+        return ordering
 
 
 class Source(Section):
@@ -287,13 +301,7 @@ class Config(Section):
 
     def warnings(self) -> list[str]:
         """What is accepted and has no effect in this version, by path."""
-        found = []
-        if "catchup" in self.source.model_fields_set and self.source.catchup.mode != "off":
-            found.append(
-                f"sources.{self.source_name}.catchup: this version has no fall-behind mode;"
-                " a backlog is read through the one slot"
-            )
-        return found
+        return []
 
 
 def load(path: Path | str | None, sets: Sequence[str] = ()) -> Config:

@@ -1,4 +1,4 @@
-"""The HTTP side: /health/live, /health/ready, /status, /metrics. It changes nothing."""
+"""The HTTP side: /health/live, /health/ready, /status, /metrics; POST /catchup."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def application(
     problems: Callable[[], list[str]],
     status: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
+    catch_up: Callable[[], None] | None,
 ) -> FastAPI:
-    """The four endpoints.
+    """The endpoints.
 
     :param problems: why the server isn't ready; empty if it is.
     :param status: what /status shows, as JSON values.
     :param metrics: what /metrics shows, in Prometheus' text form.
+    :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     """
     app = FastAPI(title="laredo-fanout", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -45,6 +47,13 @@ def application(
     @app.get("/metrics")
     async def show_metrics() -> Response:
         return Response(metrics(), media_type=_EXPOSITION)
+
+    @app.post("/catchup")
+    async def split_backlog() -> Response:
+        if catch_up is None:
+            return _json({"error": "catchup.mode is off; set it to auto or manual"}, 409)
+        catch_up()
+        return _json({"asked": True}, 202)
 
     return app
 

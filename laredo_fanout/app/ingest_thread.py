@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from laredo_fanout.errors import SourceError
+from laredo_fanout.source.detour import Detour
 from laredo_fanout.source.ingest import Ingest
 from laredo_fanout.source.options import SourceOptions, TableOptions
 from laredo_fanout.source.status import CommitInfo, IngestStatus
@@ -38,10 +39,11 @@ class IngestThread:
         store: Store,
         *,
         after_commit: Sequence[Callable[[], None]],
+        detour: Detour | None = None,
     ) -> None:
         self._store = store
         self._after_commit = tuple(after_commit)
-        self._ingest = Ingest(source, tables, store, self._committed)
+        self._ingest = Ingest(source, tables, store, self._committed, detour=detour)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from laredo_fanout.app.archive_watch import Look
 from laredo_fanout.app.clients import deepest
+from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.source.status import IngestStatus
 from laredo_fanout.store.table import TableRecord
@@ -34,6 +36,7 @@ class Figures:
     ingest_restarts: int
     replays: Mapping[tuple[str, str], int]
     archives: Mapping[str, Look]
+    catchup: CatchupStatus | None
 
 
 def exposition(figures: Figures) -> bytes:
@@ -50,6 +53,7 @@ class _Once(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from _source(self._figures)
+        yield from _catchup(self._figures)
         yield from _tables(self._figures)
         yield from _fanout(self._figures)
         yield from _store(self._figures)
@@ -92,6 +96,36 @@ def _source(figures: Figures) -> Iterator[Metric]:
     for action, number in source.changes.items():
         changes.add_metric([figures.source_name, action], number)
     yield changes
+
+
+def _catchup(figures: Figures) -> Iterator[Metric]:
+    """Fall-behind mode; nothing where it is off."""
+    catchup, name = figures.catchup, figures.source_name
+    if catchup is None:
+        return
+    released = catchup.release_position
+    for what, text, value in (
+        ("active", "Whether a backlog is split", float(released is not None)),
+        ("lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
+        ("threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
+        ("release_position", "Released and durable, a WAL position in bytes", released or 0),
+        ("spool_bytes", "Decoded and not yet released", catchup.spool_bytes),
+    ):
+        gauge = _gauge(f"laredo_catchup_{what}", text, "source")
+        gauge.add_metric([name], value)
+        yield gauge
+    segments = _gauge("laredo_catchup_segments", "Segments, by what is done", "source", "state")
+    for state, number in Counter(segment.state for segment in catchup.segments).items():
+        segments.add_metric([name, state], number)
+    yield segments
+    for what, text, value in (
+        ("plans", "Backlogs that were split", catchup.plans),
+        ("given_up", "Of them, read through the one slot after all", catchup.given_up),
+        ("segment_restarts", "Segments' processes started anew", catchup.restarts),
+    ):
+        counter = _counter(f"laredo_catchup_{what}", text, "source")
+        counter.add_metric([name], value)
+        yield counter
 
 
 def _tables(figures: Figures) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from laredo_fanout.catchup.options import CatchupOptions, Mode
 from laredo_fanout.config import Config, Table
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source import options as source
@@ -17,6 +18,23 @@ def source_options(config: Config) -> source.SourceOptions:
         copy=source.CopyOptions(workers=said.copying.workers),
         heartbeat_interval=said.heartbeat_interval,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
+    )
+
+
+def catchup_options(config: Config) -> CatchupOptions | None:
+    """What fall-behind mode is told; None: there is none."""
+    said = config.source.catchup
+    if said.mode == "off":
+        return None
+    return CatchupOptions(
+        spool_directory=said.spool_dir or config.state.path / "catchup",
+        mode=Mode(said.mode),
+        threshold_bytes=said.threshold_bytes,
+        check_interval=said.check_interval,
+        max_segments=said.max_segments,
+        min_segment_bytes=said.min_segment_bytes,
+        reserve=said.reserve_slots,
+        spool_max_bytes=said.spool_max_bytes,
     )
 
 

@@ -22,6 +22,7 @@ from laredo_fanout.app.serving_children import ServingChildren
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.wake import Bell
+from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.store.errors import StoreError
@@ -79,11 +80,14 @@ class _Server:
         self.bell = Bell()
         self.port: int = reserved.getsockname()[1]
         pruning = JournalPruning.of(config, store, self.clients)
+        source, catchup = options.source_options(config), options.catchup_options(config)
+        self.fall_behind = None if catchup is None else FallBehind(catchup, source, store)
         self.ingest = IngestThread(
-            options.source_options(config),
+            source,
             options.source_tables(config),
             store,
             after_commit=(self.bell.ring, pruning.after_commit),
+            detour=self.fall_behind,
         )
         self.children = ServingChildren(
             workers=config.fanout.grpc.workers,
@@ -105,6 +109,7 @@ class _Server:
             pruning=pruning,
             snapshots=self.snapshots,
             archives=self.archives,
+            fall_behind=self.fall_behind,
         )
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -122,7 +127,10 @@ class _Server:
 
         web = http.HttpServer(
             http.application(
-                problems=self.view.problems, status=self.view.status, metrics=self.view.metrics
+                problems=self.view.problems,
+                status=self.view.status,
+                metrics=self.view.metrics,
+                catch_up=None if self.fall_behind is None else self.fall_behind.ask,
             ),
             listener,
         )

@@ -14,6 +14,7 @@ from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.serving_children import ServingChildren
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.source.status import IngestStatus, TableStatus
@@ -40,11 +41,13 @@ class ServerView:
         pruning: JournalPruning,
         snapshots: SnapshotSchedule,
         archives: ArchiveWatch,
+        fall_behind: FallBehind | None,
     ) -> None:
         self._config, self._port, self._store = config, port, store
         self._clients, self._ingest, self._children = clients, ingest, children
         self._pruning, self._snapshots = pruning, snapshots
         self._archives = archives
+        self._fall_behind = fall_behind
         self._started = datetime.now(UTC)
         self.draining = False
 
@@ -139,6 +142,7 @@ class ServerView:
                 "retained_bytes": source.retained_bytes,
             },
             "publication": self._config.source.publication.name,
+            "catchup": self._fall_behind and self._fall_behind.status().to_json(),
         }
 
     def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
@@ -227,6 +231,7 @@ class ServerView:
             ingest_restarts=self._ingest.given_up,
             replays=self._children.replays,
             archives=self._archives.looks,
+            catchup=None if self._fall_behind is None else self._fall_behind.status(),
         )
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)

@@ -32,10 +32,25 @@ def fetch(url: str) -> dict[str, Any]:
 
     :raises NoAnswer: if it doesn't.
     """
-    address = f"{url.rstrip('/')}/status"
+    return _answer(urllib.request.Request(f"{url.rstrip('/')}/status"))
+
+
+def ask(url: str, what: str) -> dict[str, Any]:
+    """POST ``what`` to the server at ``url``; its answer.
+
+    :raises NoAnswer: if it doesn't answer, or refuses.
+    """
+    return _answer(urllib.request.Request(f"{url.rstrip('/')}/{what}", method="POST"))
+
+
+def _answer(request: urllib.request.Request) -> dict[str, Any]:
+    address = request.full_url
     try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as refused:
+        said = refused.read().decode(errors="replace")
+        raise NoAnswer(f"{address} refuses: {said or refused.reason}") from refused
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NoAnswer(
@@ -110,6 +125,7 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             source["slot_name"],
             Text(source["error"] or "", style="red"),
         )
+        parts += _catchup_view(source.get("catchup"))
     tables = Table("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
     for name, table in status["tables"].items():
         tables.add_row(
@@ -123,6 +139,23 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             Text(table["error"] or "", style="red"),
         )
     return Group(*parts, sources, tables)
+
+
+def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
+    """The segments, while a backlog is split."""
+    if catchup is None or not catchup["active"]:
+        return []
+    table = Table("segment", "from", "to", "decoded to", "state", "spooled", box=None)
+    for segment in catchup["segments"]:
+        table.add_row(
+            str(segment["number"]),
+            segment["start"],
+            segment["stop"] or "",
+            segment["reached"],
+            segment["state"],
+            f"{segment['spooled_bytes']:,} B",
+        )
+    return [Text(f"catching up, released to {catchup['release_position']}"), table]
 
 
 def _headline(status: dict[str, Any]) -> Text:

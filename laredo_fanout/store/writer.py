@@ -82,7 +82,8 @@ class Store:
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
-            self._catchup_plan: bytes | None = transaction.get(meta.CATCHUP_KEY, db=self._databases.meta)
+            plan: bytes | None = transaction.get(meta.CATCHUP_KEY, db=self._databases.meta)
+            self._catchup_plan = plan
             self._garbage = garbage.any_left(transaction, self._databases)
         self._tables = {record.id: record for record in records}
         self._position = meta.position_from_bytes(place)

@@ -86,10 +86,22 @@ def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
     assert [table.qualified for table in options.source_tables(said)] == ["public.config_document"]
 
 
-def test_what_has_no_effect_yet_is_warned_about(tmp_path: Path) -> None:
-    (only,) = load(tmp_path, DESIGN).warnings()
-    assert only.startswith("sources.pg.catchup: ")
-    assert load(tmp_path, MINIMAL).warnings() == []
+def test_fall_behind_mode_is_as_configured(tmp_path: Path) -> None:
+    said = options.catchup_options(load(tmp_path, DESIGN))
+    assert said is not None
+    assert (said.mode, said.threshold_bytes, said.max_segments) == ("auto", 1 << 30, 4)
+    assert said.spool_directory == load(tmp_path, DESIGN).state.path / "catchup"
+    changed = DESIGN.replace("mode = auto", "mode = manual, spool_dir = /spool, reserve_slots = 5")
+    said = options.catchup_options(load(tmp_path, changed))
+    assert said is not None
+    assert (said.mode, said.spool_directory, said.reserve) == ("manual", Path("/spool"), 5)
+    off = DESIGN.replace("mode = auto", "mode = off")
+    assert options.catchup_options(load(tmp_path, off)) is None
+
+
+def test_relaxed_ordering_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"sources\.pg\.catchup\.ordering.*ordering = strict"):
+        load(tmp_path, DESIGN.replace("ordering = strict", "ordering = relaxed"))
 
 
 def test_serving_options_survive_the_way_to_a_serving_process(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""A backlog's messages, read through one slot and read through segments."""
+
+import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from laredo_fanout.catchup.options import CatchupOptions
+from laredo_fanout.catchup.orders import Order
+from laredo_fanout.catchup.plan import Plan, Segment, from_bytes
+from laredo_fanout.catchup.release import Release
+from laredo_fanout.source import message as message_
+from laredo_fanout.source.status import CommitInfo, Counters
+from laredo_fanout.source.write_batch import WriteBatch
+from laredo_fanout.store.writer import Store
+from tests.fix_postgres import Database
+
+SLOT, PUBLICATION = "reading", "reading"
+_PATIENCE_MS = 15_000
+_ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
+
+
+def prepare(database: Database) -> None:
+    """Publication and slot; what is committed from now on is the backlog."""
+    with database.connect() as connection:
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES".encode())
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot_of(database),)
+        )
+
+
+def slot_of(database: Database) -> str:
+    """Slots are the cluster's: each database has its own."""
+    return f"{SLOT}_{database.name}"
+
+
+def place(database: Database, what: str = "pg_current_wal_insert_lsn()") -> int:
+    """A position."""
+    with database.connect() as connection:
+        row = connection.execute(f"SELECT {what} - '0/0'::pg_lsn".encode()).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def start_of(database: Database) -> int:
+    """Where the slot stands."""
+    return place(
+        database,
+        "(SELECT confirmed_flush_lsn FROM pg_replication_slots"
+        f" WHERE slot_name = '{slot_of(database)}')",
+    )
+
+
+def single(database: Database) -> list[bytes]:
+    """All transactions as the one slot gives them."""
+    with database.connect() as connection:
+        rows = connection.execute(
+            "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL,"
+            " 'proto_version', '1', 'publication_names', %s, 'messages', 'true')",
+            (slot_of(database), PUBLICATION),
+        ).fetchall()
+    return normal([bytes(row[0]) for row in rows])  # type: ignore[call-overload]
+
+
+def normal(messages: Sequence[bytes]) -> list[bytes]:
+    """Without announcements, which each stream makes anew, and what belongs to no transaction.
+
+    Each row's columns are as announced before: checked here.
+    """
+    known: dict[bytes, bytes] = {}
+    found, within = [], False
+    for message in messages:
+        kind = message[0]
+        if kind == message_.RELATION:
+            known[message[1:5]] = message
+            continue
+        if kind in _ROWS:
+            # The relation in force comes along, so that a stale one makes a difference.
+            found.append(known[message[1:5]])
+        within = within or kind == message_.BEGIN
+        if within and kind != message_.TYPE:
+            found.append(message)
+        within = within and kind != message_.COMMIT
+    assert not within
+    return found
+
+
+@dataclass
+class SegmentedReading:
+    """Reads a plan's segments to the end of what there was; may be given up and gone on with."""
+
+    database: Database
+    path: Path
+    options: CatchupOptions = field(init=False)
+    messages: list[bytes] = field(default_factory=list)
+    position: int = 0
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        self.options = CatchupOptions(self.path / "spools", piece_bytes=20_000)
+        self.end = place(self.database)
+
+    def begin(self, segments: tuple[Segment, ...]) -> None:
+        """Store the plan."""
+        self.position = segments[0].start
+        plan = Plan("0" * 16, "here", segments)
+        store = Store.open(self.path / "store", max_size=1 << 30)
+        with store, store.transaction() as transaction:
+            transaction.set_position(self.position, 0)
+            transaction.set_catchup_plan(plan.to_bytes())
+
+    def life(self, on_turn: Callable[[Release], bool] | None = None) -> bool:
+        """Go on with the stored plan; whether everything is released.
+
+        ``on_turn`` may end this life, as if the server were killed: what isn't
+        committed is forgotten.
+        """
+        with Store.open(self.path / "store", max_size=1 << 30) as store:
+            if store.catchup_plan is None:
+                return True
+            self.position = store.position
+            return self._follow(store, on_turn)
+
+    def _follow(self, store: Store, on_turn: Callable[[Release], bool] | None) -> bool:
+        assert store.catchup_plan is not None
+        durable = len(self.messages)
+        batch = WriteBatch(store, _nobody_waits, 1.0, Counters())
+        release = Release(
+            self.options,
+            self._order(),
+            from_bytes(store.catchup_plan),
+            batch,
+            store.position,
+            is_small=lambda _: release.runs[-1].reached >= self.end,
+        )
+        try:
+            while not release.over:
+                self._wait(release)
+                release.gulp()
+                self._take(release)
+                if on_turn is not None and on_turn(release):
+                    batch.abandon()
+                    del self.messages[durable:]
+                    return False
+                if batch.is_open or self.position > store.position:
+                    batch.commit(self.position, 0)
+                    durable = len(self.messages)
+                    release.confirm(store.position)
+        finally:
+            release.close()
+        assert release.trouble is None
+        return True
+
+    def _wait(self, release: Release) -> None:
+        poll = select.poll()
+        poll.register(release.fileno(), select.POLLIN)
+        poll.poll(100)
+
+    def _take(self, release: Release) -> None:
+        get = release.get
+        while True:
+            size, message = get(1)
+            if size <= 0:
+                return
+            self.messages.append(message[message_.ENVELOPE :])
+            if message[message_.ENVELOPE] == message_.COMMIT:
+                self.position = message_.commit(message).position
+
+    def _order(self) -> Order:
+        return Order(
+            connection=self.database.dsn,
+            slot=slot_of(self.database),
+            publication=PUBLICATION,
+            connect_timeout=5.0,
+            receive_timeout=30.0,
+            temporary="",
+            segment=0,
+            start=0,
+            stop=None,
+            directory=str(self.options.spool_directory / "plan"),
+            piece=0,
+            piece_bytes=self.options.piece_bytes,
+        )
+
+
+def _nobody_waits(_: CommitInfo) -> None:
+    """Nobody is served here."""

@@ -1,0 +1,86 @@
+"""Any cut of a backlog gives what one slot gives, whoever is killed meanwhile."""
+
+import os
+import random
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.catchup.plan import Segment, bounded
+from laredo_fanout.catchup.release import Release
+from tests.fanout.catchup.overlapping import Overlapping
+from tests.fanout.catchup.reading import (
+    SegmentedReading,
+    normal,
+    place,
+    prepare,
+    single,
+    start_of,
+)
+from tests.fix_postgres import Database, on_versions
+
+
+def _backlog(database: Database, seed: int, steps: int = 800) -> None:
+    prepare(database)
+    overlapping = Overlapping(database, seed)
+    overlapping.run(steps)
+    overlapping.close()
+
+
+def _cut(database: Database, seed: int) -> tuple[Segment, ...]:
+    """Segments at any positions, however odd."""
+    chance = random.Random(seed)
+    start, end = start_of(database), place(database)
+    between = sorted(chance.randint(start, end) for _ in range(chance.choice([1, 3, 5])))
+    return bounded([start, *between])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@on_versions(16, 18)
+def test_segments_are_what_one_slot_gives(database: Database, tmp_path: Path, seed: int) -> None:
+    _backlog(database, seed)
+    truth = single(database)
+    reading = SegmentedReading(database, tmp_path)
+    reading.begin(_cut(database, seed))
+    assert reading.life()
+    assert normal(reading.messages) == truth
+    assert len(truth) > 300
+
+
+class _Killing:
+    """Kills segments' processes, and now and then everything."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self.killed = self.ended = 0
+        self._turns = 0
+
+    def __call__(self, release: Release) -> bool:
+        self._turns += 1
+        if self.killed + self.ended > 12:
+            return False
+        dice = self._chance.random()
+        pids = [run.pid for run in release.runs if run.pid is not None]
+        if dice < 0.2 and pids:
+            with suppress(ProcessLookupError):
+                os.kill(self._chance.choice(pids), signal.SIGKILL)
+            self.killed += 1
+        elif dice < 0.24:
+            self.ended += 1
+            return True
+        return False
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_segments_survive_kills(database: Database, tmp_path: Path, seed: int) -> None:
+    _backlog(database, seed)
+    truth = single(database)
+    reading = SegmentedReading(database, tmp_path)
+    reading.begin(_cut(database, seed))
+    killing = _Killing(seed)
+    while not reading.life(killing):
+        continue
+    assert normal(reading.messages) == truth
+    assert killing.killed > 0
