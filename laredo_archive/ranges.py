@@ -130,6 +130,37 @@ def plan(boundary: Boundary, choose: Choose, parts: int) -> list[RangeRead]:
     return [cut(boundary, choose, KeyRange(low, high)) for low, high in pairwise(ends)]
 
 
+def joined(
+    boundary: Boundary, choose: Choose, wanted: Sequence[KeyRange], parts: int
+) -> list[RangeRead]:
+    """What holds ``wanted``, ascending ranges, each block of the base in one read at most.
+
+    So what lies between two of them in a block is read too. Long ranges are cut as a plan in
+    ``parts`` cuts the table.
+    """
+    needed = [_slice(artifact, choose) for artifact in _needed(boundary)]
+    cuts = _cuts(needed, parts)
+    reads: list[RangeRead] = []
+    for keys in _without_shared_blocks(wanted, [key.encode() for key, _ in needed[0].entry.splits]):
+        inside = [at for at in cuts if at in keys and at != keys.low]
+        ends = [keys.low, *inside, keys.high]
+        reads += [cut(boundary, choose, KeyRange(low, high)) for low, high in pairwise(ends)]
+    return reads
+
+
+def _without_shared_blocks(wanted: Sequence[KeyRange], starts: Sequence[bytes]) -> list[KeyRange]:
+    found: list[KeyRange] = []
+    last = -1
+    for keys in wanted:
+        first = 0 if keys.low is None else max(0, bisect_right(starts, keys.low) - 1)
+        if first <= last:
+            found[-1] = KeyRange(found[-1].low, keys.high)
+        else:
+            found.append(keys)
+        last = len(starts) if keys.high is None else max(0, bisect_left(starts, keys.high) - 1)
+    return found
+
+
 def cut(boundary: Boundary, choose: Choose, keys: KeyRange) -> RangeRead:
     """What has to be read for one range of keys."""
     needed = _needed(boundary)

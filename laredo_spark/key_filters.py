@@ -26,6 +26,7 @@ from laredo_archive.arrow.types import Special, arrow_type, has_specials
 from laredo_archive.ranges import KeyRange, of_key
 from laredo_model import key as keys_
 from laredo_model.column import Column, key_columns
+from laredo_spark.key_intervals import intervals
 from laredo_spark.row_shape import RowShape
 
 MOST_RANGES = 4096
@@ -63,7 +64,7 @@ def _matches_nothing(column: Column, filters: Sequence[Filter], shape: RowShape)
 def _of_values(
     key: Sequence[Column], of_column: dict[str, list[Filter]], shape: RowShape
 ) -> list[KeyRange] | None:
-    """By = and IN on all columns of the key, or on its first ones."""
+    """By = and IN on all columns of the key, or on its first ones; from and to on the next."""
     fragments: list[list[bytes]] = []
     count = 1
     for column in key:
@@ -72,11 +73,58 @@ def _of_values(
             break
         count *= len(found)
         fragments.append(found)
-    if not fragments or (len(key) > 1 and shape.inferred):
+    if not key or (len(key) > 1 and shape.inferred):
         return None
-    whole = len(fragments) == len(key)
     chosen = sorted(set(product(*fragments)))
-    return [of_key(keys_.of_fragments(c)) if whole else _beginning(c) for c in chosen]
+    if not chosen:
+        return []
+    if len(fragments) == len(key):
+        return [of_key(keys_.of_fragments(c)) for c in chosen]
+    between = _between(key, chosen, of_column, shape)
+    if between is not None:
+        return between
+    return [_beginning(c) for c in chosen] if fragments else None
+
+
+def _between(
+    key: Sequence[Column],
+    chosen: Sequence[Sequence[bytes]],
+    of_column: dict[str, list[Filter]],
+    shape: RowShape,
+) -> list[KeyRange] | None:
+    """By <, <=, > and >= on the column after those whose values are ``chosen``."""
+    column = key[len(chosen[0])]
+    type_ = arrow_type(column, shape.asked.typing)
+    if shape.inferred:
+        return None
+    found = intervals(column, type_, of_column.get(column.name, ()))
+    if found is None or len(found) * len(chosen) > MOST_RANGES:
+        return None
+    is_last = len(chosen[0]) + 1 == len(key)
+    made = [
+        _from_to([*before, interval.first], [*before, interval.last], is_last)
+        for before in chosen
+        for interval in found
+    ]
+    return _disjoint(made)
+
+
+def _disjoint(given: Sequence[KeyRange]) -> list[KeyRange]:
+    """The same keys in ranges that don't overlap: none of these is without ends."""
+    found: list[KeyRange] = []
+    for one in sorted(given, key=lambda one: (one.low or b"", one.high or b"")):
+        if found and (one.low or b"") < (found[-1].high or b""):
+            high = max(found[-1].high or b"", one.high or b"")
+            found[-1] = KeyRange(found[-1].low, high)
+        else:
+            found.append(one)
+    return found
+
+
+def _from_to(first: Sequence[bytes], last: Sequence[bytes], is_last: bool) -> KeyRange:
+    if is_last:
+        return KeyRange(keys_.of_fragments(first), of_key(keys_.of_fragments(last)).high)
+    return KeyRange(_beginning(first).low, _beginning(last).high)
 
 
 def _beginning(fragments: Sequence[bytes]) -> KeyRange:

@@ -28,6 +28,8 @@ from laredo_spark.table_read import TableRead
 
 TASK_BYTES = 64 << 20
 """What one task reads, about, where the number of partitions isn't given."""
+MOST_APART = 256
+"""Ranges that are read for themselves; more are looked at block by block."""
 
 
 class TablePartition(InputPartition):
@@ -109,10 +111,8 @@ class TableReader(DataSourceReader):
         least = self._asked.partitions_at_least or 2
         parts = self._asked.partitions or max(least, -(-size // TASK_BYTES))
         if self._keys is not None:
-            if not self._keys:
-                return []
-            narrow = [ranges.cut(table.boundary, table.choose, keys) for keys in self._keys]
-            if len(narrow) == 1 or sum(read.size_bytes for read in narrow) < size:
+            narrow = _narrowed(table, self._keys, parts, size)
+            if narrow is not None:
                 return [narrow[start::parts] for start in range(min(parts, len(narrow)))]
         return [[read] for read in ranges.plan(table.boundary, table.choose, parts)]
 
@@ -128,6 +128,24 @@ class TableReader(DataSourceReader):
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         for batch in found:
             yield batch.cast(wanted)
+
+
+def _narrowed(
+    table: TableRead, keys: Sequence[KeyRange], parts: int, size: int
+) -> list[RangeRead] | None:
+    """What is read for ``keys``; None if that would be more than the table, of ``size`` bytes."""
+    boundary, choose = table.boundary, table.choose
+    if len(keys) <= MOST_APART:
+        apart = [ranges.cut(boundary, choose, one) for one in keys]
+        if _size(apart) < size and all(read.size_bytes <= TASK_BYTES for read in apart):
+            return apart
+    # Option key counts on it that one range alone is read exactly.
+    found = ranges.joined(boundary, choose, keys, parts)
+    return found if len(keys) == 1 or _size(found) < size else None
+
+
+def _size(reads: Sequence[RangeRead]) -> int:
+    return sum(read.size_bytes for read in reads)
 
 
 def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,10 @@
 """What a query asks of the key narrows what is read, and never takes a row away."""
 
-from datetime import date, datetime
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from pyspark.sql.datasource import (
 from laredo_archive.codec import jsonl
 from laredo_model import key as keys_
 from laredo_model.column import Column
+from laredo_spark import table_reader
 from laredo_spark.key_filters import ranges_of
 from laredo_spark.options import ReadOptions, parse
 from laredo_spark.row_shape import RowShape
@@ -153,6 +157,75 @@ def test_text_compares_as_its_bytes(asked: list[tuple[Any, str]], keys: list[str
             assert not inside
 
 
+_WHOLE = {
+    "int2": st.integers(-(1 << 15), (1 << 15) - 1),
+    "int8": st.integers(-1100, 1100) | st.integers(-(1 << 63), (1 << 63) - 1),
+}
+_ORDER: dict[Any, Any] = {
+    GreaterThan: gt,
+    GreaterThanOrEqual: ge,
+    LessThan: lt,
+    LessThanOrEqual: le,
+}
+_MOMENTS = st.datetimes(datetime(2023, 12, 30), datetime(2024, 1, 3)) | st.datetimes()
+_VALUES = {
+    **_WHOLE,
+    "date": st.dates(date(2023, 1, 1), date(2024, 12, 31)) | st.dates(),
+    "timestamp": _MOMENTS,
+    "timestamptz": _MOMENTS.map(lambda moment: moment.replace(tzinfo=UTC)),
+}
+
+
+def fragment(value: Any) -> bytes:
+    """As PostgreSQL prints it (FORMAT.md)."""
+    if isinstance(value, datetime):
+        text = value.replace(tzinfo=None).isoformat()
+        text = text.rstrip("0") if "." in text else text
+        return f'"{text}{"" if value.tzinfo is None else "+00:00"}"'.encode()
+    return f'"{value.isoformat()}"'.encode() if isinstance(value, date) else b"%d" % value
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), place=st.sampled_from(["alone", "first", "last"]))
+@pytest.mark.parametrize("type_name", list(_VALUES))
+def test_from_and_to(type_name: str, data: st.DataObject, place: str) -> None:
+    """Every value that passes is in one of the ranges, and in no second one."""
+    values = _VALUES[type_name]
+    bounds = st.lists(st.tuples(st.sampled_from(list(_ORDER)), values), min_size=1, max_size=3)
+    asked = data.draw(bounds)
+    other = column("other", "text", 1 if place == "last" else 2)
+    key = column("k", type_name, 2 if place == "last" else 1)
+    filters: list[Filter] = [made(K, value) for made, value in asked]
+    if place == "last":
+        filters.append(EqualTo(("other",), "x"))
+    found = ranges_of(filters, shape(*([key] if place == "alone" else [key, other])))
+    for value in [*data.draw(st.lists(values)), *(value for _, value in asked)]:
+        fragments = {"alone": [], "first": [b'"x"'], "last": [b'"x"']}[place]
+        fragments.insert(1 if place == "last" else 0, fragment(value))
+        text = keys_.of_fragments(fragments)
+        inside = 1 if found is None else sum(text in one for one in found)
+        passes = all(_ORDER[made](value, bound) for made, bound in asked)
+        assert inside == 1 or (inside == 0 and not passes), (value, found)
+    ends = [] if found is None else [(one.low or b"", one.high or b"") for one in found]
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
+
+
+@pytest.mark.parametrize(
+    ("filters", "most"),
+    [
+        ([GreaterThan(K, 999_000), LessThan(K, 1_000_500)], 2),
+        ([GreaterThanOrEqual(K, 500_000), LessThanOrEqual(K, 500_899)], 1),
+        ([GreaterThanOrEqual(K, 0), LessThan(K, 40)], 41),
+        ([LessThan(K, 0)], 1000),
+        ([LessThan(K, 5), GreaterThan(K, 7)], 0),
+    ],
+)
+def test_whole_numbers_are_few_ranges(filters: list[Filter], most: int) -> None:
+    found = ranges_of(filters, shape(column("k", "int8")))
+    assert found is not None and len(found) <= most
+    assert not any(b"77777" in one for one in found)
+
+
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 500)
@@ -183,6 +256,35 @@ def test_only_those_rows_are_read(archive: Path, filters: list[Filter], ids: lis
     whole = sum(read.size_bytes for part in made.partitions()[1] for read in part.reads)
     narrow = sum(read.size_bytes for part in made.partitions(filters)[1] for read in part.reads)
     assert narrow < whole / 10
+
+
+@pytest.mark.parametrize(
+    ("filters", "ids", "share"),
+    [
+        ([GreaterThanOrEqual(ID, 70), LessThan(ID, 80)], range(70, 80), 5),
+        ([GreaterThan(ID, 900), LessThan(ID, 1100)], range(901, 1000), 2),
+        ([LessThan(ID, 0)], [], 10),
+        ([GreaterThan(ID, 500)], [*range(501, 1000), 5000], 1),
+        ([GreaterThan(ID, 100), LessThan(ID, 999)], range(101, 999), 1),
+    ],
+)
+def test_from_and_to_narrow_what_is_read(
+    archive: Path, filters: list[Filter], ids: Sequence[int], share: int
+) -> None:
+    made = Reading(archive, push_filters="true")
+    found = made.ids(filters)
+    assert len(found) == len(set(found))
+    assert set(ids) - {77} <= set(found)
+    whole = sum(read.size_bytes for part in made.partitions()[1] for read in part.reads)
+    narrow = sum(read.size_bytes for part in made.partitions(filters)[1] for read in part.reads)
+    assert narrow <= whole / share
+
+
+def test_a_long_range_is_several_tasks(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_reader, "TASK_BYTES", 5000)
+    made = Reading(archive, push_filters="true", partitions=8)
+    some = [GreaterThanOrEqual(ID, 20_000), LessThan(ID, 80_000)]
+    assert len(made.partitions(some)[1]) > 3
 
 
 def test_files_that_begin_beyond_the_key_arent_opened(archive: Path) -> None:
