@@ -18,7 +18,15 @@ from laredo_fanout.config import Config
 from laredo_fanout.errors import SelectDenied, SourceError
 from laredo_fanout.serving.archive_store import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
-from laredo_fanout.source import catalog, checks, publication, session, slot
+from laredo_fanout.source import (
+    catalog,
+    checks,
+    publication,
+    session,
+    slot,
+    slot_holder,
+    slot_watch,
+)
 from laredo_model import position as position_
 from laredo_model.select import identifier
 
@@ -188,12 +196,71 @@ def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
         yield Finding("slot", Verdict.MISSING, detail, "choose another slot_name")
     elif found.wal_status == "lost":
         detail = f"{name} was invalidated: its WAL is gone"
+        if found.invalidated:
+            detail = f"{name} was invalidated: {found.invalidated}"
         cure = f"SELECT pg_drop_replication_slot('{name}');"
         yield Finding("slot", Verdict.MISSING, detail, cure)
     else:
-        user = f"in use by pid {found.active_pid}" if found.active_pid else "free"
+        holder = slot_holder.holder(connection, name)
+        user = f"in use by {holder}" if holder else "free"
         retained = f"{found.retained or 0:,} bytes of WAL kept"
         yield Finding("slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}")
+        for warning in slot_watch.warnings(found):
+            yield Finding("slot", Verdict.WARNING, warning.text, warning.cure)
+    yield from _slot_limits(connection, found)
+
+
+_LIMITS = """
+SELECT (SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+    (SELECT setting::int8 * CASE unit WHEN 'min' THEN 60 ELSE 1 END
+        FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
+    (SELECT setting::int8 FROM pg_settings WHERE name = 'wal_sender_timeout'),
+    EXISTS (SELECT FROM pg_stat_replication r LEFT JOIN pg_replication_slots s
+        ON s.active_pid = r.pid WHERE coalesce(s.slot_type, 'physical') = 'physical')
+"""
+_SHORT_IDLE_S = 86400
+
+
+def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Finding]:
+    """Settings that decide what becomes of the slot while this server is away."""
+    keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
+    if keep_mb < 0:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            Verdict.RIGHT,
+            "-1: WAL is kept without limit while this server is away; watch the database's disk,"
+            " or set what it can spare",
+        )
+    else:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            Verdict.RIGHT,
+            f"{keep_mb:,} MB: beyond that the slot is lost, and on_slot_lost decides",
+        )
+    if idle_s and idle_s < _SHORT_IDLE_S:
+        yield Finding(
+            "idle_replication_slot_timeout",
+            Verdict.WARNING,
+            f"a server that is away for {idle_s:,} s loses its slot",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'; SELECT pg_reload_conf();",
+        )
+    if not sender_ms:
+        yield Finding(
+            "wal_sender_timeout",
+            Verdict.WARNING,
+            "0: connections that were cut without a word stay; this server ends its own",
+            "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
+        )
+    if standby and found is not None and found.failover is False:
+        yield Finding(
+            "slot",
+            Verdict.WARNING,
+            f"{found.name} was made without failover: a promoted standby won't have it, and every"
+            " table is copied anew then",
+            "stop this server, then over a replication connection:"
+            f" ALTER_REPLICATION_SLOT {found.name}"
+            " (FAILOVER true)",
+        )
 
 
 _OWNERSHIP = """

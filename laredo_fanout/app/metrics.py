@@ -76,7 +76,9 @@ def _source(figures: Figures) -> Iterator[Metric]:
     lag = _gauge("laredo_source_lag_bytes", "WAL written and not yet durable here", "source")
     lag.add_metric(name, source.lag_bytes)
     yield lag
-    behind = _gauge("laredo_source_lag_seconds", "Age of what was last made durable", "source")
+    behind = _gauge(
+        "laredo_source_lag_seconds", "Age of what was last made durable, 0 when level", "source"
+    )
     behind.add_metric(name, source.lag_seconds)
     yield behind
     recopies = _counter("laredo_source_recopies", "Tables copied anew", "source")
@@ -92,6 +94,15 @@ def _source(figures: Figures) -> Iterator[Metric]:
         safe = _gauge("laredo_slot_safe_wal_bytes", "WAL until the slot is in danger", "source")
         safe.add_metric(name, source.safe_wal_bytes)
         yield safe
+    losses = _counter("laredo_source_slot_losses", "Times the slot had to be made anew", "source")
+    losses.add_metric(name, source.slot_losses)
+    yield losses
+    ended = _counter(
+        "laredo_source_stale_senders_ended", "Walsenders of lost connections ended", "source"
+    )
+    ended.add_metric(name, source.senders_ended)
+    yield ended
+    yield from _slot(source, figures.source_name)
     changes = _counter("laredo_changes", "Changes taken from the stream", "source", "action")
     for action, number in source.changes.items():
         changes.add_metric([figures.source_name, action], number)
@@ -126,6 +137,40 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         counter = _counter(f"laredo_catchup_{what}", text, "source")
         counter.add_metric([name], value)
         yield counter
+
+
+_WAL_STATUSES = ("reserved", "extended", "unreserved", "lost")
+_KINDS = ("lost", "unreserved", "safe_wal_size", "extended", "idle", "old_transaction", "xmin")
+
+
+def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
+    slot = source.slot
+    if slot is None:
+        return
+    figures = (
+        ("laredo_slot_retained_wal_bytes", "WAL that the slot keeps", slot.retained),
+        ("laredo_slot_unconfirmed_wal_bytes", "WAL that wasn't confirmed", slot.unconfirmed),
+        ("laredo_slot_xmin_age", "Transactions whose catalog rows it keeps", slot.xmin_age),
+        (
+            "laredo_slot_oldest_transaction_seconds",
+            "Age of the oldest open transaction, whose WAL the slot keeps; 0 when none is",
+            slot.oldest.age_s if slot.oldest is not None else 0,
+        ),
+    )
+    for metric, what, value in figures:
+        if value is not None:
+            gauge = _gauge(metric, what, "source")
+            gauge.add_metric([name], value)
+            yield gauge
+    status = _gauge("laredo_slot_wal_status", "1 for the slot's wal_status", "source", "status")
+    for each in _WAL_STATUSES:
+        status.add_metric([name, each], float(slot.wal_status == each))
+    yield status
+    said = {warning.kind for warning in source.slot_warnings}
+    warned = _gauge("laredo_slot_warning", "1 while the slot is in this danger", "source", "kind")
+    for kind in _KINDS:
+        warned.add_metric([name, kind], float(kind in said))
+    yield warned
 
 
 def _tables(figures: Figures) -> Iterator[Metric]:

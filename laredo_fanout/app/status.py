@@ -136,11 +136,20 @@ class ServerView:
             "lag_bytes": source.lag_bytes,
             "lag_seconds": round(source.lag_seconds, 3),
             "slot_name": self._config.source.slot_name,
-            "slot": {
-                "wal_status": source.wal_status,
-                "safe_wal_bytes": source.safe_wal_bytes,
-                "retained_bytes": source.retained_bytes,
-            },
+            "slot": _slot(source),
+            "because": "" if identity is None else identity.because,
+            "former_histories": []
+            if identity is None
+            else [
+                {"history": str(former), "until": position.text(until)}
+                for former, until in identity.ancestors
+            ],
+            "warnings": [
+                {"kind": warning.kind, "text": warning.text, "cure": warning.cure}
+                for warning in source.slot_warnings
+            ],
+            "slot_losses": source.slot_losses,
+            "stale_senders_ended": source.senders_ended,
             "publication": self._config.source.publication.name,
             "catchup": self._fall_behind and self._fall_behind.status().to_json(),
         }
@@ -236,6 +245,25 @@ class ServerView:
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)
         return metrics.exposition(figures)
+
+
+def _slot(source: IngestStatus) -> dict[str, Any]:
+    """The slot as it was looked at last."""
+    slot, seen_at = source.slot, source.slot_seen_at
+    oldest = slot and slot.oldest
+    return {
+        "wal_status": source.wal_status,
+        "safe_wal_bytes": source.safe_wal_bytes,
+        "retained_bytes": source.retained_bytes,
+        "unconfirmed_bytes": slot and slot.unconfirmed,
+        "max_wal_bytes": slot and slot.keep_bytes,
+        "invalidated": slot and slot.invalidated,
+        "idle_timeout_seconds": slot and slot.idle_timeout_s,
+        "failover": slot and slot.failover,
+        "xmin_age": slot and slot.xmin_age,
+        "oldest_transaction": oldest and {"pid": oldest.pid, "age_seconds": oldest.age_s},
+        "seen_at": None if seen_at is None else _time(datetime.fromtimestamp(seen_at, UTC)),
+    }
 
 
 def _phase(told: TableStatus | None, record: TableRecord | None) -> str:

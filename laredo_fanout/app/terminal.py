@@ -115,7 +115,7 @@ class Watching:
 
 def _status_view(status: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(status)]
-    sources = Table("source", "connected", "lag", "position", "slot", "problem", box=None)
+    sources = Table("source", "connected", "lag", "position", "slot", "WAL", "problem", box=None)
     for name, source in status["sources"].items():
         sources.add_row(
             name,
@@ -123,9 +123,15 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             f"{source['lag_bytes']:,} B / {source['lag_seconds']:.1f} s",
             source["position"],
             source["slot_name"],
+            _kept_wal(source.get("slot") or {}),
             Text(source["error"] or "", style="red"),
         )
         parts += _catchup_view(source.get("catchup"))
+    warnings = [
+        Text(f"{name}: {warning['text']}; {warning['cure']}", style="yellow")
+        for name, source in status["sources"].items()
+        for warning in source.get("warnings", ())
+    ]
     tables = Table("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
     for name, table in status["tables"].items():
         tables.add_row(
@@ -138,7 +144,7 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             str(table["clients"]),
             Text(table["error"] or "", style="red"),
         )
-    return Group(*parts, sources, tables)
+    return Group(*parts, sources, *warnings, tables)
 
 
 def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
@@ -156,6 +162,15 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
             f"{segment['spooled_bytes']:,} B",
         )
     return [Text(f"catching up, released to {catchup['release_position']}"), table]
+
+
+def _kept_wal(slot: dict[str, Any]) -> str:
+    """What the slot keeps, of what it may."""
+    if slot.get("retained_bytes") is None:
+        return ""
+    most = slot.get("max_wal_bytes")
+    limit = f" of {most:,}" if most else ""
+    return f"{slot['wal_status']}, {slot['retained_bytes']:,} B{limit} kept"
 
 
 def _headline(status: dict[str, Any]) -> Text:
