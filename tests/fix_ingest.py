@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from laredo_fanout.catchup.fall_behind import FallBehind
+from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.source import catalog
 from laredo_fanout.source.copy_reader import CopyReader
 from laredo_fanout.source.copying import Copying
@@ -43,7 +45,10 @@ class RunningIngest:
         on_slot_lost: OnSlotLost = OnSlotLost.RECREATE,
         create_publication: bool = True,
         receive_timeout: float = 60.0,
+        catchup: CatchupOptions | None = None,
     ) -> None:
+        self.catchup = catchup
+        self.fall_behind: FallBehind | None = None
         self.database = database
         self.path = path
         name = database.name
@@ -69,7 +74,11 @@ class RunningIngest:
         if tables:
             self.tables = tuple(TableOptions(*table.split(".")) for table in tables)
         self.store = Store.open(self.path, max_size=4 << 30)
-        self.ingest = Ingest(self.options, self.tables, self.store, self._committed)
+        if self.catchup is not None:
+            self.fall_behind = FallBehind(self.catchup, self.options, self.store)
+        self.ingest = Ingest(
+            self.options, self.tables, self.store, self._committed, detour=self.fall_behind
+        )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self
