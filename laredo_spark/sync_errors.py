@@ -5,14 +5,22 @@ SyncError
 ├── TargetBusy       another sync is at work on it
 ├── TargetMissing    nothing was synced there yet
 ├── TargetDiffers    what was written hasn't as many rows as the archive says; it isn't shown
-├── ArchiveBehind    the archive ends before what the target holds already
+├── OlderThanTarget  the archive ends before what the target holds already
 ├── DeltaMissing     Delta Lake isn't in this Spark session
+├── DeltaUnfit       Delta Lake is in it, and for another Spark
 └── SyncFailed       a task failed; its message
 """
 
 from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark.errors import SparkReadError
+
+
+_DELTA = (
+    "PySpark 4.2 and delta-spark 4.4.0 fit together: pip install 'laredo-snapshotter[delta]' in an"
+    " environment of its own, and make the session with delta.configure_spark_with_delta_pip("
+    "builder), or with spark.jars.packages = io.delta:delta-spark_4.2_2.13:4.4.0"
+)
 
 
 class SyncError(SparkReadError):
@@ -56,7 +64,7 @@ class TargetDiffers(SyncError):
         self.found = found
 
 
-class ArchiveBehind(SyncError):
+class OlderThanTarget(SyncError):
     """The archive ends before what the target holds already, in the same history."""
 
     def __init__(self, target: object, at: Position, where: str, head: Position) -> None:
@@ -71,11 +79,16 @@ class DeltaMissing(SyncError):
     """Delta Lake isn't in this Spark session."""
 
     def __init__(self, reason: str) -> None:
+        super().__init__(f"to = delta needs Delta Lake in the Spark session ({reason}). {_DELTA}")
+
+
+class DeltaUnfit(SyncError):
+    """Delta Lake is there, and for another Spark."""
+
+    def __init__(self, installed: str, requirement: str, spark: str) -> None:
         super().__init__(
-            f"to = delta needs Delta Lake in the Spark session ({reason}): pip install"
-            " 'laredo-snapshotter[delta]', and make the session with"
-            " delta.configure_spark_with_delta_pip(builder) or with spark.jars.packages ="
-            " io.delta:delta-spark_<Spark's version, as 4.2>_2.13:<delta-spark's version>"
+            f"to = delta: delta-spark {installed} goes with {requirement}, and this is Spark"
+            f" {spark}. {_DELTA}"
         )
 
 

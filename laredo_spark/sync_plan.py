@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from laredo_archive import timeline
 from laredo_archive.manifest import Artifact
 from laredo_archive.timeline import Boundary
-from laredo_spark.sync_errors import ArchiveBehind, TargetRefused
+from laredo_spark.sync_errors import OlderThanTarget, TargetRefused
 from laredo_spark.sync_state import SyncState
 from laredo_spark.table_read import UNKNOWN_HISTORY, TableRead
 
@@ -41,7 +41,7 @@ def step(target: object, held: SyncState | None, table: TableRead) -> Step:
     """What is to be done; ``held`` is None if nothing was synced yet.
 
     :raises TargetRefused: if the target holds another table.
-    :raises ArchiveBehind: if the archive ends before what the target holds.
+    :raises OlderThanTarget: if the archive ends before what the target holds.
     """
     if held is None:
         return Rebuild("nothing was synced to it yet")
@@ -52,7 +52,7 @@ def step(target: object, held: SyncState | None, table: TableRead) -> Step:
     if held.history != history_text(end):
         return Rebuild(f"the archive has a new history, {history_text(end)}")
     if held.position > end.position:
-        raise ArchiveBehind(target, held.position, table.archive.uri, end.position)
+        raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
     if held.shape != shape_of(table):
         return Rebuild("its columns, or the options for them, have changed")
     return _onwards(held, table)

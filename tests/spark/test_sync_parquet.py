@@ -18,7 +18,7 @@ from laredo_model.column import Column
 from laredo_spark import sync_parquet
 from laredo_spark.sync_directory import SyncDirectory
 from laredo_spark.sync_errors import (
-    ArchiveBehind,
+    OlderThanTarget,
     TargetBusy,
     TargetDiffers,
     TargetMissing,
@@ -182,7 +182,7 @@ def test_written_anew(tmp_path: Path, archive: Builder, why: str) -> None:
 def test_an_older_copy_is_refused(tmp_path: Path, archive: Builder) -> None:
     target, older = tmp_path / "target", Builder(tmp_path / "older").base(0x8, many())
     sync(archive.write(), target)
-    with pytest.raises(ArchiveBehind, match=r"is at 0/10, and the archive .* ends at 0/8"):
+    with pytest.raises(OlderThanTarget, match=r"is at 0/10, and the archive .* ends at 0/8"):
         sync(older.write(), target)
     assert isinstance(sync(older.write(), target, rebuild=True).step, Rebuild)
     assert SyncDirectory(target).state() is not None
