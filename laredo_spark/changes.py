@@ -8,7 +8,7 @@ from laredo_spark import options
 from laredo_spark.changes_read import ChangesRead
 from laredo_spark.options import Mode
 from laredo_spark.source import LaredoDataSource
-from laredo_spark.table import TASKS_A_CORE, as_options, register
+from laredo_spark.table import PUSH_FILTERS, TASKS_A_CORE, as_options, register
 
 
 def read_changes(
@@ -44,6 +44,7 @@ def read_changes(
             "until": until,
             "exact": exact,
             "on_gap": on_gap,
+            "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
             "partitions_at_least": spark.sparkContext.defaultParallelism * TASKS_A_CORE,
             **given,
         }

@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from laredo_archive import codec
-from laredo_archive.manifest import FormatEntry
-from laredo_archive.ranges import Slice
+from laredo_archive import codec, ranges
+from laredo_archive.manifest import Artifact, FormatEntry
+from laredo_archive.ranges import KeyRange, Slice
 from laredo_archive.reader import Archive
 from laredo_spark.changes_chain import Step
 from laredo_spark.changes_read import ChangesRead, Pinned
@@ -39,7 +39,9 @@ class ChangesPartition(InputPartition):
     def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Its changes."""
         wanted = to_arrow_schema(schema, timezone="UTC")
-        for batch in batches(self.pieces, self.shape, self.objects.opener()):
+        opener = self.objects.opener()
+        opener.expect(piece.part for piece in self.pieces if piece.aligned)
+        for batch in batches(self.pieces, self.shape, opener):
             yield batch.cast(wanted)
 
 
@@ -50,6 +52,7 @@ class ChangesReader(DataSourceReader):
         self._asked = asked
         self._schema = schema
         self._pinned = pinned
+        self._keys = keys_of(asked)
 
     @in_one_message
     def partitions(self) -> Sequence[InputPartition]:
@@ -61,7 +64,7 @@ class ChangesReader(DataSourceReader):
         now = read.shape.spark_schema()
         if now != self._schema:
             raise ColumnsChanged(read.archive.uri, self._schema.simpleString(), now.simpleString())
-        return partitions(self._asked, read.archive, read.steps, read.shape)
+        return partitions(self._asked, read.archive, read.steps, read.shape, self._keys)
 
     @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -70,10 +73,33 @@ class ChangesReader(DataSourceReader):
             yield from partition.batches(self._schema)
 
 
+class FilteredChangesReader(ChangesReader):
+    """Reads only what may hold the changes of a key that a query asks for.
+
+    Spark refuses a reader that has pushFilters where the setting for it is off.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
+        """Take ``key = '42'``; Spark checks every row of what is read."""
+        for one in filters:
+            if isinstance(one, EqualTo) and one.attribute == ("key",):
+                self._keys = ranges.of_key(str(one.value).encode())
+        return iter(filters)
+
+
+def keys_of(asked: ReadOptions) -> KeyRange | None:
+    """What option ``key`` narrows the changes to."""
+    return None if asked.key is None else ranges.of_key(asked.key.encode())
+
+
 def partitions(
-    asked: ReadOptions, archive: Archive, steps: Iterable[Step], shape: ChangesShape
+    asked: ReadOptions,
+    archive: Archive,
+    steps: Iterable[Step],
+    shape: ChangesShape,
+    keys: KeyRange | None,
 ) -> list[InputPartition]:
-    """The steps' rows, cut into tasks.
+    """The steps' rows, cut into tasks; those of ``keys``, and others that are beside them.
 
     :raises FormatUnknown: if an artifact is there in no format that is known here.
     """
@@ -82,19 +108,25 @@ def partitions(
         return []
     upto = f"the changes up to {steps[-1].mark}"
     objects = Objects.of(asked, archive.found, upto, shape.row.inferred)
-    pieces = [piece for step in steps for piece in _pieces(asked, archive, step)]
+    pieces = [piece for step in steps for piece in _pieces(asked, archive, step, keys)]
     return [ChangesPartition(some, objects, shape) for some in _gathered(asked, pieces)]
 
 
-def _pieces(asked: ReadOptions, archive: Archive, step: Step) -> Iterator[Piece]:
+def _pieces(
+    asked: ReadOptions, archive: Archive, step: Step, keys: KeyRange | None
+) -> Iterator[Piece]:
     artifact, base = step.artifact, step.epoch.base
     wanted = asked.format_id if asked.format_id in artifact.formats else None
     key_names = archive.shape(step.boundary).key_fields
-    for part, is_aligned in _slices(*archive.files.choose(artifact, wanted)):
+    chosen = archive.files.choose(artifact, wanted)
+    for number, (part, is_aligned) in enumerate(
+        _slices(*chosen) if keys is None else _narrowed(artifact, Slice(*chosen), keys)
+    ):
         yield Piece(
             part,
             is_aligned,
             artifact.is_snapshot,
+            number == 0,
             base.columns,
             key_names,
             step.epoch.number,
@@ -103,15 +135,31 @@ def _pieces(asked: ReadOptions, archive: Archive, step: Step) -> Iterator[Piece]
         )
 
 
+def _narrowed(artifact: Artifact, whole: Slice, keys: KeyRange) -> list[tuple[Slice, bool]]:
+    """Where the keys may be; a diff that may truncate is read from its beginning on."""
+    is_diff, format_id, entry = not artifact.is_snapshot, whole.format_id, whole.entry
+    may_truncate = is_diff and (artifact.truncate or not artifact.says_truncation)
+    if may_truncate or not entry.sorted or not entry.splits or format_id == codec.PARQUET:
+        return _slices(format_id, entry)
+    part = ranges.narrowed(whole, keys)
+    if part.size_bytes:
+        return [(part.for_task(), True)]
+    # A base has to say that it begins, also without a row.
+    return [] if is_diff else _slices(format_id, entry)
+
+
 def _slices(format_id: str, entry: FormatEntry) -> list[tuple[Slice, bool]]:
     """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
-    plain = replace(entry, splits=(), source={})
+    plain = replace(entry, splits=(), blocks=(), source={})
     # A parquet file's footer says where its rows are, so it is read as a whole.
     if entry.size_bytes <= TASK_BYTES or format_id == codec.PARQUET:
         return [(Slice(format_id, plain), True)]
     if entry.splits:
         ends = [*_spaced([offset for _, offset in entry.splits]), None]
-        return [(Slice(format_id, plain, start or 0, end), True) for start, end in pairwise(ends)]
+        return [
+            (Slice(format_id, entry, start or 0, end).for_task(), True)
+            for start, end in pairwise(ends)
+        ]
     if format_id != codec.JSONL:
         return [(Slice(format_id, plain), True)]
     # Each but the first begins a byte early, to see whether a line ends there.

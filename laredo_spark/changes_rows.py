@@ -34,21 +34,18 @@ class Piece:
     """Some bytes of one artifact.
 
     ``aligned``: they are whole lines or messages; else the lines that begin in them are meant.
+    ``begins``: it is the first of the artifact that is read.
     """
 
     part: Slice
     aligned: bool
     is_snapshot: bool
+    begins: bool
     columns: Columns
     key_names: tuple[str, ...]
     epoch: int
     position: Position
     time: datetime
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the artifact begins here."""
-        return self.part.start == 0
 
 
 def batches(
@@ -83,7 +80,7 @@ def _changes(piece: Piece, source: Source) -> Iterable[Change]:
         for key, line in zip(keys, lines, strict=True)
     )
     # Whatever the reader has is to go: the base is all that there was.
-    return chain([TRUNCATION], rows) if piece.is_first else rows
+    return chain([TRUNCATION], rows) if piece.begins else rows
 
 
 class _Joined:

@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from laredo_spark import options
 from laredo_spark.changes_read import Pinned, opened, pinned_now
-from laredo_spark.changes_reader import ChangesReader
+from laredo_spark.changes_reader import ChangesReader, FilteredChangesReader
 from laredo_spark.errors import OptionRefused
 from laredo_spark.failure import in_one_message
 from laredo_spark.options import Mode
@@ -48,7 +48,8 @@ class LaredoDataSource(DataSource):
         """What plans and reads."""
         asked = options.parse({**self.options, **(self._pinned or {})})
         if asked.mode is Mode.CHANGES:
-            return ChangesReader(asked, schema, self._changes)
+            changes = FilteredChangesReader if asked.push_filters else ChangesReader
+            return changes(asked, schema, self._changes)
         if asked.mode in (Mode.BASE, Mode.DIFFS):
             return UnfoldedReader(asked, schema)
         made = FilteredTableReader if asked.push_filters else TableReader

@@ -23,7 +23,7 @@ from laredo_model import position as positions
 from laredo_model.errors import BadPosition
 from laredo_spark.changes_chain import Mark, Step, following, is_behind, mark_now
 from laredo_spark.changes_read import Pinned, opened, pinned_now, start_of, steps_between
-from laredo_spark.changes_reader import ChangesPartition, partitions
+from laredo_spark.changes_reader import ChangesPartition, keys_of, partitions
 from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,
@@ -54,6 +54,10 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if now != schema:
             raise ColumnsChanged(self._archive.uri, schema.simpleString(), now.simpleString())
         self._last: Archive | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """What tasks are sent, which only read: the archive's clients stay on the driver."""
+        return {"_schema": self._schema}
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Before everything."""
@@ -146,7 +150,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             # The batch after this one finds the same gap, and has a whole base.
             steps = ()
-        return partitions(self._asked, archive, steps, self._shape)
+        return partitions(self._asked, archive, steps, self._shape, keys_of(self._asked))
 
     @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

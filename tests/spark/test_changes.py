@@ -308,7 +308,7 @@ def test_a_large_diff_is_cut_into_pieces(
     monkeypatch.setattr(changes_reader, "LEAST_BYTES", task_bytes)
     asked = parse({"path": str(archive), "mode": "changes"})
     read = ChangesRead.of(asked)
-    tasks = changes_reader.partitions(asked, read.archive, read.steps, read.shape)
+    tasks = changes_reader.partitions(asked, read.archive, read.steps, read.shape, None)
     assert len(tasks) > 5
     seen: list[tuple[str, str | None]] = []
     for task in tasks:

@@ -20,6 +20,7 @@ from laredo_spark.options import parse
 from laredo_spark.table_read import TableRead
 from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
 from tests.golden.written import changes
+from tests.spark.test_stream import FIRST, latest, reader
 
 LINES = ("jsonl", "protobuf")
 PROVEN = {
@@ -126,6 +127,22 @@ def test_changes_from_the_first_boundary_on(spark: SparkSession, name: str, form
         spark, str(ARCHIVES / name), after=first, on_gap="snapshot", format=format_id, lines=True
     )
     assert sorted(map(str, found.collect())) == sorted(map(str, all_changes(truth)))
+
+
+@pytest.mark.parametrize(("name", "format_id"), CHANGES)
+def test_a_stream_has_the_same_changes(name: str, format_id: str) -> None:
+    """As Spark asks for them: a diff at a time, by offsets, with a new reader for each."""
+    truth = of(name)
+    first, _ = position_of(truth.boundaries[0])
+    asked = {"after": first, "on_gap": "snapshot", "format": format_id, "lines": "true"}
+    found: list[Row] = []
+    start, end = None, FIRST
+    while start != end:
+        made = reader(truth.archive, **asked, max_diffs_per_trigger="1")
+        start, end = end, latest(made, end)
+        for task in made.partitions(start, end):
+            found += [Row(**line) for batch in made.read(task) for line in batch.to_pylist()]
+    assert sorted(map(str, found)) == sorted(map(str, all_changes(truth)))
 
 
 def test_verify_compares_rows_and_checksum(spark: SparkSession) -> None:

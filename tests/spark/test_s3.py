@@ -9,12 +9,14 @@ from pyspark.sql import SparkSession
 from laredo_archive.aws.errors import ProfileError
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
-from laredo_spark import read_table
+from laredo_spark import changes_reader, read_changes, read_table
 from laredo_spark.errors import said
 from laredo_spark.objects import UpTo
 from tests.archive.building import Builder
 from tests.fix_aws import REGION, AwsServer
 from tests.spark.reading import Reading, names
+from tests.spark.test_changes import AT_20, AT_30, AT_40, FOUR, found, simple
+from tests.spark.test_stream import Stream
 
 FIRST = {number: f"name {number}" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: "new"}
@@ -25,9 +27,9 @@ def built(directory: Path, *, shuffled: bool = False) -> Path:
     return builder.base(0x10, names(FIRST)).diff(0x20, names(SECOND)).write()
 
 
-def put(server: AwsServer, archive: Path) -> str:
+def put(server: AwsServer, archive: Path, bucket: str | None = None) -> str:
     """The archive in a bucket of its own, below a prefix; its bucket."""
-    bucket = server.new_bucket()
+    bucket = bucket or server.new_bucket()
     for file in archive.rglob("*"):
         if file.is_file():
             key = f"lake/users/{file.relative_to(archive).as_posix()}"
@@ -45,8 +47,8 @@ def test_read_by_tasks(
     spark: SparkSession, moto: AwsServer, tmp_path: Path, scheme: str, shuffled: bool
 ) -> None:
     bucket = put(moto, built(tmp_path, shuffled=shuffled))
-    found = read_table(spark, f"{scheme}://{bucket}/lake/users/", verify=True, **reached(moto))
-    assert {row.id: row["name"] for row in found.collect()} == SECOND
+    table = read_table(spark, f"{scheme}://{bucket}/lake/users/", verify=True, **reached(moto))
+    assert {row.id: row["name"] for row in table.collect()} == SECOND
     base = read_table(
         spark, f"{scheme}://{bucket}/lake/users", "0/10", format="protobuf", **reached(moto)
     )
@@ -87,12 +89,53 @@ def test_many_diffs_in_slices(
     reader, parts = made.partitions()
     assert len(parts) == 5
     assert sum(not part.whole for one in parts for part in one.reads[0].diffs) > 100
-    found = [line for part in parts for batch in reader.read(part) for line in batch.to_pylist()]
-    assert len(found) == 300 and {line["id"]: line["name"] for line in found} == state
+    lines = [line for part in parts for batch in reader.read(part) for line in batch.to_pylist()]
+    assert len(lines) == 300 and {line["id"]: line["name"] for line in lines} == state
     key = "lake/users/epoch=1/diff-0_30-0_31.jsonl"
     moto.client("s3").delete_object(Bucket=bucket, Key=key)
     with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
         made.rows()
+
+
+def test_changes_and_a_stream_of_them(spark: SparkSession, moto: AwsServer, tmp_path: Path) -> None:
+    builder = simple(tmp_path / "archive")
+    bucket = put(moto, builder.write())
+    given = {**reached(moto), "max_diffs_per_trigger": "2"}
+    changes = read_changes(spark, f"s3a://{bucket}/lake/users/", **given)
+    assert found(changes) == AT_20 + AT_30 + AT_40
+    stream = Stream(spark, f"s3://{bucket}/lake/users/manifest.json", tmp_path, **given)
+    stream.run()
+    assert stream.found() == AT_20 + AT_30 + AT_40
+    put(moto, builder.base(0x40, FOUR).diff(0x50, {}).write(), bucket)
+    stream.run()
+    gone = {(line[0], line[1], line[2]) for line in stream.found()[len(AT_20 + AT_30 + AT_40) :]}
+    assert gone == {("DELETE", "0/50", "9"), ("DELETE", "0/50", "10")}
+
+
+def test_changes_of_many_diffs_in_slices(
+    moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The diffs of a task are fetched ahead; of a large one only the pieces that are asked for."""
+    monkeypatch.setattr(jsonl, "DIFF_BLOCK", 500)
+    monkeypatch.setattr(changes_reader, "TASK_BYTES", 5000)
+    builder = Builder(tmp_path).base(0x10, names({}))
+    state: dict[int, str] = {}
+    for number in range(40):
+        state |= dict.fromkeys(range(number, 300, 7 if number % 10 else 1), f"diff {number}")
+        builder.diff(0x20 + number, names(state))
+    archive = builder.write()
+    place = f"s3://{put(moto, archive)}/lake/users/"
+    for given in ({}, {"partitions": 3}, {"key": "120"}, {"key": "0"}):
+        here = Reading(archive, mode="changes", **given).rows()
+        there = Reading(place, mode="changes", **given, **reached(moto)).rows()
+        assert here == there
+        assert here
+    source, tasks = Reading(place, mode="changes", partitions=3, **reached(moto)).partitions()
+    assert len(tasks) == 3
+    key = "lake/users/epoch=1/diff-0_46-0_47.jsonl"
+    moto.client("s3").delete_object(Bucket=place.split("/")[2], Key=key)
+    with pytest.raises(ArtifactMissing, match=f"{key}: the manifest names"):
+        [line for task in tasks for line in source.read(task)]
 
 
 def test_a_slice_ends_where_it_says() -> None:

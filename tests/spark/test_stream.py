@@ -193,7 +193,9 @@ def test_what_a_stream_refuses(tmp_path: Path) -> None:
 class Stream:
     """A query that appends to a Parquet directory."""
 
-    def __init__(self, spark: SparkSession, archive: Path, directory: Path, **options: str) -> None:
+    def __init__(
+        self, spark: SparkSession, archive: Path | str, directory: Path, **options: str
+    ) -> None:
         register(spark)
         self._spark = spark
         self._target = directory / "rows"
