@@ -35,6 +35,7 @@ snapshotter {{
   destinations = [ {{ type = local, path = "{directory}" }} ]
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]
+  {more}
 }}
 """
 TYPES = """
@@ -175,8 +176,11 @@ class Road:
 
 
 @contextmanager
-def road(directory: Path, database: Database) -> Iterator[Road]:
-    """Everything running, the tables archived as they are at first: empty."""
+def road(directory: Path, database: Database, more: str = "") -> Iterator[Road]:
+    """Everything running, the tables archived as they are at first: empty.
+
+    ``more``: of the snapshotter's configuration.
+    """
     tables = ("kinds", "pairs", "special")
     blocks = [
         f"{{ table = {name}, targets = [ {{ heartbeat_interval = 200ms }} ] }}" for name in tables
@@ -192,6 +196,7 @@ def road(directory: Path, database: Database) -> Iterator[Road]:
             directory=directory / "archive",
             http_port=http_port,
             tables=", ".join(f"{{ source {{ table = {name} }} }}" for name in tables),
+            more=more,
         )
     )
     snapshotter = Program(

@@ -1,10 +1,6 @@
 """A query that is killed again and again while the real writer writes and re-bases."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +11,9 @@ from pyspark.sql import SparkSession
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.change import Action
-from tests.processes import wait_until
 from tests.snapshotter.served import TRUNCATE, Change, Served, State, delete, put, rows
 from tests.snapshotter.writing import Writer
+from tests.spark.streaming_query import Query
 
 Read = tuple[str, str, str | None, str | None, str | None]
 SEED = 5
@@ -29,42 +25,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
         server.add("users", rows(0, 50))
         server.start()
         yield server
-
-
-class Query:
-    """The query as a process, with its JVM."""
-
-    def __init__(self, archive: Path, directory: Path, how: str) -> None:
-        self._log = directory / "query.log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.streaming_query", archive, directory, how],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> "Query":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """kill -9 of driver, JVM and all."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def wait_until(self, condition: object, what: str) -> None:
-        """Until it is true of the running query."""
-
-        def holds() -> bool:
-            assert self._process.poll() is None, self._log.read_text()[-4000:]
-            return bool(condition())  # type: ignore[operator]
-
-        wait_until(holds, what, 240)
-
-    def wait(self) -> None:
-        """Until it ends by itself."""
-        assert self._process.wait(240) == 0, self._log.read_text()[-4000:]
 
 
 class Work:
@@ -92,11 +52,6 @@ class Work:
             return delete(number)
         self._keys.add(number)
         return put(number, f"name {self._random.random()}")
-
-
-def committed(directory: Path) -> int:
-    """Batches that the query has finished."""
-    return len(list((directory / "checkpoint" / "commits").glob("[0-9]*")))
 
 
 def in_archive(place: Path) -> list[Read]:
@@ -135,20 +90,20 @@ def test_ends_equal_with_each_change_once(
     request: pytest.FixtureRequest, tmp_path: Path, served: Served
 ) -> None:
     directory = tmp_path / "query"
-    directory.mkdir()
+    options = {"lines": "true", "max_diffs_per_trigger": "3"}
     with Writer(tmp_path, served, more="snapshot { max_churn_records = 40 }") as writer:
         writer.program.wait_ready()
         place, work = tmp_path / "archive" / "users", Work(served, writer)
         work.some()
         for _ in range(2):
-            before = committed(directory)
-            with Query(place, directory, "for ever") as query:
-                query.wait_until(lambda before=before: committed(directory) > before, "batches")
+            with Query(place, directory, **options) as query:
+                before = query.batches
+                query.wait_until(lambda q=query, n=before: q.batches > n, "batches")
                 work.some()
             work.some()
         assert writer.manifest()["epoch"] > 2, "it re-based meanwhile"
-    with Query(place, directory, "once") as query:
-        query.wait()
+    with Query(place, directory, once=True, **options) as query:
+        assert query.wait() == 0, query.log
     spark: SparkSession = request.getfixturevalue("spark")
     found: list[Read] = [
         tuple(row) for row in spark.read.parquet(str(directory / "rows")).collect()
