@@ -18,7 +18,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 
 _numbers = count(1)
 
-_BIN_OF_15 = Path(os.environ.get("LAREDO_TEST_POSTGRES15", "/usr/lib/postgresql/15/bin"))
+BIN_OF_15 = Path(os.environ.get("LAREDO_TEST_POSTGRES15", "/usr/lib/postgresql/15/bin"))
 
 
 def on_versions(*versions: int) -> pytest.MarkDecorator:
@@ -69,9 +69,9 @@ def postgres16() -> Iterator[EmbeddedPostgres]:
 @pytest.fixture(scope="session")
 def postgres15() -> Iterator[EmbeddedPostgres]:
     """Debian's, which has the extensions that the wheel lacks."""
-    if not (_BIN_OF_15 / "postgres").exists():
-        pytest.fail(f"PostgreSQL 15 isn't in {_BIN_OF_15}: run tests/postgres15.sh")
-    with data_directory() as data, EmbeddedPostgres(data, bin_directory=_BIN_OF_15) as server:
+    if not (BIN_OF_15 / "postgres").exists():
+        pytest.fail(f"PostgreSQL 15 isn't in {BIN_OF_15}: run tests/postgres15.sh")
+    with data_directory() as data, EmbeddedPostgres(data, bin_directory=BIN_OF_15) as server:
         yield server
 
 

@@ -141,7 +141,8 @@ def read(connection: Connection, name: str) -> Slot | None:
 
 
 def _conflicts(told: dict[str, Any]) -> bool:
-    return bool(told.get("conflicting"))
+    # Version 16 says so of every invalidated slot; one whose WAL is gone has no restart_lsn.
+    return bool(told.get("conflicting")) and told["restart_lsn"] is not None
 
 
 def _oldest(connection: Connection) -> Oldest | None:
