@@ -130,14 +130,16 @@ def find(
     :raises ManifestDamaged: if an epoch has no base, or a gap.
     """
     found = boundaries(epochs(manifest, where))
+    head = found[-1] if found else None
     if epoch is not None:
         found = [boundary for boundary in found if boundary.epoch == epoch]
-    if not found:
+    if head is None or not found:
         what = "there is nothing in it yet" if epoch is None else f"it has no epoch {epoch}"
         raise NoSuchBoundary(where, f"{what}; see laredo-archive ls")
     if as_of is None:
         return found[-1]
-    _refuse_future(manifest, where, found[-1], as_of)
+    # An epoch that others followed has its end; what is beyond that the archive knows too.
+    _refuse_future(manifest, where, head, as_of)
     for history in _newest_first(found):
         of_history = [boundary for boundary in found if boundary.history == history]
         before = [boundary for boundary in of_history if _at(boundary, as_of) <= _value(as_of)]

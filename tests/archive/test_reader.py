@@ -206,6 +206,18 @@ def test_as_of_finds_the_last_boundary_at_or_before(tmp_path: Path) -> None:
         at(None, epoch=9)
 
 
+def test_an_epoch_that_others_followed_ends_where_it_ends(tmp_path: Path) -> None:
+    """The head says what is beyond, not the epoch's own end."""
+    built = several_epochs(tmp_path)
+    built.seen = None
+    archive = Archive.at(str(built.write()))
+    assert archive.boundary(699, epoch=1).position == 300
+    with pytest.raises(NoSuchBoundary, match=r"0/2BD is beyond .* ends at 0/2BC"):
+        archive.boundary(701, epoch=1)
+    with pytest.raises(NoSuchBoundary, match=r"exactly at 0/2BB: the one before ends at 0/12C$"):
+        archive.boundary(699, epoch=1, exact=True)
+
+
 def test_as_of_takes_the_newest_history_that_has_it(tmp_path: Path) -> None:
     built = Builder(tmp_path).base(100, ONE).diff(500, TWO)
     built.history = "7300000000000000001:2:16384"
