@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Delta Lake needs an earlier PySpark than the one that all else is tested with.
+DELTA := .venv-delta
+DELTA_STAMP := $(DELTA)/.installed
 
 .PHONY: help venv demo test lint types check bench soak proto clean
 
@@ -18,12 +21,20 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
+$(DELTA_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(DELTA)
+	$(DELTA)/bin/python -m pip install --quiet --upgrade pip
+	$(DELTA)/bin/python -m pip install --quiet --editable '.[delta,aws,embedded]' \
+		httpx hypothesis pytest pytest-asyncio pytest-timeout
+	@touch $(DELTA_STAMP)
+
 demo: $(STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal
 	$(BIN)/python -m examples.snapshotter.demo
 
-test: $(STAMP)  ## the whole test suite, against a real PostgreSQL, S3 servers and Spark
+test: $(STAMP) $(DELTA_STAMP)  ## the whole test suite, against a real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
 	@tests/postgres15.sh
+	$(DELTA)/bin/python -m pytest tests/spark/delta
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)  ## ruff: lint and format
@@ -45,4 +56,4 @@ proto: $(STAMP)  ## generate the protobuf code anew
 	$(BIN)/python -m proto.generate
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DELTA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
 """``laredo-spark``: archives and Spark from the command line."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from pyspark.sql import SparkSession
 from laredo_archive import cli_logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
-from laredo_spark import sync_config
+from laredo_spark import delta_fit, sync_config
 from laredo_spark.cli_output import KINDS, Output
 from laredo_spark.errors import SparkReadError, said
 from laredo_spark.session import session
 from laredo_spark.sync import Done, sync_tables
 from laredo_spark.sync_config import SparkBlock
+from laredo_spark.sync_errors import DeltaMissing
 from laredo_spark.table import read_table
 
 FAILED = 1
@@ -142,7 +144,8 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
     jobs = [job for job in block.jobs(rebuild=rebuild) if not targets or job.target in targets]
     if unknown := sorted({*targets} - {job.target for job in jobs}):
         raise click.UsageError(f"{config} has no target {unknown[0]}")
-    done = sync_tables(_session(block.spark), jobs, parallel=block.parallel, on_done=_told)
+    spark = _session(block.spark, {} if all(job.to != "delta" for job in jobs) else _with_delta())
+    done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_told)
     if any(one.failure is not None for one in done):
         sys.exit(FAILED)
 
@@ -154,7 +157,16 @@ def _told(done: Done) -> None:
         click.echo(f"laredo-spark: {done.job.path}: {done.failure}", err=True)
 
 
-def _session(block: SparkBlock) -> SparkSession:
-    made = session("laredo-spark", block.master, block.settings)
+def _with_delta() -> dict[str, str]:
+    """Without the Python package the tables that need it fail, each with a message."""
+    try:
+        return delta_fit.settings()
+    except DeltaMissing:
+        return {}
+
+
+def _session(block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
+    """``more``: settings that the configuration may say otherwise."""
+    made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
     made.sparkContext.setLogLevel("ERROR")
     return made

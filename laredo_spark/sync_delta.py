@@ -1,40 +1,33 @@
 """``sync_table(to="delta")``: changes merged into a Delta table, the position in the same commit.
 
-The commit's userMetadata says which boundary its rows are at, and its transaction's version
-(txnAppId, txnVersion) keeps a second job from committing beside it.
-https://docs.delta.io/latest/delta-batch.html#idempotent-writes
-
-A Delta table whose newest commits are of someone else and whose own are no longer in its log is
-written anew, as is one whose rows aren't as many as the archive says after a merge.
+Two jobs at once: one commits, the other fails with TargetBusy, and finds the rest to do when it
+is run again. The table is written anew after a truncation, after someone else's changes of its
+rows, and where it hasn't as many rows as the archive says.
 """
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
+from laredo_archive.failpoint import reach
 from laredo_model import position as positions
 from laredo_spark import options, sync_plan
 from laredo_spark.changes import read_changes
-from laredo_spark.sync_errors import DeltaMissing, TargetDiffers, TargetRefused
+from laredo_spark.delta_fit import refuse_unfit
+from laredo_spark.sync_delta_log import NO_TABLE, DeltaLog, Held
+from laredo_spark.sync_errors import TargetDiffers
+from laredo_spark.sync_files import comparable
 from laredo_spark.sync_parquet import Written
 from laredo_spark.sync_plan import Level, Merge, Rebuild, Step
 from laredo_spark.sync_spark import failing_as, frame_of
-from laredo_spark.sync_state import StateUnreadable, SyncState
-from laredo_spark.table_read import TableRead
+from laredo_spark.sync_state import SyncState
+from laredo_spark.table_read import UNKNOWN_HISTORY, TableRead
 
-_MARK = "laredo"
-_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-_APP = "spark.databricks.delta.write.txnAppId"
-_TXN = "spark.databricks.delta.write.txnVersion"
-_ONE_COMMIT = Lock()
-"""Those settings are the session's, which other tables' syncs share."""
 _OF_TABLE = frozenset({"path", "as_of", "exact", "epoch", "history", "partitions_at_least"})
+_MISCOUNTED = "it hasn't as many rows as the archive says"
 
 
 def sync_delta(
@@ -43,25 +36,13 @@ def sync_delta(
     """Bring the Delta table at ``target`` level with the archive's head.
 
     :raises DeltaMissing: if the session can't write Delta tables.
+    :raises DeltaUnfit: if its Delta Lake is for another Spark.
     :raises ArchiveError, SyncError: as sync_table().
     """
-    _refuse_without(spark)
-    sync = DeltaSync(spark, given, target)
+    refuse_unfit(spark)
     with failing_as(target):
-        return sync.run(rebuild=rebuild)
-
-
-def _refuse_without(spark: SparkSession) -> None:
-    try:
-        import delta.tables  # noqa: F401
-    except ImportError:
-        raise DeltaMissing("the Python package delta-spark isn't installed") from None
-    if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        raise DeltaMissing(
-            "spark.sql.extensions lacks io.delta.sql.DeltaSparkSessionExtension, and"
-            " spark.sql.catalog.spark_catalog is to be"
-            " org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
+        table = TableRead.of(options.parse(given))
+        return DeltaSync(spark, given, target, table, DeltaLog(spark, target)).run(rebuild=rebuild)
 
 
 @dataclass(frozen=True)
@@ -71,140 +52,143 @@ class DeltaSync:
     spark: SparkSession
     given: Mapping[str, str]
     target: str
+    table: TableRead
+    log: DeltaLog
 
     def run(self, *, rebuild: bool) -> Written:
         """What sync_delta() does."""
-        table = TableRead.of(options.parse(self.given))
-        held = self._held()
-        step = self._step(held, table, rebuild=rebuild)
-        if isinstance(step, Level) and held is not None:
-            return Written(step, held, 0)
-        state = self._state(held, table)
-        if isinstance(step, Merge) and held is not None:
-            self._merge(held, table, state)
-            if sync_plan.rows_said(table) not in (None, self._rows()):
-                step = Rebuild("after the merge it hadn't as many rows as the archive says")
-                state = replace(state, version=state.version + 1)
+        held = self.log.held()
+        step = self._step(held, rebuild=rebuild)
+        reach("sync.planned")
+        if isinstance(step, Level) and held.state is not None:
+            return self._level(held, held.state)
+        state = self._next(held)
+        after = held
+        if isinstance(step, Merge) and held.state is not None:
+            after = self._merged(held, held.state, state)
+            if not self._is_counted():
+                step, state = Rebuild(_MISCOUNTED), replace(state, version=state.version + 1)
         if isinstance(step, Rebuild):
-            self._rebuild(table, state)
-        found, said = self._rows(), sync_plan.rows_said(table)
-        if said not in (None, found):
-            raise TargetDiffers(self.target, table.boundary, said or 0, found)
-        return Written(step, replace(state, rows=found), 0)
+            after = self._rebuilt(held, after, state)
+        reach("sync.committed")
+        return Written(step, replace(state, rows=self._rows()), after.files_written)
 
-    def _step(self, held: SyncState | None, table: TableRead, *, rebuild: bool) -> Step:
+    def _step(self, held: Held, *, rebuild: bool) -> Step:
         if rebuild:
             return Rebuild("it was asked for")
-        found = sync_plan.step(self.target, held, table)
+        found = sync_plan.step(self.target, held.state, self.table)
+        if held.by_others is not None:
+            return Rebuild(f"someone else has written to it ({held.by_others})")
+        if isinstance(found, Level) and not self._is_counted():
+            return Rebuild(_MISCOUNTED)
         if isinstance(found, Merge) and found.truncates:
             return Rebuild("the table was truncated")
-        if isinstance(found, Merge) and not set(table.key_names) <= set(table.spark_schema().names):
-            return Rebuild("the key isn't among its columns")
+        if isinstance(found, Merge) and not comparable(self.table.columns, self.table.shape):
+            return Rebuild("rows can't be told apart by their key columns")
         return found
 
-    def _held(self) -> SyncState | None:
-        """What the newest commit of ours says.
+    def _level(self, held: Held, state: SyncState) -> Written:
+        """The rows stay. Which epoch they are of is put down before the archive forgets it."""
+        epoch = self.table.boundary.epoch
+        if state.epoch != epoch or held.is_aged:
+            state = replace(state, version=state.version + 1, epoch=epoch)
+            nothing = self.spark.read.format("delta").load(self.target).limit(0)
+            with self.log.committing(state, state.table, held):
+                nothing.write.format("delta").mode("append").save(self.target)
+            self.log.committed(state)
+        return Written(Level(), replace(state, rows=self._rows()), 0)
 
-        :raises TargetRefused: if it is a Delta table that no sync has made.
-        """
-        from delta.tables import DeltaTable
-
-        if not DeltaTable.isDeltaTable(self.spark, self.target):
-            return None
-        commits = DeltaTable.forPath(self.spark, self.target).history()
-        ours = commits.where(F.col("userMetadata").startswith(f'{{"{_MARK}"'))
-        newest = ours.orderBy(F.col("version").desc()).select("userMetadata").first()
-        if newest is None:
-            raise TargetRefused(
-                self.target,
-                "is a Delta table without a commit of laredo's in its log; sync to another path",
-            )
-        try:
-            return SyncState.parse(json.dumps(json.loads(newest[0])[_MARK]))
-        except StateUnreadable as wrong:
-            raise TargetRefused(self.target, str(wrong)) from wrong
-
-    def _state(self, held: SyncState | None, table: TableRead) -> SyncState:
-        boundary = table.boundary
+    def _next(self, held: Held) -> SyncState:
+        boundary = self.table.boundary
         return SyncState(
-            version=1 if held is None else held.version + 1,
-            table=table.archive.manifest.table,
+            version=1 if held.state is None else held.state.version + 1,
+            table=self.table.archive.manifest.table,
             history=sync_plan.history_text(boundary),
             epoch=boundary.epoch,
             position=boundary.position,
-            shape=sync_plan.shape_of(table),
-            rows=sync_plan.rows_said(table) or 0,
+            shape=sync_plan.shape_of(self.table),
+            rows=sync_plan.rows_said(self.table) or 0,
             in_ranges=False,
             built_rows=0,
             files=(),
         )
 
-    def _rebuild(self, table: TableRead, state: SyncState) -> None:
-        frame = frame_of(self.spark, {**self.given, **table.pinned()})
-        with self._committing(state):
+    def _rebuilt(self, held: Held, after: Held, state: SyncState) -> Held:
+        """All rows anew; taken back if they aren't as many as the archive says."""
+        frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
+        with self.log.committing(state, state.table, after):
+            reach("sync.committing")
             frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
                 self.target
             )
+        done = self.log.committed(state)
+        if not self._is_counted():
+            said, found = sync_plan.rows_said(self.table) or 0, self._rows()
+            self._take_back(held, done, state)
+            raise TargetDiffers(self.target, self.table.boundary, said, found)
+        return done
 
-    def _merge(self, held: SyncState, table: TableRead, state: SyncState) -> None:
+    def _take_back(self, held: Held, done: Held, state: SyncState) -> None:
         from delta.tables import DeltaTable
 
-        keys, names = table.key_names, table.spark_schema().names
+        target = DeltaTable.forPath(self.spark, self.target)
+        before = held.state if held.by_others is None else None
+        with self.log.committing(before, state.table, done):
+            if held.version == NO_TABLE:
+                target.delete()
+            else:
+                target.restoreToVersion(held.version)
+
+    def _merged(self, held: Held, before: SyncState, state: SyncState) -> Held:
+        from delta.tables import DeltaTable
+
+        keys, names = self.table.key_names, self.table.spark_schema().names
         same_key = " and ".join(f"held.{_quoted(key)} <=> new.{_quoted(key)}" for key in keys)
         all_columns: dict[str, str | Column] = {
             _quoted(name): f"new.{_quoted(name)}" for name in names
         }
-        with self._committing(state):
+        with self.log.committing(state, state.table, held):
+            reach("sync.committing")
             DeltaTable.forPath(self.spark, self.target).alias("held").merge(
-                self._changes(held, table).alias("new"), same_key
+                self._changes(before).alias("new"), same_key
             ).whenMatchedDelete("new.__laredo_action = 'DELETE'").whenMatchedUpdate(
                 set=all_columns
             ).whenNotMatchedInsert("new.__laredo_action != 'DELETE'", values=all_columns).execute()
+        return self.log.committed(state)
 
-    def _changes(self, held: SyncState, table: TableRead) -> DataFrame:
+    def _changes(self, held: SyncState) -> DataFrame:
         """The newest change of each key since ``held``."""
-        after: dict[str, Any] = {} if held.history == "unknown" else {"history": held.history}
+        known = held.history != UNKNOWN_HISTORY
+        after: dict[str, Any] = {"history": held.history} if known else {}
         more: dict[str, Any] = {k: v for k, v in self.given.items() if k not in _OF_TABLE}
         changes = read_changes(
             self.spark,
             self.given["path"],
             positions.text(held.position),
-            positions.text(table.boundary.position),
+            positions.text(self.table.boundary.position),
             exact=True,
             also="lsn",
             **after,
             **more,
         )
-        newest_first = Window.partitionBy("key").orderBy(F.col("lsn").desc())
-        keys = set(table.key_names)
-        return (
-            changes.withColumn("__laredo_place", F.row_number().over(newest_first))
-            .where("__laredo_place = 1")
-            .select(
-                F.col("action").alias("__laredo_action"),
-                *(_value(name, name in keys).alias(name) for name in table.spark_schema().names),
-            )
+        names, keys = self.table.spark_schema().names, set(self.table.key_names)
+        rows = changes.select(
+            F.col("action").alias("__laredo_action"),
+            F.col("lsn").alias("__laredo_lsn"),
+            *(_value(name, name in keys).alias(name) for name in names),
         )
+        # Two keys with one typed value (1.0 and 1.00) are one row to MERGE: the one that is there.
+        newest_first = Window.partitionBy(*map(_quoted, self.table.key_names)).orderBy(
+            F.col("__laredo_lsn").desc(), F.expr("__laredo_action = 'DELETE'")
+        )
+        placed = rows.withColumn("__laredo_place", F.row_number().over(newest_first))
+        return placed.where("__laredo_place = 1").drop("__laredo_place", "__laredo_lsn")
+
+    def _is_counted(self) -> bool:
+        return sync_plan.rows_said(self.table) in (None, self._rows())
 
     def _rows(self) -> int:
         return self.spark.read.format("delta").load(self.target).count()
-
-    @contextmanager
-    def _committing(self, state: SyncState) -> Iterator[None]:
-        """What is written now says which boundary it is at; the session's settings tell Delta."""
-        settings = {
-            _METADATA: json.dumps({_MARK: json.loads(state.to_json())}),
-            _APP: f"{_MARK}:{state.table}",
-            _TXN: str(state.version),
-        }
-        with _ONE_COMMIT:
-            for name, value in settings.items():
-                self.spark.conf.set(name, value)
-            try:
-                yield
-            finally:
-                for name in settings:
-                    self.spark.conf.unset(name)
 
 
 def _value(name: str, is_key: bool) -> Column:

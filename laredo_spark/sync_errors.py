@@ -15,7 +15,6 @@ from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark.errors import SparkReadError
 
-
 _DELTA = (
     "PySpark 4.2 and delta-spark 4.4.0 fit together: pip install 'laredo-snapshotter[delta]' in an"
     " environment of its own, and make the session with delta.configure_spark_with_delta_pip("

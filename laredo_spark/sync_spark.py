@@ -44,4 +44,9 @@ def failing_as(target: object) -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as failure:
-        raise SyncFailed(target, said(failure) or str(failure)) from failure
+        raise SyncFailed(target, said(failure) or _first_line(failure)) from failure
+
+
+def _first_line(failure: Exception) -> str:
+    """Without the JVM's stack, which the exception that is the cause has still."""
+    return str(failure).strip().split("\n", 1)[0].rstrip(".")

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def session_of(directory: Path) -> "SparkSession":
-    """local[2], UTC, without a web page; its files below ``directory``."""
+def session_of(directory: Path, settings: Mapping[str, str] | None = None) -> "SparkSession":
+    """local[2], UTC, without a web page; its files below ``directory``. ``settings``: more."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("laredo tests")
         .config("spark.ui.enabled", "false")
@@ -29,8 +29,10 @@ def session_of(directory: Path) -> "SparkSession":
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
     )
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 
