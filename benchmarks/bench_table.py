@@ -17,14 +17,14 @@ SELECT i, i %% 1000, 'customer ' || i, 'note ' || md5(i::text) || ' of row', (i 
        i / 7.0, i %% 2 = 0, timestamptz '2024-01-01' + i * interval '1 second',
        timestamptz '2025-01-01' + i * interval '1 second',
        jsonb_build_object('city', 'city ' || i %% 500, 'tags', jsonb_build_array('a', i %% 10))
-FROM generate_series(1::bigint, %s) i
+FROM generate_series(%s::bigint, %s) i
 """
 
 
 def create(database: "psycopg.Connection[tuple[object, ...]]", rows: int) -> float:
     """Make and fill it; gives the average length of a row's JSON in bytes."""
     database.execute(_CREATE)
-    database.execute(_FILL, (rows,))
+    insert(database, 1, rows)
     database.execute(f"VACUUM ANALYZE {NAME}")
     database.execute("CHECKPOINT")
     found = database.execute(
@@ -32,6 +32,16 @@ def create(database: "psycopg.Connection[tuple[object, ...]]", rows: int) -> flo
     ).fetchone()
     assert found is not None
     return float(str(found[0]))
+
+
+def insert(database: "psycopg.Connection[tuple[object, ...]]", first: int, last: int) -> None:
+    """Rows with these keys, in one statement."""
+    database.execute(_FILL, (first, last))
+
+
+def delete(database: "psycopg.Connection[tuple[object, ...]]", first: int, last: int) -> None:
+    """The same without them."""
+    database.execute(f"DELETE FROM {NAME} WHERE id BETWEEN %s AND %s", (first, last))
 
 
 def update_in_order(

@@ -91,6 +91,31 @@ async def base(arguments: Namespace) -> None:
         call.cancel()
 
 
+async def base_follow(arguments: Namespace) -> None:
+    """Changes after a position over the base protocol, a message each, until so many came."""
+    schema, table = arguments.table.split(".")
+    async with Endpoint(arguments.server).channel() as channel:
+        stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
+        request = wire.SyncRequest(
+            schema=schema,
+            table=table,
+            client_id="bench-base-follow",
+            last_known_source_position=arguments.position,
+        )
+        call = stub.Sync(request)
+        changes = 0
+        async for message in call:
+            match message.WhichOneof("message"):
+                case "handshake":
+                    tell(event="handshake", mode=message.handshake.mode)
+                case "journal_entry":
+                    changes += 1
+                    if changes >= arguments.changes:
+                        tell(event="last", changes=changes)
+                        break
+        call.cancel()
+
+
 async def bare(arguments: Namespace) -> None:
     """Messages of a bare gRPC server."""
     async with Endpoint(arguments.server).channel() as channel:
@@ -129,7 +154,9 @@ if __name__ == "__main__":
     # What it prints on stdout is read by the benchmark.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     parser = ArgumentParser()
-    parser.add_argument("what", choices=["snapshot", "follow", "base", "bare", "bare_server"])
+    parser.add_argument(
+        "what", choices=["snapshot", "follow", "base", "base_follow", "bare", "bare_server"]
+    )
     parser.add_argument("--server", default="")
     parser.add_argument("--table", default="")
     parser.add_argument("--position", default="")

@@ -125,6 +125,12 @@ class Scenario:
         """host:port of the gRPC side."""
         return f"127.0.0.1:{self.grpc_port}"
 
+    @property
+    def server(self) -> Program:
+        """The running server's main process, which ingests."""
+        assert self._server is not None
+        return self._server
+
     def start_server(self) -> Program:
         """``laredo-fanout`` with its store as it is."""
         config = self.directory / "fanout.conf"

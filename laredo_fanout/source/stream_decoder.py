@@ -7,7 +7,6 @@ store is handed, and what is rare is done elsewhere.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
@@ -23,6 +22,7 @@ from laredo_model.change import Action
 from laredo_model.errors import ModelError
 
 _SPOOL_FROM_BYTES = 32 << 20
+_PIECE_CHANGES = 20_000
 _WHOLE = 0
 """The xid of a transaction that comes at its commit; no real one has it."""
 
@@ -43,7 +43,7 @@ class Drained(Enum):
 class Route:
     """Where one relation's changes go; without ``table_id`` they are ignored."""
 
-    __slots__ = ("changes", "counted", "delete", "open", "put", "table_id", "takes")
+    __slots__ = ("changes", "counted", "delete", "numbered", "open", "put", "table_id", "takes")
 
     def __init__(self, table_id: int | None = None) -> None:
         self.table_id = table_id
@@ -54,6 +54,8 @@ class Route:
         self.delete: Callable[[bytes], None] = _ignore_delete
         self.takes: Callable[[], bool] | None = None
         """Whether the transaction that is being decoded counts; None: every one does."""
+        self.numbered = False
+        """Keys are digests of lines, which the store tells apart by numbers."""
 
     def decode_by(self, decoder: RowDecoder) -> None:
         """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
@@ -426,7 +428,8 @@ class StreamDecoder:
                 if self._between_pieces is not None:
                     self._between_pieces()
             first = False
-            self._drain(get, sys.maxsize)
+            while self._drain(get, _PIECE_CHANGES) is Drained.MORE:
+                self._apply_piece(commit.position, commit.time_us)
         self._spools.drop(xid)
         self._bytes = 0
         self._commit(commit)

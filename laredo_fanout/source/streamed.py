@@ -23,7 +23,7 @@ Get = Callable[[int], "tuple[int, bytes | memoryview]"]
 _SIZE = Struct(">I")
 _SIZE_BYTES = _SIZE.size
 _WRITE_FROM_BYTES = 1 << 20
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 4 << 20
 
 
 class Spool:

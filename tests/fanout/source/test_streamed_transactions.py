@@ -4,14 +4,18 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from laredo_fanout.source import streamed
+from laredo_fanout.source.stream_decoder import Route
+from laredo_fanout.source.tracking import Tracking
 from tests.fanout.source.interleaving import TABLES, Interleaving
 from tests.fanout.source.journal_oracle import Replay
 from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, on_versions
 
 Start = Callable[..., RunningIngest]
 
@@ -97,3 +101,148 @@ def _killing_streams(database: Database, seed: int) -> Iterator[None]:
     finally:
         stop.set()
         killer.join()
+
+
+def _two_tables(database: Database, ingesting: Start, **options: Any) -> RunningIngest:
+    """Tables t and u, live; every transaction over 64 kB is streamed."""
+    _stream(database)
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "CREATE TABLE u (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 1000) g",
+    )
+    ingest = ingesting("public.t", "public.u", **options)
+    ingest.wait_live()
+    return ingest
+
+
+def _put_aside(ingest: RunningIngest) -> list[Path]:
+    return list((ingest.path / "streamed").glob("*"))
+
+
+_MANY = "INSERT INTO u SELECT g, repeat('x', 50) FROM generate_series({}, {}) g"
+
+
+def _while_streamed(database: Database, ingest: RunningIngest, statements: str, then: str) -> None:
+    """One transaction; a part of it has come before ``then``."""
+    with database.connect() as writing:
+        writing.execute(f"BEGIN; {statements}".encode())
+        ingest.wait_until(lambda: _put_aside(ingest), "a part was put aside")
+        writing.execute(then.encode())
+
+
+@on_versions(16, 18)
+def test_a_table_announced_within_a_streamed_transaction(
+    database: Database, ingesting: Start
+) -> None:
+    ingest = _two_tables(database, ingesting)
+    record = ingest.record("public.u")
+    _while_streamed(database, ingest, _MANY.format(1, 3000), "ROLLBACK")
+    _run(database, "INSERT INTO u VALUES (-1)")
+    ingest.assert_equal()
+    ingest.restart()
+    ingest.wait_live()
+    _while_streamed(database, ingest, _MANY.format(1, 3000), "COMMIT")
+    # The announcement isn't repeated after the commit.
+    _run(database, "INSERT INTO u VALUES (-2)")
+    ingest.assert_equal()
+    after = ingest.record("public.u")
+    assert record is not None and after is not None and after.id == record.id
+
+
+@on_versions(16, 18)
+def test_schema_changes_within_streamed_transactions(database: Database, ingesting: Start) -> None:
+    ingest = _two_tables(database, ingesting, heartbeat_interval=0.2)
+    record = ingest.record("public.u")
+    assert record is not None
+    altered = "ALTER TABLE u ADD b int; UPDATE u SET b = id"
+    _run(database, _MANY.format(1, 3000))
+    _while_streamed(database, ingest, f"{altered}; {_MANY.format(3001, 6000)}", "ROLLBACK")
+    _while_streamed(
+        database,
+        ingest,
+        f"SAVEPOINT s; {altered}; {_MANY.format(3001, 6000)}",
+        f"ROLLBACK TO s; {_MANY.format(6001, 9000)}; COMMIT",
+    )
+    _run(database, "INSERT INTO u VALUES (-1)")
+    ingest.assert_equal()
+    same = ingest.record("public.u")
+    assert same is not None and same.id == record.id, "what was rolled back changed nothing"
+    _while_streamed(database, ingest, f"{_MANY.format(9001, 12000)}; {altered}", "COMMIT")
+    ingest.wait_until(
+        lambda: ingest.is_live("public.u") and ingest.record("public.u").id != record.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()
+
+
+def test_a_streamed_transaction_begins_anew_with_the_stream(
+    database: Database, ingesting: Start
+) -> None:
+    ingest = _two_tables(database, ingesting)
+    with database.connect() as writing:
+        writing.execute(b"BEGIN")
+        writing.execute(_MANY.format(1, 5000).encode())
+        ingest.wait_until(lambda: _put_aside(ingest), "a part was put aside")
+        before = ingest.store.position
+        ingest.stop()
+        with database.connect() as looking:
+            found = looking.execute(
+                "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
+                " WHERE slot_name = %s",
+                (f"slot_{database.name}",),
+            ).fetchone()
+        assert found is not None
+        assert int(str(found[0])) <= max(before, ingest.store.position)
+        (ingest.path / "streamed").mkdir(exist_ok=True)
+        left = ingest.path / "streamed" / "12345"
+        left.write_bytes(b"of an earlier life")
+        ingest.start()
+        ingest.wait_until(lambda: ingest.status.connected, "it streams again")
+        assert not left.exists()
+        writing.execute(_MANY.format(5001, 9000).encode())
+        writing.execute(b"COMMIT")
+    ingest.assert_equal()
+    assert not _put_aside(ingest)
+
+
+def test_no_room_to_put_a_part_aside(database: Database, ingesting: Start) -> None:
+    ingest = _two_tables(database, ingesting)
+    # No directory can be made where a file is.
+    (ingest.path / "streamed").write_bytes(b"")
+    _run(database, "INSERT INTO t VALUES (-1, 'before')")
+    ingest.catch_up()
+    with database.connect() as writing:
+        writing.execute(b"BEGIN")
+        writing.execute(_MANY.format(1, 3000).encode())
+        ingest.wait_until(lambda: "can't be put aside" in str(ingest.status.error), "it says so")
+        (ingest.path / "streamed").unlink()
+        writing.execute(b"COMMIT")
+    ingest.assert_equal()
+
+
+def test_stopped_while_a_giant_transaction_is_applied(
+    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest = _two_tables(database, ingesting)
+    within, go_on = threading.Event(), threading.Event()
+    apply = Tracking.apply
+
+    def held(tracking: Tracking, routes: list[Route]) -> None:
+        apply(tracking, routes)
+        within.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(Tracking, "apply", held)
+    before = ingest.store.position
+    _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
+    assert within.wait(30), "pieces are handed over"
+    ingest.ingest.stop()
+    go_on.set()
+    ingest.stop()
+    monkeypatch.undo()
+    assert ingest.error is None
+    ingest.start()
+    assert ingest.store.position == before, "nothing of it was kept"
+    ingest.assert_equal()
