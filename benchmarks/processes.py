@@ -94,7 +94,8 @@ def free_port() -> int:
 class AnonymousMemory:
     """Watches the anonymous resident memory of processes, in bytes, by what they are.
 
-    From /proc/PID/smaps_rollup: the mapped store isn't in it, it is the kernel's cache.
+    From /proc/PID/status: the mapped store isn't in it, it is the kernel's cache. (smaps_rollup
+    walks all of the map to say the same, and the process stands still meanwhile.)
     """
 
     def __init__(self, every: float = 0.2) -> None:
@@ -137,10 +138,11 @@ class AnonymousMemory:
 def anonymous_bytes(pid: int) -> int | None:
     """Anonymous resident memory now; None if the process is gone."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Anon")), None)
+    # A process that has ended and wasn't waited for has none.
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), None)
 
 
 def _children(pid: int) -> list[int]:
