@@ -87,6 +87,8 @@ class LineReader(RowReader):
 class ByName(RowReader):
     """Rows of other writers: in any order, with blanks, and without what would be null."""
 
+    as_format_says = False
+
     def __init__(
         self,
         columns: Sequence[Column],

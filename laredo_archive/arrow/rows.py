@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from laredo_archive.arrow.fragments import BlockSplitter
+from laredo_archive.arrow.fragments import BlockSplitter, nesting
 from laredo_archive.arrow.stored import StoredBatch
 from laredo_archive.arrow.types import Typing, schema
 from laredo_archive.arrow.values import converter, texts
@@ -18,6 +18,9 @@ class RowReader:
     ``wanted``: the columns to make, in the table's order; all if None.
     """
 
+    as_format_says = True
+    """Whether lines are made as FORMAT.md says: by our own writer."""
+
     def __init__(
         self,
         columns: Sequence[Column],
@@ -29,7 +32,11 @@ class RowReader:
         whole = schema(columns, chosen)
         self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
         needed = {c.name for c in (*self._columns, *key_columns(columns))}
-        self._splitter = BlockSplitter([c.name for c in columns], list(needed))
+        self._splitter = BlockSplitter(
+            [c.name for c in columns],
+            list(needed),
+            nesting(columns) if self.as_format_says else None,
+        )
         self._converters = {c.name: converter(c, chosen) for c in self._columns}
         self.schema = pa.schema([whole.field(column.name) for column in self._columns])
 

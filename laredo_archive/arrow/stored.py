@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive.arrow.errors import ArrowError
-from laredo_archive.arrow.fragments import BlockSplitter
+from laredo_archive.arrow.fragments import BlockSplitter, nesting
 from laredo_archive.arrow.restored import restorer
 from laredo_archive.arrow.types import Special, Typing, is_array, schema
 from laredo_archive.arrow.values import Convert, converter
@@ -35,7 +35,8 @@ class RowStorer:
 
         :raises BadLine: if a line isn't a row with these columns.
         """
-        self._splitter = BlockSplitter([column.name for column in columns])
+        names = [column.name for column in columns]
+        self._splitter = BlockSplitter(names, nesting=nesting(columns))
         depths = _depths(columns, self._splitter.split(first_block))
         typing = Typing(special=Special.NULL, array_dimensions=depths)
         typed = schema(columns, typing)

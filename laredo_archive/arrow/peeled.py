@@ -1,0 +1,125 @@
+"""Blocks of lines taken apart by Arrow's own functions, one column of all lines after the other.
+
+What stands between two values, ``,"name":``, can't stand inside of a string, where its quotes
+would have backslashes, nor of an array, which has no colons; only an object may hold it. So from
+the left the first one is the right one up to the first column that may hold objects, and from the
+right the last one is. Between two such columns it has to be the only one there is.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BACKSLASH = b"\\"
+_AMBIGUOUS = ","
+"""A column of this name: between two strings of an array there are the same bytes as before it."""
+
+
+class Peeler:
+    """Takes apart blocks of whole lines, each an object with the same names in the same order."""
+
+    def __init__(self, names: Sequence[str], nesting: Collection[str]) -> None:
+        """``names``: one or more; ``nesting``: the columns whose values may hold objects."""
+        quoted = [orjson.dumps(name).decode() for name in names]
+        self._heads = [f",{name}:" for name in quoted]
+        self._heads[0] = f"{{{quoted[0]}:"
+        self._nesting = {number for number, name in enumerate(names) if name in nesting}
+        self._first = min(self._nesting, default=len(names) - 1)
+        self._last = max(self._nesting, default=len(names) - 1)
+        self._usable = _AMBIGUOUS not in names
+
+    def peel(self, block: bytes) -> list[pa.StringArray] | None:
+        """Each column's fragments; None if a line is no row, or that can't be told in this way.
+
+        ``block`` ends with a newline.
+        """
+        if not self._usable:
+            return None
+        try:
+            found = self._peeled(_inside(_lines(block), self._heads[0]))
+        except pa.ArrowInvalid:
+            # A line without that column: its list has no second part. Or bytes that aren't UTF-8.
+            return None
+        return found if self._in_whole_strings(found, block) else None
+
+    def _peeled(self, inside: pa.StringArray) -> list[pa.StringArray]:
+        heads, first, last = self._heads, self._first, self._last
+        begin: list[pa.StringArray] = []
+        end: list[pa.StringArray] = []
+        if last + 1 < len(heads):
+            inside, after = _parted(inside, heads[last + 1], reverse=True)
+            end = _taken_apart(after, heads[last + 2 :])
+        if first:
+            before, inside = _parted(inside, heads[first])
+            begin = _taken_apart(before, heads[1:first])
+        between = heads[first + 1 : last + 1]
+        for head in between:
+            if pc.max(pc.count_substring(inside, head)).as_py() != 1:
+                raise pa.ArrowInvalid(f"{head} isn't there once")
+        return [*begin, *_taken_apart(inside, between), *end]
+
+    def _in_whole_strings(self, fragments: Sequence[pa.StringArray], block: bytes) -> bool:
+        """Whether a string begins and ends where a fragment does; not looked at if some have
+        backslashes."""
+        return _BACKSLASH in block or all(
+            number in self._nesting or _quotes(array) == 2 * _strings(array)
+            for number, array in enumerate(fragments)
+        )
+
+
+def _lines(block: bytes) -> pa.StringArray:
+    """The lines, without their newlines."""
+    ends = pa.array([0, len(block) - 1], pa.int32()).buffers()[1]
+    whole = pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(block)])
+    whole.validate(full=True)
+    return pc.split_pattern(whole, "\n").values
+
+
+def _inside(lines: pa.StringArray, head: str) -> pa.StringArray:
+    """What is between ``head``, with which each line has to begin, and the brace at its end."""
+    begun = pc.starts_with(lines, head)
+    if not (pc.all(begun).as_py() and pc.all(pc.ends_with(lines, "}")).as_py()):
+        raise pa.ArrowInvalid(f"a line doesn't begin with {head}, or has no end")
+    return pc.binary_slice(lines.cast(pa.binary()), len(head.encode()), -1).cast(pa.string())
+
+
+def _taken_apart(texts: pa.StringArray, heads: Sequence[str]) -> list[pa.StringArray]:
+    """What is between the ``heads``; halved again and again, so that little is copied."""
+    if not heads:
+        return [texts]
+    middle = len(heads) // 2
+    left, right = _parted(texts, heads[middle])
+    return [*_taken_apart(left, heads[:middle]), *_taken_apart(right, heads[middle + 1 :])]
+
+
+def _parted(
+    texts: pa.StringArray, at: str, *, reverse: bool = False
+) -> tuple[pa.StringArray, pa.StringArray]:
+    """What is before the first ``at``, and after it; or the last.
+
+    :raises ArrowInvalid: if it isn't in all of them.
+    """
+    parts = pc.split_pattern(texts, at, max_splits=1, reverse=reverse).values
+    if len(parts) != 2 * len(texts):
+        raise pa.ArrowInvalid(f"{at} isn't in all of them")
+    before, after = _alternating(len(texts))
+    return parts.take(before), parts.take(after)
+
+
+@lru_cache(maxsize=4)
+def _alternating(pairs: int) -> tuple[pa.Int32Array, pa.Int32Array]:
+    """0, 2, 4, ... and 1, 3, 5, ..."""
+    even = pa.array(range(0, 2 * pairs, 2), pa.int32())
+    return even, pc.add(even, 1)
+
+
+def _strings(fragments: pa.StringArray) -> int:
+    return int(pc.sum(pc.starts_with(fragments, '"')).as_py())
+
+
+def _quotes(fragments: pa.StringArray) -> int:
+    """By the bytes of all of them at once; what Arrow itself has made holds no others."""
+    return int(fragments.buffers()[2].to_pybytes().count(b'"'))
