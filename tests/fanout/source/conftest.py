@@ -1,4 +1,4 @@
-"""Clusters of a test's own."""
+"""Clusters of a test's own, and a proxy before the session's."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from tests.fanout.source.clusters import Clusters, templates
+from tests.fanout.source.stuck_proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,11 @@ def clusters(template: Callable[[int], Path]) -> Iterator[Clusters]:
     ):
         Path(path).chmod(0o755)
         yield Clusters(Path(path), template, stack)
+
+
+@pytest.fixture
+def proxy(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    path = tmp_path_factory.mktemp("proxy")
+    proxy = Proxy(str(postgres.socket_directory / ".s.PGSQL.5432"), path)
+    yield proxy
+    proxy.close()

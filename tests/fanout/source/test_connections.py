@@ -1,15 +1,14 @@
 """Connections that break: the ingest goes on by itself, and nothing is lost or doubled."""
 
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from tests.fanout.source.stuck_proxy import Proxy
 from tests.fix_ingest import Gate, RunningIngest
 from tests.fix_postgres import Database
 
@@ -74,71 +73,26 @@ def test_stream_killed_again_and_again(filled: Database, ingesting: Start) -> No
     assert ingest.status.reconnects >= 1
 
 
-def test_server_restarts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["fast", "immediate"])
+def test_server_restarts(tmp_path: Path, how: signal.Signals) -> None:
     with EmbeddedPostgres(tmp_path / "data") as server:
         database = Database(server, "postgres")
         _run(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
         ingest = RunningIngest(database, tmp_path / "store", ("public.t",)).start()
         try:
             ingest.wait_live()
-            server.stop()
+            record = ingest.record("public.t")
+            server.stop(how=how)
             ingest.wait_until(lambda: not ingest.status.connected, "it is noticed")
             ingest.wait_until(lambda: ingest.status.error, "it is said")
             server.start()
             _run(database, "INSERT INTO t VALUES (2)")
             ingest.assert_equal()
+            after = ingest.record("public.t")
+            assert record is not None and after is not None
+            assert (after.id, after.sequence) == (record.id, record.sequence + 1)
         finally:
             ingest.stop()
-
-
-class Proxy:
-    """Between ingest and server; it can stop forwarding without closing anything."""
-
-    def __init__(self, upstream: str, path: Path) -> None:
-        self.directory = path
-        self._upstream = upstream
-        self.stuck = threading.Event()
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path / ".s.PGSQL.5432"))
-        self._listener.listen(20)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                if self.stuck.is_set():
-                    self.stuck.clear()  # what is new gets through
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._upstream)
-                self._sockets += (client, server)
-                for source, target in ((client, server), (server, client)):
-                    threading.Thread(
-                        target=self._forward, args=(source, target), daemon=True
-                    ).start()
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if self.stuck.is_set():
-                    return
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        for each in (self._listener, *self._sockets):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-
-@pytest.fixture
-def proxy(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    path = tmp_path_factory.mktemp("proxy")
-    proxy = Proxy(str(postgres.socket_directory / ".s.PGSQL.5432"), path)
-    yield proxy
-    proxy.close()
 
 
 def test_proxy_that_stops_forwarding_is_noticed(

@@ -258,26 +258,33 @@ def test_a_backup_that_was_recovered_twice_to_timelines_of_one_number(
     ingest = follow(database)
     server.stop()
     saved = clusters.saved(server)
-    histories = []
-    for megabytes in (0, 2):
-        clusters.put_back(server, saved)
-        if megabytes:
-            server.start()
-            write_wal(server, megabytes)
-            server.stop()
-        again = clusters.recovered(server.data)
-        ingest.database = clusters.lead_to(again)
-        run(again, f"UPDATE t SET a = 'in the time of {megabytes}'")
+    first, second = (_restored_after(clusters, ingest, server, saved, mb) for mb in (0, 2))
+    assert first.timeline == second.timeline == 2
+    assert first != second and first == second._replace(restored=0)
+    assert "a backup was restored" in source_of(ingest).because
+
+
+def _restored_after(
+    clusters: Clusters, ingest: RunningIngest, server: EmbeddedPostgres, saved: Path, megabytes: int
+) -> History:
+    """The history of what was recovered from ``saved`` and so much WAL."""
+    record = table_id(ingest)
+    clusters.put_back(server, saved)
+    server.start()
+    write_wal(server, megabytes)
+    server.stop()
+    again = clusters.recovered(server.data)
+    ingest.database = clusters.lead_to(again)
+    run(again, f"UPDATE t SET a = 'in the time of {megabytes}'")
+    write_wal(again, 8)
+    if megabytes:
+        copied_anew(ingest, record)
+    else:
         ingest.wait_until(lambda: history_of(ingest).timeline == 2, "it follows")
-        ingest.wait_live()
-        write_wal(again, 8)
         ingest.assert_equal()
-        histories.append(history_of(ingest))
-        ingest.stop()
-        again.stop()
-        ingest.start()
-    assert histories[0] != histories[1]
-    assert histories[0] == histories[1]._replace(restored=0)
+    found = history_of(ingest)
+    again.stop()
+    return found
 
 
 def test_told_to_fail_it_stops_at_a_disk_that_was_put_back(
