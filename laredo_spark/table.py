@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_spark import options, proof, unsorted
@@ -17,7 +18,23 @@ _PARTIAL = ("columns", "key")
 
 def register(spark: SparkSession) -> None:
     """Make ``format("laredo")`` known to the session; again does no harm."""
-    spark.dataSource.register(LaredoDataSource)
+    try:
+        spark.dataSource.register(LaredoDataSource)
+    except AnalysisException as refused:
+        before = SparkSession.getActiveSession()
+        if refused.getCondition() != "DATA_SOURCE_ALREADY_EXISTS" or before is None:
+            raise
+        # Spark looks for the name in the thread's active session, whichever is asked to register.
+        _activate(spark)
+        try:
+            spark.dataSource.register(LaredoDataSource)
+        finally:
+            _activate(before)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Make it the thread's active session, as the making of any DataFrame of rows does."""
+    spark.createDataFrame([], "nothing int")
 
 
 def read_table(

@@ -51,6 +51,18 @@ def test_at_every_boundary(
     )
 
 
+def test_in_another_session_of_the_same_program(spark: SparkSession, archive: Path) -> None:
+    """Spark looks for the name in the active session only, which is the first one here."""
+    register(spark)
+    active = SparkSession.getActiveSession()
+    other = spark.newSession()
+    register(other)
+    register(other)
+    assert other.read.format("laredo").load(str(archive)).count() == len(THIRD)
+    assert read_table(spark.newSession(), str(archive)).count() == len(THIRD)
+    assert SparkSession.getActiveSession() is active
+
+
 def test_by_its_format(spark: SparkSession, archive: Path) -> None:
     register(spark)
     found = spark.read.format("laredo").option("as_of", "0/20").load(archive.as_uri())
