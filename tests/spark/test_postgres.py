@@ -21,7 +21,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
 from laredo_model import position as positions
 from laredo_spark import read_table, register
-from tests.fanout.app.fanout_program import fanout, started
+from tests.fanout.app.fanout_program import Fanout, fanout, started
 from tests.fix_postgres import Database
 from tests.processes import Program, free_port, wait_until
 
@@ -129,6 +129,7 @@ class Road:
     connection: "psycopg.Connection[Any]"
     directory: Path
     snapshotter: Program
+    server: Fanout
     states: dict[str, list[State]] = field(default_factory=dict)
 
     def place(self, table: str) -> Path:
@@ -208,7 +209,7 @@ def road(directory: Path, database: Database, more: str = "") -> Iterator[Road]:
         connection.execute(TYPES)
         with started(server), snapshotter:
             snapshotter.wait_ready(60)
-            made = Road(connection, directory / "archive", snapshotter)
+            made = Road(connection, directory / "archive", snapshotter, server)
             for table in tables:
                 made.note(table, -1)
             yield made

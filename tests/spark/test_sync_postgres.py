@@ -1,0 +1,153 @@
+"""PostgreSQL, both programs, and a target for each format: what PostgreSQL has, after each sync.
+
+Syncs read a copy of the archive that has no files but those that are new since the sync before:
+what a merge opens is that, or it fails.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from laredo_spark.sync_directory import SyncDirectory
+from laredo_spark.sync_plan import Level, Merge, Rebuild, Step
+from tests.fix_postgres import Database
+from tests.spark.test_postgres import (
+    DEEP,
+    FORMATS,
+    ROW,
+    Road,
+    collected,
+    expected,
+    in_order,
+    insert,
+    road,
+)
+from tests.spark.test_sync_parquet import sync
+
+KEYS = {"kinds": ["id"], "pairs": ["place", "at"]}
+
+
+@dataclass
+class Copies:
+    """The targets of one table."""
+
+    spark: SparkSession
+    made: Road
+    table: str
+    directory: Path
+    seen: set[Path] = field(default_factory=set)
+    turn: int = 0
+
+    def sync(self, *, anew: bool = False) -> Sequence[Step]:
+        """Bring all level; by Spark one of them is what PostgreSQL has, and the others are it.
+
+        ``anew``: with all files of the archive.
+        """
+        archive = self._archive(anew=anew)
+        options = DEEP if self.table == "kinds" else {}
+        done = [
+            sync(archive, self.directory / format_id, format=format_id, **options)
+            for format_id in FORMATS
+        ]
+        self._assert_equal()
+        return [written.step for written in done]
+
+    def _archive(self, *, anew: bool) -> Path:
+        place, copy = self.made.place(self.table), self.directory / "archive" / self.table
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir(parents=True)
+        shutil.copy(place / "manifest.json", copy)
+        there = {file.relative_to(place) for file in place.glob("epoch=*/*.*")}
+        for file in there if anew else there - self.seen:
+            (copy / file).parent.mkdir(exist_ok=True)
+            shutil.copy(place / file, copy / file)
+        self.seen |= there
+        return copy
+
+    def _assert_equal(self) -> None:
+        shown = [SyncDirectory(self.directory / format_id).shown() for format_id in FORMATS]
+        found = [_sorted(pq.read_table(version), KEYS[self.table]) for version in shown]
+        assert found[0].equals(found[1]) and found[0].equals(found[2])
+        frame = self.spark.read.parquet(shown[self.turn % len(shown)].as_uri())
+        self.turn += 1
+        state = self.made.states[self.table][-1]
+        assert frame.columns == state.columns
+        assert in_order(collected(frame)) == in_order(expected(state))
+
+
+def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    return table.sort_by([(key, "ascending") for key in keys])
+
+
+def all_are(steps: Sequence[Step], kind: type[Step]) -> bool:
+    return all(isinstance(step, kind) for step in steps)
+
+
+def lose_history(made: Road, database: Database) -> None:
+    """The server begins anew, and what was committed meanwhile is in no journal."""
+    made.snapshotter.stop()
+    made.server.program.stop()
+    made.connection.execute("UPDATE kinds SET words = 'unseen'")
+    made.connection.execute("SELECT pg_drop_replication_slot(%s)", (database.name,))
+    shutil.rmtree(made.server.directory / "state")
+    made.server.program.start()
+    made.server.program.wait_ready()
+    made.snapshotter.start()
+    made.snapshotter.wait_ready(60)
+
+
+@pytest.mark.timeout(600)
+def test_level_with_postgres(spark: SparkSession, database: Database, tmp_path: Path) -> None:
+    with road(tmp_path, database) as made:
+        kinds = Copies(spark, made, "kinds", tmp_path / "kinds")
+        assert all_are(kinds.sync(anew=True), Rebuild)
+        made.do("kinds", insert(1), insert(2), insert(3), parameters=ROW)
+        assert all_are(kinds.sync(), Merge)
+        made.do(
+            "kinds",
+            "UPDATE kinds SET words = NULL, big = 9007199254740993, doc = '[]' WHERE id = 2",
+            "DELETE FROM kinds WHERE id = 3",
+        )
+        made.do(
+            "kinds",
+            "INSERT INTO kinds (id, real8) SELECT n, n / 7.0 FROM generate_series(10, 60) n",
+        )
+        assert all_are(kinds.sync(), Merge)
+        made.re_base("kinds")
+        kinds.sync()
+        made.do("kinds", "UPDATE kinds SET real8 = real8 * 3 WHERE id % 7 = 0")
+        assert all_are(kinds.sync(), Merge) and all_are(kinds.sync(), Level)
+        made.do("kinds", "TRUNCATE kinds", insert(7), parameters=ROW)
+        assert all(step.truncates for step in kinds.sync() if isinstance(step, Merge))
+        made.do("kinds", "ALTER TABLE kinds ADD added numeric(5,1)", insert(8), parameters=ROW)
+        assert _reasons(kinds.sync(anew=True), "columns")
+        made.do("kinds", "UPDATE kinds SET added = 1234.5")
+        assert all_are(kinds.sync(), Merge)
+        lose_history(made, database)
+        made.do("kinds", insert(9), parameters=ROW)
+        assert _reasons(kinds.sync(anew=True), "continue")
+        made.do("kinds", "DELETE FROM kinds WHERE id = 7")
+        assert all_are(kinds.sync(), Merge)
+
+        pairs = Copies(spark, made, "pairs", tmp_path / "pairs")
+        made.do(
+            "pairs",
+            "INSERT INTO pairs SELECT n, chr(97 + n % 3) || '\"', n FROM generate_series(1, 30) n",
+        )
+        pairs.sync(anew=True)
+        made.do(
+            "pairs",
+            "UPDATE pairs SET at = at + 100 WHERE at % 5 = 0",
+            "DELETE FROM pairs WHERE at = 7",
+        )
+        assert all_are(pairs.sync(), Merge)
+
+
+def _reasons(steps: Sequence[Step], reason: str) -> bool:
+    return all(isinstance(step, Rebuild) and reason in step.reason for step in steps)
