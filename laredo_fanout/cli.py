@@ -113,13 +113,14 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     config = given.over(path, sets).load()
     from laredo_fanout.app import check as checking
     from laredo_fanout.app import terminal
+    from laredo_fanout.app.finding import Verdict
 
     found = list(checking.findings(config))
     if as_json:
         terminal.show_json([finding._asdict() for finding in found])
     else:
         terminal.show_findings(found)
-    sys.exit(FAILED if any(f.verdict is checking.Verdict.MISSING for f in found) else 0)
+    sys.exit(FAILED if any(f.verdict is Verdict.MISSING for f in found) else 0)
 
 
 @main.command()

@@ -27,9 +27,14 @@ class State(Section):
 
 
 class Publication(Section):
-    """The publication that the slot's stream follows; with ``create`` it is made when missing."""
+    """The publication that the slot's stream follows; with ``create`` it is made when missing.
+
+    Tables that are append-only are in one of their own; its name is the other's with
+    ``_append`` behind it.
+    """
 
     name: str = Field(default="laredo", min_length=1, max_length=63)
+    append_only_name: str | None = Field(default=None, min_length=1, max_length=63)
     create: bool = True
 
 
@@ -185,11 +190,15 @@ class Target(Section):
 
 
 class Table(Section):
-    """One table and its target. ``source`` may be left out when there is one only."""
+    """One table and its target. ``source`` may be left out when there is one only.
+
+    ``append_only`` is for a table without a key, whose rows are only ever inserted.
+    """
 
     source: str | None = None
     namespace: str = Field(default="public", alias="schema", min_length=1)
     table: str = Field(min_length=1)
+    append_only: bool = False
     targets: tuple[Target, ...] = (Target(),)
 
     @property

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,11 @@ class RunningIngest:
         create_publication: bool = True,
         receive_timeout: float = 60.0,
         catchup: CatchupOptions | None = None,
+        append_only: tuple[str, ...] = (),
     ) -> None:
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None
+        self.asks_to_catch_up = False
         self.database = database
         self.path = path
         name = database.name
@@ -61,7 +65,8 @@ class RunningIngest:
             on_slot_lost=on_slot_lost,
             receive_timeout=receive_timeout,
         )
-        self.tables = tuple(TableOptions(*table.split(".")) for table in tables)
+        self.append_only = frozenset(append_only)
+        self.tables = self._configured(tables)
         self.commits = 0
         self.on_commit: Callable[[CommitInfo], None] | None = None
         self.error: Exception | None = None
@@ -72,16 +77,24 @@ class RunningIngest:
     def start(self, *tables: str) -> "RunningIngest":
         """Start it; with ``tables``, on these from now on."""
         if tables:
-            self.tables = tuple(TableOptions(*table.split(".")) for table in tables)
+            self.tables = self._configured(tables)
         self.store = Store.open(self.path, max_size=4 << 30)
         if self.catchup is not None:
             self.fall_behind = FallBehind(self.catchup, self.options, self.store)
+            if self.asks_to_catch_up:
+                self.fall_behind.ask()
         self.ingest = Ingest(
             self.options, self.tables, self.store, self._committed, detour=self.fall_behind
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self
+
+    def _configured(self, tables: Iterable[str]) -> tuple[TableOptions, ...]:
+        return tuple(
+            TableOptions(*table.split("."), append_only=table in self.append_only)
+            for table in tables
+        )
 
     def stop(self) -> None:
         if self._thread is None:
@@ -152,12 +165,11 @@ class RunningIngest:
         return rows
 
     def rows_sql(self, table: str) -> str:
-        """The copy's own SQL: the table's keys and lines."""
+        """The copy's own SQL: the table's keys (if it has any) and lines."""
         options = next(each for each in self.tables if each.qualified == table)
         with self.database.connect() as connection:
             connection.execute("SET search_path = pg_catalog")
-            name = self.options.publication.name
-            source = catalog.read_tables(connection, [options], name)[table]
+            source = catalog.read_tables(connection, [options], self.options.publication)[table]
         return select.lines_sql(
             options.schema,
             options.name,
@@ -172,6 +184,9 @@ class RunningIngest:
         with self.database.connect() as connection:
             for setting, value in select.SESSION.items():
                 connection.execute(f"SET {setting} = '{value}'")
+            if table in self.append_only:
+                lines = connection.execute(f"SELECT line::text FROM ({rows}) q").fetchall()
+                return numbered_rows(str(line).encode() for (line,) in lines)
             found = connection.execute(f"SELECT key, line::text FROM ({rows}) q").fetchall()
         return {str(key).encode(): str(line).encode() for key, line in found}
 
@@ -188,6 +203,16 @@ class RunningIngest:
             record = self.record(table)
             assert record is not None
             assert record.rows == len(truth)
+
+
+def numbered_rows(lines: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Rows of a table without a key, under the keys that FORMAT gives them."""
+    numbers: Counter[bytes] = Counter()
+    rows = {}
+    for each in lines:
+        numbers[each] += 1
+        rows[b"%b-%010d" % (md5(each).hexdigest().encode(), numbers[each])] = each
+    return rows
 
 
 def _difference(stored: bytes | None, true: bytes | None, key: bytes) -> object:

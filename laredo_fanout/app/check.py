@@ -4,49 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.location import read_manifest
 from laredo_archive.naming import manifest_key
-from laredo_fanout.app import options
+from laredo_fanout.app import check_tables, options
+from laredo_fanout.app.finding import Finding, Verdict
 from laredo_fanout.config import Config
-from laredo_fanout.errors import SelectDenied, SourceError
+from laredo_fanout.errors import SourceError
 from laredo_fanout.serving.archive_store import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.source import (
-    catalog,
     checks,
-    publication,
     session,
     slot,
     slot_holder,
     slot_watch,
 )
 from laredo_model import position as position_
-from laredo_model.select import identifier
 
 if TYPE_CHECKING:
     from laredo_fanout.source.session import Connection
-
-
-class Verdict(StrEnum):
-    RIGHT = "ok"
-    WARNING = "warning"
-    MISSING = "missing"
-
-
-class Finding(NamedTuple):
-    """One thing looked at: ``cure`` is what to run or to do."""
-
-    what: str
-    verdict: Verdict
-    detail: str
-    cure: str = ""
 
 
 def findings(config: Config) -> Iterator[Finding]:
@@ -63,7 +45,7 @@ def findings(config: Config) -> Iterator[Finding]:
             yield from _server(connection)
             yield from _replication(config)
             yield from _slot(connection, config)
-            yield from _publication_and_tables(connection, config)
+            yield from check_tables.findings(connection, config)
     except (SourceError, psycopg.Error) as error:
         yield Finding(
             f"sources.{config.source_name}.connection",
@@ -261,102 +243,6 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Fi
             f" ALTER_REPLICATION_SLOT {found.name}"
             " (FAILOVER true)",
         )
-
-
-_OWNERSHIP = """
-SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
-"""
-_MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
-_OWNS_PUBLICATION = """
-SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
-"""
-
-
-def _publication_and_tables(connection: Connection, config: Config) -> Iterator[Finding]:
-    said = options.source_options(config).publication
-    wanted = options.source_tables(config)
-    known = catalog.read_tables(connection, wanted, said.name)
-    found = publication.read(connection, said.name)
-    sound, publishable = [], []
-    for table in wanted:
-        there = known.get(table.qualified)
-        problem = checks.table_problem(table, there, connection.info.user)
-        if there is not None and (problem is None or isinstance(problem, SelectDenied)):
-            publishable.append(there)
-        if problem is not None:
-            yield Finding(
-                f"table {table.qualified}", Verdict.MISSING, problem.problem, problem.cure
-            )
-        elif there is not None:
-            sound.append(there)
-            yield Finding(f"table {table.qualified}", Verdict.RIGHT, f"key {', '.join(there.key)}")
-    if found is None:
-        yield from _no_publication(connection, config, publishable)
-        return
-    whole = [] if found.whole else [_not_whole(said.name)]
-    missing = [table for table in sound if table.published is None]
-    yield from whole
-    may_add = said.create and _truth(connection, _OWNS_PUBLICATION, said.name)
-    for absent in missing:
-        yield _not_published(connection, said.name, absent, may_add=may_add)
-    if not whole:
-        inside = len(sound) - len(missing)
-        yield Finding("publication", Verdict.RIGHT, f"{said.name} exists, with {inside} of them")
-
-
-def _not_whole(name: str) -> Finding:
-    return Finding(
-        "publication",
-        Verdict.MISSING,
-        f"{name} doesn't publish every kind of change",
-        f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate');",
-    )
-
-
-def _no_publication(
-    connection: Connection, config: Config, publishable: list[catalog.SourceTable]
-) -> Iterator[Finding]:
-    said = options.source_options(config).publication
-    statement = publication.create_statement(said, publishable)
-    if not said.create:
-        detail = f"{said.name} doesn't exist and publication.create is off"
-        yield Finding("publication", Verdict.MISSING, detail, statement)
-        return
-    foreign = [t.qualified for t in publishable if not _truth(connection, _OWNERSHIP, t.oid)]
-    if not _truth(connection, _MAY_CREATE):
-        detail = f"{said.name} doesn't exist, and role {connection.info.user} may not make it"
-        grant = (
-            f"GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
-            f" TO {identifier(connection.info.user)};"
-        )
-        cure = f"an owner runs: {statement}"
-        yield Finding(
-            "publication", Verdict.MISSING, detail, cure if foreign else f"{cure}\nor: {grant}"
-        )
-    elif foreign:
-        detail = (
-            f"{said.name} doesn't exist, and role {connection.info.user} may not add"
-            f" {', '.join(foreign)} (not the owner)"
-        )
-        yield Finding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
-    else:
-        yield Finding("publication", Verdict.RIGHT, f"{said.name} will be made")
-
-
-def _not_published(
-    connection: Connection, name: str, table: catalog.SourceTable, *, may_add: bool
-) -> Finding:
-    what = f"table {table.qualified}"
-    if may_add and _truth(connection, _OWNERSHIP, table.oid):
-        return Finding(what, Verdict.RIGHT, f"will be added to publication {name}")
-    statement = f"ALTER PUBLICATION {identifier(name)} ADD TABLE ONLY {table.sql_name};"
-    detail = f"it isn't in publication {name}, and role {connection.info.user} may not add it"
-    return Finding(what, Verdict.MISSING, detail, f"an owner runs: {statement}")
-
-
-def _truth(connection: Connection, question: str, *arguments: object) -> bool:
-    row = connection.execute(question.encode(), arguments).fetchone()
-    return bool(row and row[0])
 
 
 def _cure_of(problem: SourceError) -> tuple[str, str]:

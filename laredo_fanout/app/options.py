@@ -14,7 +14,9 @@ def source_options(config: Config) -> source.SourceOptions:
     return source.SourceOptions(
         connection=said.connection.get_secret_value(),
         slot_name=said.slot_name,
-        publication=source.PublicationOptions(said.publication.name, said.publication.create),
+        publication=source.PublicationOptions(
+            said.publication.name, said.publication.create, said.publication.append_only_name or ""
+        ),
         copy=source.CopyOptions(workers=said.copying.workers),
         heartbeat_interval=said.heartbeat_interval,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
@@ -40,7 +42,10 @@ def catchup_options(config: Config) -> CatchupOptions | None:
 
 def source_tables(config: Config) -> list[source.TableOptions]:
     """The tables that the source replicates."""
-    return [source.TableOptions(table.namespace, table.table) for table in config.tables]
+    return [
+        source.TableOptions(table.namespace, table.table, table.append_only)
+        for table in config.tables
+    ]
 
 
 def archive_options(table: Table) -> serving.ArchiveOptions | None:

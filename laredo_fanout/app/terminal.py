@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.finding import Finding, Verdict
 from laredo_fanout.errors import FanoutError
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}

@@ -52,6 +52,8 @@ class Order:
     directory: str
     piece: int
     piece_bytes: int
+    appends: str | None = None
+    """The publication of append-only tables, if the stream has any."""
 
     @property
     def source(self) -> SourceOptions:

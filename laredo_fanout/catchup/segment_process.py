@@ -239,7 +239,7 @@ def _run(order: Order, tell: Callable[[Report], None]) -> None:
         raise _Unreachable(str(refused)) from refused
     try:
         stream.copy_slot(order.slot, order.temporary, order.start)
-        stream.start(order.temporary, order.publication, order.start)
+        stream.start(order.temporary, order.publication, order.start, appends=order.appends)
         segment = Segment(order, stream, tell)
         poll = select.poll()
         poll.register(0, select.POLLIN)

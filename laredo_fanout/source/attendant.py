@@ -28,6 +28,7 @@ from laredo_fanout.errors import (
     TableRefused,
 )
 from laredo_fanout.source import (
+    append_only,
     catalog,
     checks,
     publication,
@@ -66,6 +67,8 @@ class Look(NamedTuple):
     """Its identity; None: it is gone, or doesn't publish every kind of change."""
     answers: int = 0
     """The last LookRequest that came before it."""
+    appends_may_stream: bool = False
+    """Whether a stream that begins here finds the publication of the append-only tables."""
     being_altered: frozenset[int] = frozenset()
     """Tables whose form somebody may have been changing: the stream may know more of them."""
 
@@ -161,18 +164,21 @@ def look(
         published = publication.ensure(connection, options.publication)
     except (ServerUnfit, RightsMissing) as missing:
         return Look(number, {}, _unpublished(tables, missing), state, None)
+    appends, problems = _ensure_appends(connection, options, tables)
     # Before the tables are read: whoever is done by then is seen whole.
     altered = being_altered(connection)
-    found = catalog.read_tables(connection, tables, options.publication.name)
-    problems: dict[str, TableRefused] = {}
+    found = catalog.read_tables(connection, tables, options.publication)
     added = False
     for wanted in tables:
         table = found.get(wanted.qualified)
         problem = checks.table_problem(wanted, table, connection.info.user)
+        problem = problem or problems.get(wanted.qualified)
         if table is not None:
             try:
                 if problem is None and table.published is None:
-                    _publish(connection, options, published, table)
+                    _publish(
+                        connection, options, (wanted.append_only and appends) or published, table
+                    )
                     added = True
                 elif problem is not None and _harms(problem, table):
                     publication.remove(connection, options.publication, table)
@@ -181,7 +187,7 @@ def look(
         if problem is not None:
             problems[wanted.qualified] = problem
     if added:
-        found = catalog.read_tables(connection, tables, published.name)
+        found = catalog.read_tables(connection, tables, options.publication)
         problems |= _still_absent(found, tables, problems)
     found = _judged(connection, found, arrivals)
     return Look(number, found, problems, state, published.identity, being_altered=altered)
@@ -190,9 +196,23 @@ def look(
 def _publish(
     connection: Connection, options: SourceOptions, published: Publication, table: SourceTable
 ) -> None:
+    said = options.publication.appends if table.append_only else options.publication
     if table.partitioned and not published.via_root:
-        publication.follow_roots(connection, options.publication, table)
-    publication.add(connection, options.publication, table)
+        publication.follow_roots(connection, said, table)
+    publication.add(connection, said, table)
+
+
+def _ensure_appends(
+    connection: Connection, options: SourceOptions, tables: Sequence[TableOptions]
+) -> tuple[Publication | None, dict[str, TableRefused]]:
+    """The publication of the append-only tables, if there are any; without it they are refused."""
+    appending = [table for table in tables if table.append_only]
+    if not appending:
+        return None, {}
+    try:
+        return publication.ensure(connection, options.publication.appends), {}
+    except (ServerUnfit, RightsMissing) as missing:
+        return None, _unpublished(appending, missing)
 
 
 def _unpublished(tables: Sequence[TableOptions], missing: SourceError) -> dict[str, TableRefused]:
@@ -219,7 +239,8 @@ def _judged(
 
 def _harms(problem: TableRefused, table: SourceTable) -> bool:
     """Whether the table's membership makes the application's UPDATE and DELETE fail."""
-    return table.published is not None and isinstance(problem, IdentityMissing)
+    member = table.changes_published if table.append_only else table.published is not None
+    return member and isinstance(problem, IdentityMissing)
 
 
 def _still_absent(
@@ -255,6 +276,7 @@ class Attendant:
         self._numbers = count()
         self._looks = count(1)
         self._arrivals = Arrivals()
+        self._gate = append_only.Gate()
         self._asked = 0
         self._stopping = threading.Event()
         self._connection: Connection | None = None
@@ -372,7 +394,10 @@ class Attendant:
         asked = self._asked
         number = next(self._looks)
         seen = look(connection, self._options, self._tables, number, self._arrivals)
-        seen = seen._replace(answers=asked)
+        # The publication is there for everybody to see: one of its tables was found in it.
+        appending = any(each.append_only and each.published for each in seen.tables.values())
+        may_stream = appending and self._gate.is_open(connection)
+        seen = seen._replace(answers=asked, appends_may_stream=may_stream)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
         slot_name = self._options.slot_name
@@ -414,8 +439,7 @@ class Attendant:
 
     def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
         """The look comes after the last chunk was read, so the chunks all had this shape."""
-        name = self._options.publication.name
-        found = catalog.read_tables(connection, [request.options], name)
+        found = catalog.read_tables(connection, [request.options], self._options.publication)
         table = _judged(connection, found, self._arrivals).get(request.options.qualified)
         if (
             table is None

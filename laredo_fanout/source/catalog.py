@@ -18,7 +18,7 @@ from laredo_model.column import Column
 from laredo_model.select import Selected, table_name
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.options import TableOptions
+    from laredo_fanout.source.options import PublicationOptions, TableOptions
     from laredo_fanout.source.session import Connection
 
 
@@ -78,6 +78,10 @@ class SourceTable:
     """All below it, at any depth."""
     hidden_by: str | None = None
     """The root that the publication has in this partition's place."""
+    append_only: bool = False
+    """It is configured as such: it has no key, whatever its indexes are."""
+    changes_published: bool = False
+    """An append-only table that is in the publication of the other ones as well."""
 
     @property
     def qualified(self) -> str:
@@ -96,6 +100,8 @@ class SourceTable:
         It is the replica identity's index; with REPLICA IDENTITY FULL the primary
         key, or else the smallest unique index over columns that are never null.
         """
+        if self.append_only:
+            return ()
         usable = [index for index in self.indexes if index.whole and index.immediate]
         if self.replica_identity == "i":
             return next((index.columns for index in usable if index.identity), ())
@@ -239,9 +245,11 @@ _COLUMNS_PUBLISHED = """(
 
 
 def read_tables(
-    connection: Connection, tables: Iterable[TableOptions], publication: str
+    connection: Connection, tables: Iterable[TableOptions], publication: PublicationOptions
 ) -> dict[str, SourceTable]:
     """The tables that exist, by qualified name, all as one snapshot shows them.
+
+    Those that are append-only are looked for in ``publication.appends``.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -252,38 +260,42 @@ def read_tables(
 
 
 def _read(
-    connection: Connection, wanted: Sequence[TableOptions], publication: str
+    connection: Connection, wanted: Sequence[TableOptions], publication: PublicationOptions
 ) -> dict[str, SourceTable]:
+    appending = {(table.schema, table.name) for table in wanted if table.append_only}
     found = connection.execute(
         _TABLES, ([table.schema for table in wanted], [table.name for table in wanted])
     ).fetchall()
     oids = [row[0] for row in found]
     attributes = _grouped(connection.execute(_ATTRIBUTES, (oids,)).fetchall())
     indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
-    published = _read_published(connection, publication, oids)
+    main = _in_publication(connection, publication.name, oids)
+    appends = _in_publication(connection, publication.appends.name, oids) if appending else main
     types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
     made_of = version_.read_types(connection, oids)
     below = partitions_.read(connection, oids)
-    altered = connection.execute(_ALTERED, (publication,)).fetchone()
-    hidden = dict(connection.execute(_HIDDEN, (oids, publication)).fetchall())
     tables = {}
     for oid, *row in found:
         of_table = attributes.get(oid, [])
+        append_only = tuple(row[:2]) in appending
+        inside = appends if append_only else main
         known = {
             "indexes": tuple(
                 UniqueIndex(name, tuple(names or ()), *rest)
                 for name, names, *rest in indexes.get(oid, [])
             ),
-            "published": published.get(oid),
+            "published": inside.tables.get(oid),
             "version": Version(
                 ",".join(attribute[-1] for attribute in of_table),
                 row[-1],
                 made_of[oid],
                 tuple(each.known for each in below.get(oid, ())),
-                None if altered is None else altered[0],
+                inside.altered,
             ),
             "partitions": below.get(oid, ()),
-            "hidden_by": hidden.get(oid),
+            "hidden_by": inside.hidden.get(oid),
+            "append_only": append_only,
+            "changes_published": append_only and oid in main.tables,
         }
         table = _table((oid, *row[:-1]), of_table, types, known)
         tables[table.qualified] = table
@@ -294,6 +306,23 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.Ty
     """The types with these oids, and all that they are made of."""
     rows = connection.execute(rule.TYPES_SQL, (list(oids),)).fetchall()
     return rule.type_infos(rule.TypeRow(*row) for row in rows)
+
+
+class _InPublication(NamedTuple):
+    """What a publication says of some tables, by oid."""
+
+    tables: dict[int, Published]
+    hidden: dict[int, str]
+    altered: str | None
+
+
+def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _InPublication:
+    altered = connection.execute(_ALTERED, (name,)).fetchone()
+    return _InPublication(
+        _read_published(connection, name, oids),
+        dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
+        None if altered is None else altered[0],
+    )
 
 
 def _read_published(

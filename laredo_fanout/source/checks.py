@@ -99,9 +99,8 @@ def table_problem(
             "it doesn't exist in the database",
             f"create it, or take {name} out of tables (names are case-sensitive)",
         )
-    return (
-        _unfit(table, name) or _identity_missing(table, name) or _select_denied(table, name, role)
-    )
+    identity = _changes_published if wanted.append_only else _identity_missing
+    return _unfit(table, name) or identity(table, name) or _select_denied(table, name, role)
 
 
 def vanished(wanted: TableOptions) -> TableRefused:
@@ -148,6 +147,17 @@ def _unfit_partition(table: SourceTable, name: str) -> TableRefused | None:
     return None
 
 
+def _changes_published(table: SourceTable, name: str) -> TableRefused | None:
+    if not table.changes_published:
+        return None
+    return IdentityMissing(
+        name,
+        "it is append_only, and its updates and deletes are published all the same",
+        "take it out of publication.name's publication (ALTER PUBLICATION ... DROP TABLE), which"
+        " must not be FOR ALL TABLES",
+    )
+
+
 def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
     problem = "it has no usable replica identity, so UPDATE and DELETE would fail once published"
     if not table.key:
@@ -191,7 +201,10 @@ def _identity_cure(table: SourceTable) -> str:
                 f"ALTER TABLE {table.sql_name} REPLICA IDENTITY USING INDEX"
                 f" {identifier(index.name)};"
             )
-    return f"ALTER TABLE {table.sql_name} ADD PRIMARY KEY (...);"
+    return (
+        f"ALTER TABLE {table.sql_name} ADD PRIMARY KEY (...); or, if rows are only ever inserted,"
+        " set append_only = true for it"
+    )
 
 
 def _select_denied(table: SourceTable, name: str, role: str) -> TableRefused | None:

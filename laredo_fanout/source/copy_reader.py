@@ -69,6 +69,25 @@ def statement(table: SourceTable, condition: str) -> bytes:
     ).encode()
 
 
+def append_only_statement(table: SourceTable) -> bytes:
+    """What reads all rows of a table without a key, with a snapshot that is told first.
+
+    The keys are empty.
+    """
+    rows = select.lines_sql(
+        table.schema,
+        table.name,
+        table.selected,
+        _row_filter(table),
+        only=not table.partitioned,
+    )
+    return (
+        f"BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
+        f" SELECT pg_current_snapshot()::text;"
+        f" COPY (SELECT ''::text, line FROM ({rows}) q) TO STDOUT (FORMAT binary); COMMIT"
+    ).encode()
+
+
 class CopyReader:
     """Reads one range at a time."""
 
@@ -78,6 +97,8 @@ class CopyReader:
         self._pgconn.nonblocking = 1
         self._copying = False
         self._failure: ReadFailed | None = None
+        self.snapshot: str | None = None
+        """The snapshot of an append-only table's reading, once it is there."""
         self.progress = Progress.DONE
 
     def fileno(self) -> int:
@@ -91,6 +112,7 @@ class CopyReader:
         """
         self._copying = False
         self._failure = None
+        self.snapshot = None
         self.progress = Progress.WAITING
         try:
             self._pgconn.send_query(command)
@@ -162,6 +184,8 @@ class CopyReader:
             if result is None:
                 self.progress = Progress.DONE
                 return
+            if result.status == ExecStatus.TUPLES_OK and result.ntuples:
+                self.snapshot = (result.get_value(0, 0) or b"").decode()
             if result.status == ExecStatus.COPY_OUT:
                 self._copying = True
                 self.progress = Progress.READING

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import CopyFailed
-from laredo_fanout.source import watermark
+from laredo_fanout.source import append_only, watermark
 from laredo_fanout.source.attendant import (
     BarrierRequest,
     ConnectionRequest,
@@ -53,6 +53,7 @@ class _Job:
     lines: list[bytes] = field(default_factory=list)
     bytes: int = 0
     stale: bool = False
+    snapshot_known: bool = False
     heard_at: float = field(default_factory=time.monotonic)
 
 
@@ -178,6 +179,8 @@ class Copying:
                 continue
             rows += len(keys)
             job.heard_at = time.monotonic()
+            if not self._may_use(reader, job):
+                continue
             self._gather(job, keys, lines)
             if reader.progress is Progress.DONE:
                 del self._jobs[reader]
@@ -222,6 +225,21 @@ class Copying:
         except ReadFailed as failed:
             self._reading_failed(reader, job, failed)
 
+    def _may_use(self, reader: CopyReader, job: _Job) -> bool:
+        """Whether an append-only table's snapshot shows all that was streamed before it."""
+        if job.copy.intake is None or reader.snapshot is None or job.snapshot_known:
+            return True
+        taken = append_only.snapshot(reader.snapshot)
+        if job.copy.cancelled or job.copy.intake.read_at(taken):
+            job.snapshot_known = True
+            return True
+        # A commit reaches the stream a moment before all others see it.
+        del self._jobs[reader]
+        reader.close()
+        job.copy.give_back(job.reading)
+        job.copy.not_before = time.monotonic() + random.uniform(0.1, 0.3)
+        return False
+
     def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
         if job.copy.cancelled or job.stale or not keys:
             return
@@ -240,7 +258,10 @@ class Copying:
         if not keys:
             return
         try:
-            self._batch.fill(job.copy.table_id, keys, lines, job.generation)
+            if job.copy.intake is not None:
+                self._batch.add(job.copy.table_id, lines, job.generation)
+            else:
+                self._batch.fill(job.copy.table_id, keys, lines, job.generation)
         except ChunkStale:
             job.stale = True
 
@@ -251,6 +272,9 @@ class Copying:
         if not job.stale:
             self._fill(job)
         if job.stale or self._batch.generation(copy.table_id) != job.generation:
+            if copy.intake is not None:
+                self._give_up(copy, "it was truncated while its rows were read")
+                return
             copy.give_back(job.reading)
             return
         copy.finish(job.reading)
@@ -303,18 +327,19 @@ class Copying:
             error=str(failed),
             sqlstate=failed.sqlstate,
         )
+        if copy.intake is not None:
+            self._give_up(copy, f"its rows can't be read: {failed}")
+            return
         if failed.connection_lost:
             return
         copy.failures += 1
         copy.not_before = now + random.uniform(0.05, 0.15) * 2**copy.failures
         if copy.failures >= _MOST_FAILURES:
-            self._failed(
-                copy.table_id,
-                CopyFailed(
-                    copy.table.qualified,
-                    f"its rows can't be read: {failed}",
-                    "it is tried again later",
-                ),
-            )
+            self._give_up(copy, f"its rows can't be read: {failed}")
         else:
             self._look_now()
+
+    def _give_up(self, copy: TableCopy, problem: str) -> None:
+        """What was copied is thrown away."""
+        name = copy.table.qualified
+        self._failed(copy.table_id, CopyFailed(name, problem, "it is tried again later"))

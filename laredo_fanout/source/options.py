@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -21,6 +21,17 @@ class PublicationOptions:
 
     name: str = "laredo"
     create: bool = True
+    append_only_name: str = ""
+    """The one for append-only tables; by default the name with ``_append`` behind it."""
+    append_only: bool = False
+    """Whether it is that one: it publishes inserts and truncates alone."""
+
+    @property
+    def appends(self) -> PublicationOptions:
+        """The publication of the tables that are configured as append-only."""
+        # An identifier has 63 bytes at most; PostgreSQL would cut the end off.
+        name = self.append_only_name or f"{self.name[:56]}_append"
+        return replace(self, name=name, append_only=True)
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class TableOptions:
 
     schema: str
     name: str
+    append_only: bool = False
+    """Rows are only ever added: it needs no key."""
 
     @property
     def qualified(self) -> str:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_PUBLISH = "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
 _STATE = """
-SELECT oid::int8, puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot
+SELECT oid::int8, puballtables, pubinsert AND pubtruncate, pubupdate AND pubdelete,
+    pubupdate OR pubdelete, pubviaroot
 FROM pg_publication WHERE pubname = %s
 """
 
@@ -36,8 +36,11 @@ class Publication(NamedTuple):
     name: str
     oid: int
     all_tables: bool
-    whole: bool
-    """Whether it publishes inserts, updates, deletes and truncates."""
+    additions: bool
+    """Whether it publishes inserts and truncates."""
+    changes: bool
+    """Whether it publishes updates and deletes."""
+    any_changes: bool
     via_root: bool
     """Whether a partition's changes come as the root's."""
 
@@ -45,6 +48,16 @@ class Publication(NamedTuple):
     def identity(self) -> str:
         """Tells it from one of the same name that was dropped and made again."""
         return f"{self.name}:{self.oid}"
+
+    def fits(self, options: PublicationOptions) -> bool:
+        """Whether it publishes what it is for: every kind of change, or additions alone."""
+        return self.additions and (not self.any_changes if options.append_only else self.changes)
+
+
+def parameters(options: PublicationOptions) -> str:
+    """The publication's parameters, as CREATE PUBLICATION takes them behind WITH."""
+    kinds = "insert, truncate" if options.append_only else "insert, update, delete, truncate"
+    return f"(publish = '{kinds}', publish_via_partition_root = true)"
 
 
 def read(connection: Connection, name: str) -> Publication | None:
@@ -65,19 +78,28 @@ def ensure(connection: Connection, options: PublicationOptions) -> Publication:
         if not options.create:
             raise ServerUnfit(
                 f"publication {options.name} doesn't exist and publication.create is off: run"
-                f" CREATE PUBLICATION {identifier(options.name)} FOR TABLE ... {_PUBLISH};"
+                f" CREATE PUBLICATION {identifier(options.name)} FOR TABLE ..."
+                f" WITH {parameters(options)};"
             )
-        _create(connection, options.name)
+        _create(connection, options)
         found = read(connection, options.name)
         if found is None:
             raise ServerUnfit(f"publication {options.name} vanished as it was made")
-    if not found.whole:
-        raise ServerUnfit(
-            f"publication {options.name} doesn't publish every kind of change:"
-            f" ALTER PUBLICATION {identifier(options.name)} SET"
-            f" {_PUBLISH.removeprefix('WITH ')};"
-        )
+    wrong = problem(found, options)
+    if wrong is not None:
+        raise ServerUnfit(f"publication {wrong[0]}: {wrong[1]}")
     return found
+
+
+def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] | None:
+    """What is wrong with a publication that is there, and the statement that cures it."""
+    if found.fits(options):
+        return None
+    kinds = "inserts and truncates alone" if options.append_only else "every kind of change"
+    return (
+        f"{options.name} doesn't publish {kinds}",
+        f"ALTER PUBLICATION {identifier(options.name)} SET {parameters(options)};",
+    )
 
 
 def add(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
@@ -113,22 +135,25 @@ def add(connection: Connection, options: PublicationOptions, table: SourceTable)
     _log.info("table added to publication", table=table.qualified, publication=options.name)
 
 
+def by_root_statement(options: PublicationOptions) -> str:
+    """What has the publication name a partitioned table's root for its partitions' changes."""
+    return f"ALTER PUBLICATION {identifier(options.name)} SET (publish_via_partition_root = true);"
+
+
 def follow_roots(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
     """Have the publication name a partitioned table's root for changes of its partitions.
 
     :raises TableNotPublished: if we are told not to, or may not.
     """
-    statement = (
-        f"ALTER PUBLICATION {identifier(options.name)} SET (publish_via_partition_root = true);"
-    )
-    problem = f"publication {options.name} has its partitions' changes, not its own"
+    statement = by_root_statement(options)
+    reason = f"publication {options.name} has its partitions' changes, not its own"
     if not options.create:
-        raise TableNotPublished(table.qualified, problem, f"run {statement}")
+        raise TableNotPublished(table.qualified, reason, f"run {statement}")
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as denied:
         raise TableNotPublished(
-            table.qualified, problem, f"let the publication's owner run {statement}"
+            table.qualified, reason, f"let the publication's owner run {statement}"
         ) from denied
     _log.warning("publication follows partitioned tables by their root", publication=options.name)
 
@@ -144,7 +169,11 @@ def remove(connection: Connection, options: PublicationOptions, table: SourceTab
     statement = f"ALTER PUBLICATION {identifier(options.name)} DROP TABLE ONLY {table.sql_name}"
     try:
         connection.execute(statement.encode())
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as denied:
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.ObjectNotInPrerequisiteState,  # FOR ALL TABLES
+    ) as denied:
         _log.error(
             "table can't be taken out of the publication; its UPDATE and DELETE fail",
             table=table.qualified,
@@ -165,18 +194,20 @@ def create_statement(options: PublicationOptions, tables: Iterable[SourceTable])
     """What an owner runs to make the publication with these tables."""
     names = ", ".join(f"ONLY {table.sql_name}" for table in tables)
     chosen = f" FOR TABLE {names}" if names else ""
-    return f"CREATE PUBLICATION {identifier(options.name)}{chosen} {_PUBLISH};"
+    return f"CREATE PUBLICATION {identifier(options.name)}{chosen} WITH {parameters(options)};"
 
 
-def _create(connection: Connection, name: str) -> None:
-    statement = f"CREATE PUBLICATION {identifier(name)} {_PUBLISH}"
+def _create(connection: Connection, options: PublicationOptions) -> None:
+    name = options.name
+    statement = f"CREATE PUBLICATION {identifier(name)} WITH {parameters(options)}"
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as denied:
         role = connection.info.user
         raise RightsMissing(
             f"role {role} may not make publication {name} ({denied.diag.message_primary}): let an"
-            f" owner run CREATE PUBLICATION {identifier(name)} FOR TABLE ... {_PUBLISH}; or"
+            f" owner run CREATE PUBLICATION {identifier(name)} FOR TABLE ..."
+            f" WITH {parameters(options)}; or"
             f" GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
             f" TO {identifier(role)};"
         ) from denied

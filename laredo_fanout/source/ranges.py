@@ -29,8 +29,10 @@ def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[S
     """Split points that cut the table into ranges of about ``range_bytes``, TOAST included.
 
     They come from a sample of its pages, so the ranges are of similar size,
-    not of equal.
+    not of equal. A table without a key is read in one piece.
     """
+    if not table.key:
+        return []
     sizes = connection.execute(
         "SELECT sum(pg_relation_size(oid)), sum(pg_table_size(oid)) FROM unnest(%s::oid[]) t(oid)",
         (table.oids,),

@@ -98,7 +98,13 @@ class ReplicationStream:
         )
 
     def start(
-        self, slot: str, publication: str, position: int, *, stream_transactions: bool = False
+        self,
+        slot: str,
+        publication: str,
+        position: int,
+        *,
+        appends: str | None = None,
+        stream_transactions: bool = False,
     ) -> None:
         """START_REPLICATION at ``position``, in protocol version 1.
 
@@ -108,13 +114,17 @@ class ReplicationStream:
         :raises SlotInUse: if somebody else streams from the slot.
         :raises SlotLost: if it doesn't exist or was invalidated.
         """
-        names = publication.replace('"', '""').replace("'", "''")
+        names = ", ".join(
+            '"' + name.replace('"', '""').replace("'", "''") + '"'
+            for name in (publication, appends)
+            if name is not None
+        )
         protocol = (
             "proto_version '2', streaming 'on'" if stream_transactions else "proto_version '1'"
         )
         command = (
             f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
-            f" ({protocol}, publication_names '\"{names}\"', messages 'true')"
+            f" ({protocol}, publication_names '{names}', messages 'true')"
         )
         result = self._execute(command.encode())
         if result.status == ExecStatus.COPY_BOTH:

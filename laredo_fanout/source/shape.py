@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     key: tuple[str, ...]
     row_filter: str | None
     membership: int
+    append_only: bool = False
 
     def fits(self, relation: Relation) -> bool:
         """Whether the stream announces the table in this shape.
@@ -48,7 +49,7 @@ class Shape(NamedTuple):
             return False
         if announced != tuple(column[:3] for column in self.columns):
             return False
-        if relation.replica_identity == "f":
+        if relation.replica_identity == "f" or self.append_only:
             return True
         flagged = {column.name for column in relation.columns if column.in_key}
         return flagged == set(self.key)
@@ -62,6 +63,8 @@ class Shape(NamedTuple):
             gone = ", ".join(sorted(column.name for column in before - after))
             come = ", ".join(sorted(column.name for column in after - before))
             return f"its columns changed (before: {gone or 'none'}; now: {come or 'none'})"
+        if self.append_only != other.append_only:
+            return "append_only was changed"
         if self.key != other.key:
             return f"its key changed from {', '.join(self.key)} to {', '.join(other.key)}"
         if self.row_filter != other.row_filter:
@@ -84,6 +87,7 @@ def of_table(table: SourceTable) -> Shape:
         table.key,
         published and published.row_filter,
         published.membership if published else 0,
+        table.append_only,
     )
 
 
@@ -106,5 +110,6 @@ def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:
         tuple(kept["key"]),
         kept["row_filter"],
         kept["membership"],
+        kept.get("append_only", False),
     )
     return shape, version_.from_json(stored["version"])

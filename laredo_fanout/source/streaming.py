@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import CopyFailed, SourceUnavailable, SpoolFull, TableRefused
-from laredo_fanout.source import session, watermark
+from laredo_fanout.source import append_only, session, watermark
 from laredo_fanout.source.attendant import (
     LOCK_TIMEOUT,
     Attendant,
@@ -178,7 +178,10 @@ class Streaming:
             between_pieces=self._within_giant_transaction,
         )
         tracking.follow(self._decoder)
+        appends = append_only.streamed(self._options, self._store.tables.values())
         detour = None if self._detour is None else self._detour.open(side, self.batch)
+        tracking.carries_appends = appends is not None
+        tracking.may_begin_anew = detour is None
         if detour is not None:
             stream.close()
             self._stream = detour
@@ -187,6 +190,7 @@ class Streaming:
                 self._options.slot_name,
                 self._options.publication.name,
                 position,
+                appends=appends,
                 stream_transactions=self._options.stream_transactions,
             )
             # Whoever held the slot before us doesn't any more.
@@ -225,6 +229,8 @@ class Streaming:
 
     def _is_over(self) -> bool:
         """Whether another life must follow, which takes its messages another way."""
+        if self.tracking.must_begin_anew and not self.batch.is_open:
+            return True
         return self._detour is not None and self._detour.is_over(self._level())
 
     def _level(self) -> int:

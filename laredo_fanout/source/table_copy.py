@@ -8,9 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laredo_fanout.source import ranges, shape
-from laredo_fanout.source.copy_reader import statement
+from laredo_fanout.source.copy_reader import append_only_statement, statement
 
 if TYPE_CHECKING:
+    from laredo_fanout.source.append_only import Intake
     from laredo_fanout.source.catalog import SourceTable
     from laredo_fanout.source.options import TableOptions
     from laredo_fanout.source.ranges import Split
@@ -43,11 +44,14 @@ class TableCopy:
         options: TableOptions,
         table: SourceTable,
         stored: Mapping[str, Any],
+        intake: Intake | None = None,
     ) -> None:
         self.table_id = table_id
         self.options = options
         self.table = table
         self.shape = shape.of_table(table)
+        self.intake = intake
+        """Of an append-only table, which is read in one piece, with one snapshot."""
         self.phase = Phase.WAITING
         self.waiting_for: tuple[int, ...] = ()
         self.cancelled = False
@@ -126,6 +130,8 @@ class TableCopy:
 
     def statement(self, reading: Reading) -> bytes:
         """The SQL that reads it."""
+        if self.intake is not None:
+            return append_only_statement(self.table)
         if reading.number is None:
             return statement(self.table, ranges.keys_condition(self.table, reading.keys))
         return statement(

@@ -9,7 +9,7 @@ later one is in the form of that look.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,7 @@ import structlog
 
 from laredo_fanout.errors import SelectDenied, StreamBroken, TableRefused
 from laredo_fanout.source import row_decoder, shape
+from laredo_fanout.source.append_only import Intake
 from laredo_fanout.source.stream_decoder import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
 from laredo_fanout.store.table import Status
@@ -58,6 +59,8 @@ class TrackedTable:
     table_id: int | None = None
     shape: Shape | None = None
     version: Version | None = None
+    intake: Intake | None = None
+    """Of an append-only table: which transactions it takes."""
     closing: str | None = None
     wanted_look: int = 0
     """The LookRequest that must be answered before it begins again."""
@@ -82,6 +85,12 @@ class Tracking:
         self._request_look = request_look
         self._tables = {table.qualified: TrackedTable(table) for table in tables}
         self._decoder: StreamDecoder | None = None
+        self.carries_appends = False
+        """Whether the stream has the publication of append-only tables."""
+        self.may_begin_anew = True
+        """Whether the stream can be ended for one that has it."""
+        self.must_begin_anew = False
+        """An append-only table waits for such a stream."""
 
     @property
     def tables(self) -> Mapping[str, TrackedTable]:
@@ -124,10 +133,14 @@ class Tracking:
             tracked.closing = "the store doesn't know its shape"
             return
         tracked.shape, tracked.version = kept
+        if tracked.options.append_only:
+            tracked.intake = Intake(live=record.live)
         if source is None:
             tracked.closing = "it doesn't exist any more"
         elif (now := shape.of_table(source)) != tracked.shape:
             tracked.closing = tracked.shape.difference(now)
+        elif tracked.intake is not None and not record.live and "splits" in record.copy:
+            tracked.closing = "its copy was interrupted, and with it its snapshot"
         else:
             tracked.closing = source.changed_since(tracked.version)
 
@@ -165,15 +178,23 @@ class Tracking:
         source = tracked.source
         assert source is not None
         route = Route(tracked.table_id)
-        route.decode_by(
-            row_decoder.compile_decoder(
-                [column.name for column in source.columns],
-                [column.type_info for column in source.columns],
-                source.key,
-                route.changes,
-            )
+        decoder = row_decoder.compile_decoder(
+            [column.name for column in source.columns],
+            [column.type_info for column in source.columns],
+            source.key,
+            route.changes,
         )
+        if tracked.intake is not None:
+            route.takes = self._takes(tracked.intake)
+            route.numbered = True
+            decoder = decoder._replace(put=_only_if(route.takes, decoder.put))
+        route.decode_by(decoder)
         return route
+
+    def _takes(self, intake: Intake) -> Callable[[], bool]:
+        stream = self._decoder
+        assert stream is not None
+        return lambda: intake.takes(stream.xid)
 
     def _must_close(self, tracked: TrackedTable, reason: str) -> None:
         """Close it where this transaction began; the decoder stops at the transaction's end."""
@@ -230,7 +251,16 @@ class Tracking:
             if tracked.closed_by_stream and not look.being_altered.isdisjoint(source.oids):
                 tracked.wanted_look = self._request_look(_ALTERED_PAUSE_S)
                 continue
+            if tracked.options.append_only and not self._carried(look):
+                continue
             self._begin(tracked, source, now, transaction, copying)
+
+    def _carried(self, look: Look) -> bool:
+        """Whether the stream, or the one that is begun as soon as this is durable, has an
+        append-only table's changes from here on."""
+        if not self.carries_appends and look.appends_may_stream and self.may_begin_anew:
+            self.must_begin_anew = True
+        return self.carries_appends or self.must_begin_anew
 
     def copy_failed(
         self, table_id: int, failed: TableRefused, transaction: Transaction, copying: Copying
@@ -251,6 +281,8 @@ class Tracking:
             if tracked.table_id == table_id:
                 tracked.retries = 0
                 tracked.retry_at = 0.0
+                if tracked.intake is not None:
+                    tracked.intake.go_live()
 
     def close_durably(self, found: MustClose, store: Store) -> None:
         """Close one table at the durable position; the next life of the stream copies it anew."""
@@ -284,9 +316,11 @@ class Tracking:
         if record.incarnation > 1:
             self._counters.recopies += 1
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
+        tracked.intake = Intake(live=False) if source.append_only else None
         tracked.closed_by_stream = False
         self._connect(tracked, now)
-        copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+        if not self.must_begin_anew:
+            copying.add(TableCopy(record.id, tracked.options, source, record.copy, tracked.intake))
         _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)
 
     def _connect(self, tracked: TrackedTable, now: Shape) -> None:
@@ -314,7 +348,9 @@ class Tracking:
         record = transaction.tables[tracked.table_id]
         if record.status is Status.COPYING:
             if copying.get(record.id) is None:
-                copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+                copying.add(
+                    TableCopy(record.id, tracked.options, source, record.copy, tracked.intake)
+                )
         elif source.version != tracked.version:
             tracked.version = source.version
             kept = shape.to_json(tracked.shape, source.version)
@@ -358,7 +394,17 @@ class Tracking:
     def _disconnect(self, tracked: TrackedTable) -> None:
         if self._decoder is not None and tracked.shape is not None:
             self._decoder.set_route(tracked.shape.oid, None)
-        tracked.table_id = tracked.shape = tracked.version = None
+        tracked.table_id = tracked.shape = tracked.version = tracked.intake = None
+
+
+def _only_if(
+    takes: Callable[[], bool], put: Callable[[bytes, int], None]
+) -> Callable[[bytes, int], None]:
+    def put_if(message: bytes, action: int) -> None:
+        if takes():
+            put(message, action)
+
+    return put_if
 
 
 def _surprised(table_id: int | None) -> Route:

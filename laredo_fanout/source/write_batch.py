@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from laredo_fanout.source.status import CommitInfo, Counters
 from laredo_fanout.source.stream_decoder import MustClose
 from laredo_fanout.store.errors import RowIncomplete
+from laredo_model import key
 from laredo_model.change import Action
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ class WriteBatch:
             if route.table_id is None:
                 continue
             changes = route.whole()
+            if route.numbered:
+                keys = self.transaction.numbered(route.table_id, changes.keys)
+                changes = replace(changes, keys=keys)
             try:
                 self.transaction.apply(route.table_id, changes)
             except RowIncomplete as incomplete:
@@ -108,6 +113,14 @@ class WriteBatch:
 
         :raises ChunkStale: if the table was truncated since they began to be read.
         """
+        self.transaction.fill(table_id, keys, lines, generation)
+
+    def add(self, table_id: int, lines: list[bytes], generation: int) -> None:
+        """Write copied rows of a table without a key.
+
+        :raises ChunkStale: if the table was truncated since they began to be read.
+        """
+        keys = self.transaction.numbered(table_id, list(map(key.digest, lines)))
         self.transaction.fill(table_id, keys, lines, generation)
 
     def touch(self, table_id: int) -> None:

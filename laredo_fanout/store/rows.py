@@ -17,6 +17,7 @@ from laredo_fanout.store import layout
 from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import RowIncomplete
+from laredo_model import key as key_
 from laredo_model import line as line_
 from laredo_model.change import Action
 
@@ -101,6 +102,14 @@ class Rows:
                 if self._marks.set_key(layout.mark_key(layout.PARTIAL_MARK, key)):
                     self._complete(key, line)
         return int(added)
+
+    def highest_number(self, digest: bytes) -> int:
+        """How many rows of a table without a key have lines with this digest."""
+        first = self._prefix + digest + b"-"
+        beyond = self._prefix + digest + b"."
+        found = self._state.prev() if self._state.set_range(beyond) else self._state.last()
+        stored = self._state.key() if found else b""
+        return key_.number_of(stored) if stored.startswith(first) else 0
 
     def has_marks(self, kind: bytes) -> bool:
         """Whether any mark of this kind is there, stale ones included."""

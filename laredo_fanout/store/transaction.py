@@ -20,6 +20,7 @@ from laredo_fanout.store.journal import Entries, Journal
 from laredo_fanout.store.meta import Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.rows import Rows, runs
 from laredo_fanout.store.table import Status, TableRecord
+from laredo_model import key as key_
 from laredo_model.change import Action
 from laredo_model.column import Column
 
@@ -275,6 +276,28 @@ class Transaction:
         added = self._rows_of(record).fill(keys, lines)
         self.tables[table_id] = replace(record, rows=record.rows + added)
         return added
+
+    def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
+        """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
+
+        b"" stands for a TRUNCATE, after which numbers begin anew. They count on
+        from the rows that are there, so write these rows before asking again.
+        """
+        rows: Rows | None = self._rows_of(self._record(table_id))
+        numbers: dict[bytes, int] = {}
+        keys: list[bytes] = []
+        for digest in digests:
+            if not digest:
+                rows = None
+                numbers.clear()
+                keys.append(b"")
+                continue
+            number = numbers.get(digest)
+            if number is None:
+                number = 0 if rows is None else rows.highest_number(digest)
+            numbers[digest] = number + 1
+            keys.append(key_.numbered(digest, number + 1))
+        return keys
 
     def partial_keys(self, table_id: int) -> Iterator[bytes]:
         """Keys of rows that miss columns still; they must be read again before the barrier."""

@@ -16,7 +16,7 @@ from laredo_archive.arrow.errors import ArrayTooDeep, SpecialValue, TypingRefuse
 from laredo_archive.arrow.rows import RowReader, keys_of
 from laredo_archive.arrow.types import Special, Typing, schema
 from laredo_fanout.source import catalog
-from laredo_fanout.source.options import TableOptions
+from laredo_fanout.source.options import PublicationOptions, TableOptions
 from laredo_model import key as key_
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
@@ -28,7 +28,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 def read(connection: Connection, table: str) -> tuple[tuple[Column, ...], list[bytes]]:
     """The table's columns, as a manifest has them, and its lines in the order of ``n``."""
-    found = catalog.read_tables(connection, [TableOptions("public", table)], "none")
+    found = catalog.read_tables(
+        connection, [TableOptions("public", table)], PublicationOptions("none")
+    )
     source = found[f"public.{table}"]
     statement = f"SELECT line::text FROM ({lines_sql('public', table, source.selected)}) AS made"
     for name, value in SESSION.items():

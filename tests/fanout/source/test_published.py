@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from laredo_fanout.source import catalog
-from laredo_fanout.source.options import TableOptions
+from laredo_fanout.source.options import PublicationOptions, TableOptions
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
 
@@ -45,7 +45,7 @@ def test_equals_the_view(database: Database, kind: str) -> None:
         connection.execute(f"CREATE PUBLICATION p {PUBLICATIONS[kind]}".encode())
         shown = connection.execute(VIEW, (list(NAMES),)).fetchall()
         tables = catalog.read_tables(
-            connection, [TableOptions(*name.split(".")) for name in NAMES], "p"
+            connection, [TableOptions(*name.split(".")) for name in NAMES], PublicationOptions("p")
         )
     published = {
         (name, table.published.columns, table.published.row_filter)
