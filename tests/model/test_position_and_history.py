@@ -37,3 +37,33 @@ def test_what_is_not_a_history_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadHistory) as refused:
         history.parse(text)
     assert repr(text) in str(refused.value)
+
+
+def test_a_history_that_went_back_under_its_own_number_reads_back() -> None:
+    known = history.History(7300123456789012345, 3, 16384, 1_763_745_600)
+    assert str(known) == "7300123456789012345:3:16384+1763745600"
+    assert history.parse(str(known)) == known != known._replace(restored=0)
+
+
+@pytest.mark.parametrize("text", ["1:2:3+", "1:2:3+0", "1:2:3+01", "1:2:3+a", "1:2:3+1+2"])
+def test_only_one_number_follows_the_plus(text: str) -> None:
+    with pytest.raises(BadHistory):
+        history.parse(text)
+
+
+def test_a_lineage_holds_its_ancestors_up_to_where_they_were_left() -> None:
+    first, second, third = (history.History(7, timeline, 5) for timeline in (1, 2, 3))
+    ancestors = (history.Ancestor(first, 100), history.Ancestor(second, 200))
+    lineage = history.Lineage(third, ancestors)
+    for known, position, held in (
+        (third, 1 << 60, True),
+        (second, 200, True),
+        (second, 201, False),
+        (first, 100, True),
+        (first, 101, False),
+        (first._replace(restored=1), 100, False),
+        (third._replace(database_oid=6), 1, False),
+    ):
+        assert lineage.holds(known, position) is held, (known, position)
+    stored = history.ancestors_to_json(ancestors)
+    assert history.ancestors_from_json(stored) == ancestors
