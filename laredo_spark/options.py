@@ -16,7 +16,7 @@
 | also | mode changes: more columns, comma separated: epoch, lsn, time | |
 | max_diffs_per_trigger | the most diffs in one micro-batch of a stream | all there are |
 | columns | comma separated: make these columns only | all |
-| key | a key: read that row only | |
+| key | a key: read that row only, or its changes | |
 | key_fields | comma separated: the key, for archives that don't say | id |
 | infer_rows | rows that types are taken from, in archives without columns | 1000 |
 | partitions | the most tasks that a read is cut into | by size |
