@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from laredo_archive import location
-from laredo_archive.arrow.errors import ValueUnfit
+from laredo_archive.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.artifact_file import MISSING, Checked
 from laredo_archive.checked_blocks import CHECK_AND_CURE, CheckedBlocks
 from laredo_archive.codec import Source
@@ -93,6 +93,8 @@ class SliceOpener:
                 if inferred:
                     raise TypesUnfit(uri, str(wrong), asked.infer_rows) from None
                 raise ArtifactDamaged(uri, f"{wrong}. {CHECK_AND_CURE}") from None
+            except ValueLacking as lacking:
+                raise lacking.placed(uri) from None
             except OSError as wrong:
                 raise ArtifactDamaged(uri, f"can't be read: {wrong}") from None
             _drain(checked)

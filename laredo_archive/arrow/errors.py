@@ -1,11 +1,14 @@
 """What can go wrong when lines become typed columns.
 
 ArrowError
-├── TypingRefused    an option that no column can have
-├── SpecialValue     infinity, NaN, BC: a value that the column's Arrow type lacks
-├── ArrayTooDeep     an array with more dimensions than its column was given
-└── ValueUnfit       a value that isn't of its column's type at all: damage
+├── TypingRefused        an option that no column can have
+├── ValueLacking         a value of PostgreSQL's that the column can't have as it is read
+│   ├── SpecialValue     infinity, NaN, BC: the column's Arrow type lacks it
+│   └── ArrayTooDeep     an array with more dimensions than its column was given
+└── ValueUnfit           a value that isn't of its column's type at all: damage
 """
+
+from typing import Self
 
 from laredo_archive.errors import ArchiveError
 
@@ -18,7 +21,21 @@ class TypingRefused(ArrowError):
     """An option about types that can't be had."""
 
 
-class SpecialValue(ArrowError):
+class ValueLacking(ArrowError):
+    """A value of PostgreSQL's that the column can't have as it is read."""
+
+    is_placed = False
+    """Whether the message begins with where the value is."""
+
+    def placed(self, where: str) -> Self:
+        """The same, saying where the value is; unless it says so already."""
+        if not self.is_placed:
+            self.args = (f"{where}: {self}",)
+            self.is_placed = True
+        return self
+
+
+class SpecialValue(ValueLacking):
     """A value that PostgreSQL's type has and the column's Arrow type hasn't."""
 
     def __init__(self, column: str, value: str, arrow_type: object) -> None:
@@ -30,7 +47,7 @@ class SpecialValue(ArrowError):
         self.value = value
 
 
-class ArrayTooDeep(ArrowError):
+class ArrayTooDeep(ValueLacking):
     """PostgreSQL lets every value of an array column have dimensions of its own; Arrow doesn't."""
 
     def __init__(self, column: str, value: str, dimensions: int) -> None:
