@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive import ranges
-from laredo_archive.arrow.errors import ValueUnfit
+from laredo_archive.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.arrow.range_rows import batches
 from laredo_archive.arrow.rows import RowReader
 from laredo_archive.ranges import KeyRange, RangeRead
@@ -68,6 +68,8 @@ class WholePartition(InputPartition):
             if not self._shape.inferred:
                 raise
             raise TypesUnfit(uri, str(wrong), self._asked.infer_rows) from None
+        except ValueLacking as lacking:
+            raise lacking.placed(uri) from None
 
     def _wants(self, key: bytes) -> bool:
         return self._keys is None or any(key in keys for keys in self._keys)
@@ -153,7 +155,11 @@ def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
     reader = shape.reader()
     for read in partition.reads:
         opener.expect(read.diffs)
-        yield from batches(read, reader, shape.columns, opener)
+        try:
+            yield from batches(read, reader, shape.columns, opener)
+        except ValueLacking as lacking:
+            # What the diffs come to is of many files.
+            raise lacking.placed(f"{shape.asked.path} at {partition.objects.boundary}") from None
 
 
 class FilteredTableReader(TableReader):

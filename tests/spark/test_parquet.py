@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, In
 
+from laredo_archive.arrow.errors import ArrayTooDeep, ValueLacking
 from laredo_archive.codec import parquet
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
@@ -85,8 +86,17 @@ def test_what_arrow_lacks_is_the_same_error(
     mixed: Path, given: dict[str, Any], expected: str
 ) -> None:
     for format_id in BOTH:
-        with pytest.raises(Exception, match=expected):
+        with pytest.raises(ValueLacking, match=f"/users.*: {expected}"):
             Reading(mixed, format=format_id, **given).rows()
+
+
+def test_what_arrow_lacks_in_a_diff_names_the_archive(tmp_path: Path) -> None:
+    builder = Builder(tmp_path, columns=COLUMNS).base(0x10, dict([line(1, "null", "[1]", "null")]))
+    state = dict([line(1, "null", "[[1],[2]]", "null")])
+    archive = builder.diff(0x20, state).write()
+    expected = r"users at 0/20 \(epoch 1\): column grid: .* hasn't 1 dimension.*grid=N"
+    with pytest.raises(ArrayTooDeep, match=expected):
+        Reading(archive).rows()
 
 
 @pytest.fixture
