@@ -1,0 +1,101 @@
+"""examples/spark/changes_over_time.ipynb is executed, and its picture has the archive's data."""
+
+import json
+from base64 import b64decode
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from PIL import Image
+
+from tests.archive.building import Builder, State, row, state
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "spark" / "changes_over_time.ipynb"
+COLOURS = {"INSERT": "#2a9d8f", "UPDATE": "#457b9d", "DELETE": "#d1495b", "re-base": "#8d6a9f"}
+# Run after the notebook's own cells: what is in the figure.
+SHOWN = """
+import json
+print(json.dumps({
+    "bars": {c.get_label(): [round(p.get_height()) for p in c] for c in bars.containers},
+    "truncated": [len(one.get_xdata()) for one in bars.lines if one.get_label() == "TRUNCATE"],
+    "re-bases": [one.get_xdata(orig=True)[0].isoformat() for one in size.lines[:-1]],
+    "labels": [text.get_text() for text in bars.get_legend().get_texts()],
+    "rows": [int(y) for y in size.lines[-1].get_ydata()],
+    "axes": [bars.get_title(), bars.get_ylabel(), size.get_ylabel(), size.get_xlabel()],
+}))
+"""
+
+
+def table(numbers: range, name: str) -> State:
+    return state(*(row(number, name) for number in numbers))
+
+
+def built(directory: Path) -> Path:
+    """Half a day: an archive with a re-base, a TRUNCATE and a gap."""
+    builder = Builder(directory).base(0, table(range(50), "first"))
+    for hour in range(1, 6):
+        builder.diff(hour * 3600, table(range(5 * hour, 50 + 20 * hour), f"hour {hour}"))
+    builder.base(5 * 3600, builder.states[-1])
+    builder.diff(8 * 3600, table(range(500, 530), "anew"), truncate=True)
+    builder.base(10 * 3600, table(range(60), "missed"), continues=False)
+    return builder.diff(12 * 3600, table(range(70), "missed")).write()
+
+
+@pytest.fixture
+def kernels_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Jupyter, IPython and matplotlib write goes below the test's directory."""
+    for name in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def pictures(cells: list[Any]) -> list[Image.Image]:
+    found = [
+        output["data"]["image/png"]
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    return [Image.open(BytesIO(b64decode(png))).convert("RGB") for png in found]
+
+
+def test_is_checked_in_without_outputs() -> None:
+    cells = nbformat.read(NOTEBOOK, 4).cells
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("kernels_surroundings")
+def test_draws_what_the_archive_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAREDO_ARCHIVE", str(built(tmp_path / "archive")))
+    notebook = nbformat.read(NOTEBOOK, 4)
+    notebook.cells.append(nbformat.v4.new_code_cell(SHOWN))
+
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    shown = json.loads(notebook.cells[-1].outputs[0]["text"])
+    bars = {action: [n for n in heights if n] for action, heights in shown["bars"].items()}
+    assert bars == {
+        "INSERT": [20] * 5 + [30, 10],
+        "UPDATE": [45, 60, 75, 90, 105],
+        "DELETE": [-5] * 5,
+    }
+    assert shown["truncated"] == [1]
+    assert shown["re-bases"] == ["2026-06-03T17:00:00+00:00", "2026-06-03T22:00:00+00:00"]
+    assert shown["rows"] == [50, 65, 80, 95, 110, 125, 125, 30, 60, 70]
+    assert set(shown["labels"]) == {*bars, "TRUNCATE", "re-base", "new base after a gap"}
+    assert shown["axes"] == [
+        "public.users: 140 inserts, 375 updates, 25 deletes, 3 epochs",
+        "changed rows in each 10 minutes",
+        "rows in the table",
+        "PostgreSQL's commit time (UTC)",
+    ]
+    [picture] = pictures(notebook.cells)
+    pixels = {colour: count for count, colour in picture.getcolors(1 << 24) or ()}
+    for name, colour in COLOURS.items():
+        red, green, blue = bytes.fromhex(colour[1:])
+        assert pixels.get((red, green, blue), 0) > 100, f"{name} isn't in the picture"
