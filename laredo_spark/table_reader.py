@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from laredo_archive import ranges
 from laredo_archive.arrow.errors import ValueLacking, ValueUnfit
-from laredo_archive.arrow.range_rows import batches
+from laredo_archive.arrow.range_rows import batches, order
 from laredo_archive.arrow.rows import RowReader
 from laredo_archive.ranges import KeyRange, RangeRead
 from laredo_archive.reader import Archive
@@ -154,7 +154,7 @@ def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
     shape, opener = partition.shape, partition.objects.opener()
     reader = shape.reader()
     for read in partition.reads:
-        opener.expect(read.diffs)
+        opener.expect(order(read))
         try:
             yield from batches(read, reader, shape.columns, opener)
         except ValueLacking as lacking:

@@ -4,6 +4,7 @@ The newest change of each key wins. What the diffs of the range touch is held in
 memory, so a range is to be cut so that it fits (``ranges.plan``); the base goes by.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -17,10 +18,8 @@ from laredo_archive.arrow.slices import OpenSlice
 from laredo_archive.codec import Source
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.ranges import KeyRange, RangeRead, Slice
-from laredo_model.change import Action
 from laredo_model.column import Column
 
-BLOCK_BYTES = 4 << 20
 _ROWS_AT_ONCE = 10_000
 
 Newest = Mapping[bytes, bytes | None]
@@ -28,17 +27,20 @@ Newest = Mapping[bytes, bytes | None]
 
 
 def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -> Newest:
-    """What the diffs of a range come to."""
+    """What the diffs of a range come to. They are opened as :func:`order` says."""
     found: dict[bytes, bytes | None] = {}
-    for part in reads.diffs:
+    for part in order(reads):
         with open_slice(part) as source:
-            for action, key, _, new in codec.read_diff(
-                part.format_id, columns, _Bounded(source, part), None, None
-            ):
-                # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
-                if action is not Action.TRUNCATE and key in reads.keys:
-                    found[key] = new
+            bounded = _Bounded(source, part)
+            # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
+            rows = codec.read_new_rows(part.format_id, columns, bounded, reads.keys, found)
+            found.update(rows)
     return found
+
+
+def order(reads: RangeRead) -> Sequence[Slice]:
+    """The range's diffs as they are read: the newest first, so that no older row is parsed."""
+    return reads.diffs[::-1]
 
 
 def batches(
@@ -51,7 +53,7 @@ def batches(
     """
     changed = newest(reads, columns, open_slice)
     if reads.base is not None:
-        left = _Left(reads.keys, changed, columns)
+        left = _Left(reads.keys, changed)
         made = _of_parquet if reads.base.format_id == codec.PARQUET else _of_lines
         yield from made(reads.base, rows, columns, left, open_slice)
     lines = (line for line in changed.values() if line is not None)
@@ -60,14 +62,21 @@ def batches(
 
 
 def _of_lines(
-    base: Slice, rows: RowReader, columns: Sequence[Column], left: "_Left", open_slice: OpenSlice
+    base: Slice,
+    rows: RowReader,
+    columns: Sequence[Column],
+    left: "_Left",
+    open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
     with open_slice(base) as source:
-        for block in _base_blocks(base, columns, source):
+        bounded = _Bounded(source, base)
+        for block in codec.read_lines(base.format_id, columns, bounded, left.keys):
+            if not block:
+                continue
             fragments = rows.split(block)
             count = block.count(b"\n")
-            kept = left.of(fragments)
-            if kept is not None:
+            if not left.takes_all:
+                kept = left.of(keys_of(fragments, columns))
                 count = kept.true_count
                 fragments = {name: column.filter(kept) for name, column in fragments.items()}
             if count:
@@ -75,60 +84,47 @@ def _of_lines(
 
 
 def _of_parquet(
-    base: Slice, rows: RowReader, columns: Sequence[Column], left: "_Left", open_slice: OpenSlice
+    base: Slice,
+    rows: RowReader,
+    columns: Sequence[Column],
+    left: "_Left",
+    open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
     for batch in parquet_rows.batches(base, columns, rows, open_slice):
-        kept = None
-        if not left.takes_all:
-            kept = left.of(parquet_rows.key_fragments(batch, columns))
-        found = batch if kept is None else batch.filter(kept)
+        found = batch
+        if not (left.takes_all and left.keys.whole):
+            own = keys_of(parquet_rows.key_fragments(batch, columns), columns)
+            found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
         if found.rows:
             yield rows.stored(found)
 
 
-class _Left:
-    """Leaves out the base's rows that aren't in the range, or that a diff touches."""
+def _inside(own: pa.StringArray, keys: KeyRange) -> pa.BooleanArray:
+    found = own.is_valid()
+    if keys.low is not None:
+        found = pc.and_(found, pc.greater_equal(own, keys.low.decode()))
+    if keys.high is not None:
+        found = pc.and_(found, pc.less(own, keys.high.decode()))
+    return found
 
-    def __init__(self, keys: KeyRange, changed: Newest, columns: Sequence[Column]) -> None:
-        self._keys = keys
-        self._columns = columns
-        self._touched = pa.array(list(changed), pa.string())
+
+class _Left:
+    """Leaves out the base's rows that a diff touches."""
+
+    def __init__(self, keys: KeyRange, changed: Newest) -> None:
+        self.keys = keys
+        self._touched = sorted(changed)
 
     @property
     def takes_all(self) -> bool:
-        """Whether every row is in the range, and none touched."""
-        return self._keys.whole and not len(self._touched)
+        """Whether no row is touched."""
+        return not self._touched
 
-    def of(self, fragments: Mapping[str, pa.StringArray]) -> pa.BooleanArray | None:
-        """Which rows are left, by their keys' fragments; None: all."""
-        if self.takes_all:
-            return None
-        keys = keys_of(fragments, self._columns)
-        kept = pc.invert(pc.is_in(keys, self._touched))
-        if self._keys.low is not None:
-            kept = pc.and_(kept, pc.greater_equal(keys, self._keys.low.decode()))
-        if self._keys.high is not None:
-            kept = pc.and_(kept, pc.less(keys, self._keys.high.decode()))
-        return None if kept.true_count == len(kept) else kept
-
-
-def _base_blocks(base: Slice, columns: Sequence[Column], source: Source) -> Iterator[bytes]:
-    """The base's lines, some megabytes at a time, each with its newline."""
-    bounded = _Bounded(source, base)
-    if base.format_id != codec.JSONL:
-        for _, lines in codec.read_snapshot(base.format_id, columns, bounded):
-            yield b"\n".join([*lines, b""])
-        return
-    rest = b""
-    while piece := bounded.read(BLOCK_BYTES):
-        end = piece.rfind(b"\n") + 1
-        if end:
-            yield rest + piece[:end]
-            rest = piece[end:]
-        else:
-            rest += piece
-    if rest:
-        yield rest + b"\n"
+    def of(self, keys: pa.StringArray) -> pa.BooleanArray:
+        """Which rows are left, by their keys, one or more and in their order."""
+        first, last = keys[0].as_py().encode(), keys[-1].as_py().encode()
+        start, stop = bisect_left(self._touched, first), bisect_right(self._touched, last)
+        return pc.invert(pc.is_in(keys, pa.array(self._touched[start:stop], pa.string())))
 
 
 class _Bounded:

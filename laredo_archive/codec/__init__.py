@@ -1,12 +1,13 @@
 """Artifacts as files: rows and changes to bytes and back, by format id."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
 from laredo_archive.codec import jsonl, protobuf
 from laredo_archive.codec.blocks import Source
 from laredo_archive.codec.errors import BadBytes, CodecError, PyarrowMissing, UnknownFormat
+from laredo_archive.codec.narrowed import Bounds
 from laredo_archive.codec.output import Encoded, Sink
 from laredo_model.change import Change
 from laredo_model.column import Column, key_columns
@@ -41,6 +42,8 @@ __all__ = [
     "diff_encoder",
     "is_readable",
     "read_diff",
+    "read_lines",
+    "read_new_rows",
     "read_snapshot",
     "snapshot_encoder",
 ]
@@ -141,6 +144,41 @@ def read_snapshot(
         return parquet.read_snapshot(stream, columns, key, start, stop)
     read = jsonl.read_snapshot if format_id == JSONL else protobuf.read_snapshot
     return read(stream, columns, key, start, stop)
+
+
+def read_lines(
+    format_id: str, columns: Sequence[Column], stream: Source, keys: Bounds
+) -> Iterator[bytes]:
+    """Of a sorted snapshot the lines whose keys are among ``keys``.
+
+    Blocks of whole lines, each with its newline; some may be empty.
+
+    :raises UnknownFormat: if the format isn't one that holds lines.
+    :raises BadBytes: where the file isn't of its format, as far as it is looked at.
+    """
+    check_diff_format(format_id)
+    read = jsonl.read_lines if format_id == JSONL else protobuf.read_lines
+    return read(stream, columns, _key_of(columns), keys)
+
+
+def read_new_rows(
+    format_id: str,
+    columns: Sequence[Column],
+    stream: Source,
+    keys: Bounds,
+    known: Container[bytes],
+) -> dict[bytes, bytes | None]:
+    """Of a sorted diff the last row of each key that is among ``keys``; None: deleted.
+
+    Without those that are ``known``. A TRUNCATE isn't among them.
+
+    :raises UnknownFormat: if no codec here knows the format.
+    :raises BadBytes: where the file isn't of its format, as far as it is looked at.
+    """
+    check_diff_format(format_id)
+    if format_id == JSONL:
+        return jsonl.read_new_rows(stream, keys, known)
+    return protobuf.read_new_rows(stream, columns, keys, known)
 
 
 def read_diff(

@@ -58,6 +58,20 @@ def lines(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield [last]
 
 
+def line_blocks(stream: Source, size: int) -> Iterator[bytes]:
+    """Blocks of whole lines, about ``size`` bytes each, that end with a newline."""
+    rest = b""
+    while piece := stream.read(size):
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = piece[end:]
+        else:
+            rest += piece
+    if rest:
+        yield rest + b"\n"
+
+
 def messages(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
     """Messages, each with its length in front as a varint.
 

@@ -5,14 +5,15 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 import orjson
 
-from laredo_archive.codec import blocks
+from laredo_archive.codec import blocks, narrowed
 from laredo_archive.codec.blocks import Source
 from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.narrowed import Bounds
 from laredo_archive.codec.output import DIFF_BLOCK, SNAPSHOT_BLOCK, Encoded, Output, Sink
 from laredo_archive.codec.row_keys import RowKeys, compact
 from laredo_model import line as lines_
@@ -26,10 +27,18 @@ _HEADS = {
     Action.UPDATE: b'{"action":"UPDATE","key":',
     Action.DELETE: b'{"action":"DELETE","key":',
 }
+_ACTIONS = {action.name.encode(): action for action in _HEADS}
 _TRUNCATE = b'{"action":"TRUNCATE"}\n'
 _CHANGE = re.compile(
     rb'\{"action":"(INSERT|UPDATE|DELETE)","key":("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL
 )
+_PLAIN_HEADS = re.compile(
+    rb'^\{"action":"(INSERT|UPDATE|DELETE)","key":"([^"\\\n]*+)"', re.MULTILINE
+)
+_KEY_AT = len(_HEADS[Action.INSERT])
+_ROWS_BETWEEN = b'},"new":{'
+NEW_ROWS_BLOCK = 1 << 20
+LINES_BLOCK = 4 << 20
 
 
 class SnapshotEncoder:
@@ -100,6 +109,25 @@ def read_snapshot(
         yield row_keys.of_lines(batch)
 
 
+def read_lines(
+    stream: Source, columns: Sequence[Column], key_fields: Sequence[str], keys: Bounds
+) -> Iterator[bytes]:
+    """The lines of ``keys``, some megabytes at a time.
+
+    Rows must be sorted.
+
+    :raises BadBytes: at a line that isn't a row; not each line is looked at.
+    """
+    row_keys = RowKeys(key_fields, [column.name for column in columns])
+
+    def key_at(block: bytes, at: int) -> bytes:
+        keys, _ = row_keys.of_lines([block[at : block.find(b"\n", at)]])
+        return keys[0]
+
+    for block in blocks.line_blocks(stream, LINES_BLOCK):
+        yield narrowed.lines(block, keys, key_at)
+
+
 def read_diff(
     stream: Source, start: int | None = None, stop: int | None = None
 ) -> Iterator[Change]:
@@ -117,23 +145,73 @@ def _whole_lines(stream: Source, start: int | None, stop: int | None) -> Iterato
             yield whole
 
 
+def read_new_rows(
+    stream: Source, keys: Bounds, known: Container[bytes]
+) -> dict[bytes, bytes | None]:
+    """The last new row of each of ``keys`` that isn't ``known``.
+
+    None: it was deleted. Changes must be sorted.
+
+    :raises BadBytes: at a line that isn't a change; not each line is looked at.
+    """
+    found: dict[bytes, bytes | None] = {}
+    for block in blocks.line_blocks(stream, NEW_ROWS_BLOCK):
+        found.update(_new_rows(narrowed.lines(block, keys, _key_at), known))
+    return found
+
+
+def _key_at(block: bytes, at: int) -> bytes:
+    head = _CHANGE.match(block, at)
+    if head is None:
+        return _parse_odd_change(block[at : block.find(b"\n", at)]).key
+    return _key(head[2])
+
+
+def _key(text: bytes) -> bytes:
+    if b"\\" not in text:
+        return text[1:-1]
+    found: str = orjson.loads(text)
+    return found.encode()
+
+
+def _new_rows(block: bytes, known: Container[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+    lines = block.split(b"\n")
+    lines.pop()
+    heads = _PLAIN_HEADS.findall(block)
+    if len(heads) != len(lines):
+        changes = [_parse_change(line) for line in lines if line]
+        for change in changes:
+            if change.action is not Action.TRUNCATE and change.key not in known:
+                yield change.key, change.new
+        return
+    for (action, key), line in zip(heads, lines, strict=True):
+        if key not in known:
+            rows = _rows(action, line, _KEY_AT + len(key) + 2)
+            yield key, _parse_odd_change(line).new if rows is None else rows[1]
+
+
 def _parse_change(line: bytes) -> Change:
     head = _CHANGE.match(line)
-    if head is None or line[-1:] != b"}":
+    rows = None if head is None else _rows(head[1], line, head.end())
+    if head is None or rows is None:
         return _parse_odd_change(line)
-    key_text = head[2]
-    key = key_text[1:-1] if b"\\" not in key_text else orjson.loads(key_text).encode()
-    action, at = head[1], head.end()
+    return Change(_ACTIONS[head[1]], _key(head[2]), *rows)
+
+
+def _rows(action: bytes, line: bytes, at: int) -> tuple[bytes | None, bytes | None] | None:
+    """The old and the new row, which begin there; None if that isn't sure."""
+    if line[-1:] != b"}":
+        return None
     if action == b"INSERT" and line.startswith(b',"new":{', at):
-        return Change(Action.INSERT, key, None, line[at + 7 : -1])
+        return None, line[at + 7 : -1]
     if action == b"DELETE" and line.startswith(b',"old":{', at):
-        return Change(Action.DELETE, key, line[at + 7 : -1], None)
+        return line[at + 7 : -1], None
     if action == b"UPDATE" and line.startswith(b',"old":{', at):
-        middle = line.find(b'},"new":{', at)
+        middle = line.find(_ROWS_BETWEEN, at)
         # A row may hold these very bytes inside a json value: only a single find is sure.
-        if middle > 0 and line.find(b'},"new":{', middle + 1) < 0:
-            return Change(Action.UPDATE, key, line[at + 7 : middle + 1], line[middle + 8 : -1])
-    return _parse_odd_change(line)
+        if middle > 0 and line.find(_ROWS_BETWEEN, middle + 1) < 0:
+            return line[at + 7 : middle + 1], line[middle + 8 : -1]
+    return None
 
 
 def _parse_odd_change(line: bytes) -> Change:

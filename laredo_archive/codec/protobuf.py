@@ -4,12 +4,13 @@ See proto/laredo/snapshotter/v1/artifact.proto for the messages, ``struct_rows``
 for the rows in them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice
 
-from laredo_archive.codec import blocks, struct_rows, varint
+from laredo_archive.codec import blocks, narrowed, struct_rows, varint
 from laredo_archive.codec.blocks import Source
 from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.narrowed import Bounds
 from laredo_archive.codec.output import DIFF_BLOCK, SNAPSHOT_BLOCK, Encoded, Output, Sink
 from laredo_archive.codec.struct_reader import RowReader
 from laredo_archive.codec.varint import varint as length
@@ -106,6 +107,25 @@ def read_snapshot(
         yield [key for key, _ in pairs], [line for _, line in pairs]
 
 
+def read_lines(
+    stream: Source, columns: Sequence[Column], key_fields: Sequence[str], keys: Bounds
+) -> Iterator[bytes]:
+    """The lines of ``keys``, a block at a time.
+
+    Rows must be sorted.
+
+    :raises BadBytes: at a message that isn't a row; not each message is looked at.
+    """
+    reader = RowReader(columns, key_fields)
+
+    def key_of(message: bytes) -> bytes:
+        return _row(message, reader)[0]
+
+    for batch in blocks.messages(blocks.ranged(stream, None, None)):
+        some = narrowed.records(batch, keys, key_of)
+        yield b"\n".join([*(_row(message, reader)[1] for message in some), b""])
+
+
 def _row(message: bytes, reader: RowReader) -> tuple[bytes, bytes]:
     start, end = _part(message, 0, _ROW)
     if end != len(message):
@@ -129,11 +149,54 @@ def read_diff(
             yield _change(message, reader)
 
 
+def read_new_rows(
+    stream: Source,
+    columns: Sequence[Column] | None,
+    keys: Bounds,
+    known: Container[bytes],
+) -> dict[bytes, bytes | None]:
+    """The last new row of each of ``keys`` that isn't ``known``.
+
+    None: it was deleted. Changes must be sorted.
+
+    :raises BadBytes: at a message that isn't a change; not each message is looked at.
+    """
+    reader = RowReader(columns, ())
+    found: dict[bytes, bytes | None] = {}
+    for batch in blocks.messages(blocks.ranged(stream, None, None)):
+        for message in narrowed.records(batch, keys, _change_key):
+            action, key, _, new = _parts(message)
+            if key not in known and action is not Action.TRUNCATE:
+                found[key] = None if new is None else reader.line(message, *new)
+    return found
+
+
+def _change_key(message: bytes) -> bytes:
+    return _parts(message)[1]
+
+
 def _change(message: bytes, reader: RowReader) -> Change:
+    action, key, old, new = _parts(message)
+    if action is Action.TRUNCATE:
+        return TRUNCATION
+    return Change(
+        action,
+        key,
+        None if old is None else reader.line(message, *old),
+        None if new is None else reader.line(message, *new),
+    )
+
+
+_Bounds = tuple[int, int] | None
+
+
+def _parts(message: bytes) -> tuple[Action, bytes, _Bounds, _Bounds]:
+    """Action, key, and where the old and the new row are."""
     at = 0
     action: Action | None = None
     key = b""
-    old = new = None
+    old: _Bounds = None
+    new: _Bounds = None
     while at < len(message):
         tag = message[at]
         start, at = _part(message, at, tag)
@@ -142,12 +205,12 @@ def _change(message: bytes, reader: RowReader) -> Change:
         elif tag == _KEY:
             key = message[start:at]
         elif tag == _OLD:
-            old = reader.line(message, start, at)
+            old = start, at
         elif tag == _NEW:
-            new = reader.line(message, start, at)
+            new = start, at
     if action is None:
         raise BadBytes(f"not a change: {message[:80]!r}")
-    return TRUNCATION if action is Action.TRUNCATE else Change(action, key, old, new)
+    return action, key, old, new
 
 
 def _part(message: bytes, at: int, tag: int) -> tuple[int, int]:
