@@ -1,0 +1,56 @@
+"""Options are what README and help() say: all of them, with these defaults."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from laredo_spark import options
+from laredo_spark.errors import OptionRefused
+from laredo_spark.options import ReadOptions, parse
+
+README = Path(__file__).parents[2] / "README.md"
+TABLE = [line for line in (options.__doc__ or "").splitlines() if line.startswith("|")]
+OF_FIELD = {"format_id": "format", "max_diffs": "max_diffs_per_trigger"}
+"""Where an option has another name inside."""
+
+
+def described() -> dict[str, str]:
+    """Each option's default, as the table says it."""
+    found = {}
+    for line in TABLE[2:]:
+        names, _, default = (cell.strip() for cell in line.strip("|").rsplit("|", 2))
+        found |= dict.fromkeys(names.split(", "), default)
+    return found
+
+
+def test_readme_has_the_table_that_help_shows() -> None:
+    assert "\n".join(TABLE) in README.read_text()
+    assert len(TABLE) > 20
+
+
+def test_the_table_has_every_option_and_no_other() -> None:
+    values = {"path": "x", "format": "jsonl", "mode": "changes", "on_gap": "fail", "also": "lsn"}
+    values |= {"addressing": "path", "special_values": "null", "numeric_as": "decimal(9,2)"}
+    values |= {"array_dimensions": "a=2", "after": "0/10", "until": "0/10", "as_of": "0/10"}
+    values |= dict.fromkeys(("exact", "lines", "push_filters"), "true")
+    for name in described():
+        parse({"path": "x", name: values.get(name, "1")})
+    inside = {OF_FIELD.get(field.name, field.name) for field in fields(ReadOptions)}
+    typing = {"numeric_as", "special_values", "array_dimensions"}
+    assert set(described()) == inside - {"after_head", "typing"} | typing
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    found = parse({"path": "x"})
+    for name, default in described().items():
+        value = getattr(found, {v: k for k, v in OF_FIELD.items()}.get(name, name), None)
+        if default in ("true", "false") or default.isdigit():
+            assert value is None or str(value).lower() == default, name
+    assert (found.typing.numeric_as, found.typing.special) == ("string", "error")
+    assert (found.mode, found.on_gap) == (described()["mode"], described()["on_gap"])
+
+
+def test_another_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(OptionRefused, match=r"option colums = .*did you mean columns\?"):
+        parse({"path": "x", "colums": "id"})
