@@ -5,7 +5,7 @@ and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
 TupleData). For each relation one function is generated that takes a row apart,
 encodes each value by its type's rule and joins the line: a loop over columns
-would cost three times as much.
+would cost three times as much. Before it a pattern is tried (row_pattern.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from laredo_fanout.errors import StreamBroken
+from laredo_fanout.source import row_pattern
 from laredo_model import fragment, key, line
 from laredo_model.change import Action
 from laredo_model.rule import Rule, TypeInfo, base_of, rule_of
@@ -27,9 +28,6 @@ PADDING = b"\0\0\0\0"
 _FIRST_TUPLE = 30
 """Offset of the first tuple's kind byte in INSERT, UPDATE and DELETE messages."""
 _NEW, _OLD_ROW = ord("N"), ord("O")
-
-_QUOTED_AS_IS = {"date", "time", "timetz", "uuid", "inet", "cidr", "macaddr", "interval"}
-"""Built-in types whose text never holds what JSON escapes."""
 
 
 class Sink(Protocol):
@@ -70,7 +68,25 @@ def compile_decoder(
     }
     exec(compile(source, f"<decoder of {', '.join(names)[:60]}>", "exec"), scope)
     slow.values = scope["values"]
-    return RowDecoder(scope["put"], slow.delete)
+    put = _put_whole(names, types, positions, scope, sink) if positions else scope["put"]
+    return RowDecoder(put, slow.delete)
+
+
+def _put_whole(
+    names: Sequence[str],
+    types: Sequence[TypeInfo],
+    key_positions: Sequence[int],
+    others: dict[str, Any],
+    sink: Sink,
+) -> Callable[[bytes, int], None]:
+    """The quicker function for rows without nulls; all others go to the one of ``others``."""
+    raw_key = len(key_positions) == 1 and _kept_raw(types[key_positions[0]])
+    source, scope = row_pattern.source(names, types, key_positions, raw_key=raw_key)
+    scope |= {name: others[name] for name in ("add_action", "add_key", "add_line")}
+    scope["put"] = row_pattern.Misses(scope, others["put"], sink.lines).put
+    exec(compile(source, f"<whole rows of {', '.join(names)[:60]}>", "exec"), scope)
+    put: Callable[[bytes, int], None] = scope["put_whole"]
+    return put
 
 
 class _SlowPaths:
@@ -205,7 +221,7 @@ def _value(number: int, type_info: TypeInfo) -> str:  # noqa: PLR0911
             )
         case Rule.JSON if base.name == "jsonb":
             return f"{name} = m[a:p]"
-        case Rule.TEXT if built_in and base.name in _QUOTED_AS_IS:
+        case Rule.TEXT if built_in and base.name in row_pattern.QUOTED_AS_IS:
             return f"{name} = b'\"%b\"' % m[a:p]"
         case Rule.TEXT:
             return f"{name} = dumps(m[a:p].decode())"
