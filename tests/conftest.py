@@ -8,7 +8,13 @@ import structlog
 # forked child, which is about to become another program, can end it before it does.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_ingest", "tests.fix_spark", "tests.fix_aws"]
+pytest_plugins = [
+    "tests.fix_postgres",
+    "tests.fix_clusters",
+    "tests.fix_ingest",
+    "tests.fix_spark",
+    "tests.fix_aws",
+]
 
 
 @pytest.fixture(autouse=True)

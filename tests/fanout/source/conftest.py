@@ -1,31 +1,11 @@
-"""Clusters of a test's own, and a proxy before the session's."""
+"""A proxy before the session's server."""
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from tests.fanout.source.clusters import Clusters, templates
 from tests.fanout.source.stuck_proxy import Proxy
-
-
-@pytest.fixture(scope="session")
-def template() -> Iterator[Callable[[int], Path]]:
-    with templates() as made:
-        yield made
-
-
-@pytest.fixture
-def clusters(template: Callable[[int], Path]) -> Iterator[Clusters]:
-    with (
-        tempfile.TemporaryDirectory(prefix="laredo-data-", ignore_cleanup_errors=True) as path,
-        ExitStack() as stack,
-    ):
-        Path(path).chmod(0o755)
-        yield Clusters(Path(path), template, stack)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from laredo_fanout.errors import SlotLost
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_model.history import History
-from tests.fanout.source.clusters import (
+from tests.fix_clusters import (
     Clusters,
     invalidate,
     position_of,

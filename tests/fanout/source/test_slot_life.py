@@ -11,8 +11,8 @@ import pytest
 from laredo_fanout.source import session, slot_watch
 from laredo_fanout.source.replication import ReplicationStream
 from laredo_fanout.source.slot import Oldest, Slot
-from tests.fanout.source.clusters import Clusters
 from tests.fanout.source.stuck_proxy import Proxy
+from tests.fix_clusters import Clusters
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database, on_versions
 from tests.processes import wait_until

@@ -9,6 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pytest
+
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import BIN_OF_15, Database
 from tests.processes import wait_until
@@ -112,8 +115,6 @@ class ByAddress(Database):
         return f"postgresql://postgres@/{self.name}?host={self.address}"  # type: ignore[attr-defined]
 
     def connect(self) -> Any:
-        import psycopg
-
         return psycopg.connect(self.dsn, autocommit=True)
 
 
@@ -197,3 +198,20 @@ def templates() -> Iterator[Callable[[int], Path]]:
             return made[version]
 
         yield template
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Callable[[int], Path]]:
+    with templates() as made:
+        yield made
+
+
+@pytest.fixture
+def clusters(template: Callable[[int], Path]) -> Iterator[Clusters]:
+    """Servers of the test's own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="laredo-data-", ignore_cleanup_errors=True) as path,
+        ExitStack() as stack,
+    ):
+        Path(path).chmod(0o755)
+        yield Clusters(Path(path), template, stack)

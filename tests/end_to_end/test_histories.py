@@ -1,0 +1,228 @@
+"""Failover, a dropped slot, a disk that was put back: every boundary is what PostgreSQL held.
+
+One table, one writer that notes before and after each commit where the WAL was and what the
+rows are. So it is known, without any of our code, what may be read at which position of which
+history; rows never come twice, so a mixture of two histories is neither's.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from laredo_archive import chain
+from laredo_archive.reader import Archive
+from laredo_archive.verify import verify
+from tests.end_to_end.oracle import boundaries
+from tests.end_to_end.test_oracle import SNAPSHOTTER, SNAPSHOTTER_TABLE
+from tests.fanout.app.fanout_program import Fanout, fanout
+from tests.fix_clusters import Clusters, position_of, promote, wait_replayed
+from tests.processes import Program, free_port, wait_until
+
+Rows = dict[str, str]
+
+
+@dataclass
+class Life:
+    """One history: states with the positions before and after the commit that made each."""
+
+    states: list[tuple[int, int, Rows]] = field(default_factory=list)
+
+    def may_be(self, position: int) -> list[Rows]:
+        """What the table held at ``position``: one state, or two where the commit's end may lie."""
+        ends = [after for _, after, _ in self.states[1:]] + [1 << 64]
+        return [
+            rows
+            for (before, _, rows), end in zip(self.states, ends, strict=True)
+            if before <= position < end
+        ]
+
+
+class World:
+    """Server, writer, and the truth."""
+
+    def __init__(self, directory: Path, clusters: Clusters) -> None:
+        self.clusters = clusters
+        self.lives: dict[str, Life] = {}
+        self.life = Life()
+        self._numbers = count(1)
+        self.postgres = clusters.new(18)
+        database = clusters.lead_to(self.postgres)
+        self._run("CREATE TABLE t (id text PRIMARY KEY, v text)")
+        self.server: Fanout = fanout(directory / "server", database.dsn, "{ table = t }")
+        archive = directory / "archive"
+        archive.mkdir()
+        self.archive = archive / "t"
+        http_port = free_port()
+        config = directory / "snapshotter.conf"
+        config.write_text(
+            SNAPSHOTTER.format(
+                grpc_port=self.server.grpc_port,
+                archive=archive,
+                http_port=http_port,
+                tables=SNAPSHOTTER_TABLE.format(table="t"),
+            )
+        )
+        self.writer = Program(
+            "laredo-snapshotter", config, http_port, log=directory / "snapshotter.log"
+        )
+
+    def _run(self, *statements: str) -> None:
+        with self.postgres.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def rows(self) -> Rows:
+        with self.postgres.connect() as connection:
+            found = connection.execute("SELECT id, v FROM t").fetchall()
+        return {str(key): str(value) for key, value in found}
+
+    def begin_life(self) -> None:
+        """What is committed from now on is of another history."""
+        self.life = Life([(0, 0, self.rows())])
+
+    def write(self, transactions: int) -> None:
+        """Some transactions, each noted."""
+        for _ in range(transactions):
+            number = next(self._numbers)
+            before = position_of(self.postgres)
+            self._run(
+                f"BEGIN; INSERT INTO t VALUES ('{number}', 'made {number}');"
+                f" UPDATE t SET v = v || '.{number}' WHERE id::int % 3 = {number % 3};"
+                f" DELETE FROM t WHERE id = '{number - 7}'; COMMIT"
+            )
+            self.life.states.append((before, position_of(self.postgres), self.rows()))
+
+    def archived(self) -> None:
+        """Wait until the archive's head is what the table is now, and name the life's history."""
+        wanted = self.rows()
+
+        def level() -> bool:
+            return bool(self.artifacts()) and self.at_boundaries()[-1][2] == wanted
+
+        try:
+            wait_until(level, "the archive is level", 60)
+        except AssertionError as late:
+            tails = f"{self.server.program.tail()}\n{self.writer.tail()}"
+            raise AssertionError(f"{late}\n{tails}") from None
+        self.lives[self.artifacts()[-1]["history"]] = self.life
+
+    def artifacts(self) -> list[dict[str, Any]]:
+        manifest = self.archive / "manifest.json"
+        found: list[dict[str, Any]] = []
+        if manifest.exists():
+            found = json.loads(manifest.read_bytes())["artifacts"]
+        return found
+
+    def at_boundaries(self) -> list[tuple[dict[str, Any], int, Rows]]:
+        """Each artifact, where it ends, and the rows there."""
+        found = []
+        folded = boundaries(self.archive, ["id"])
+        for artifact, (position, lines) in zip(self.artifacts(), folded, strict=False):
+            rows = {row["id"]: row["v"] for row in map(json.loads, lines)}
+            found.append((artifact, position, rows))
+        return found
+
+
+@contextmanager
+def running(directory: Path, clusters: Clusters) -> Iterator[World]:
+    world = World(directory, clusters)
+    with world.server.program, world.writer:
+        world.begin_life()
+        yield world
+
+
+def test_no_history_is_mixed_with_another(tmp_path: Path, clusters: Clusters) -> None:
+    with running(tmp_path, clusters) as world:
+        world.write(5)
+        world.archived()
+        failed_over(world)
+        world.begin_life()
+        world.write(5)
+        world.archived()
+        slot_dropped(world)
+        world.archived()
+        saved = disk_saved(world)
+        world.write(3)
+        world.archived()
+        world.lives[world.artifacts()[-1]["history"]] = world.life
+        disk_put_back(world, saved)
+        world.begin_life()
+        world.write(8)
+        world.archived()
+        check(world)
+
+
+def failed_over(world: World) -> None:
+    standby = world.clusters.standby(world.postgres, sync_replication_slots="on")
+    world.write(2)
+    world.archived()
+
+    def synced() -> bool:
+        with standby.connect() as connection:
+            return bool(
+                connection.execute(
+                    "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary"
+                ).fetchall()
+            )
+
+    wait_until(synced, "the slot is on the standby")
+    wait_replayed(standby, position_of(world.postgres))
+    world.postgres.stop()
+    promote(standby)
+    world.clusters.lead_to(standby)
+    world.postgres = standby
+
+
+def slot_dropped(world: World) -> None:
+    """While the server was stopped; what is written then is in no stream."""
+    world.server.program.stop()
+    with world.postgres.connect() as connection:
+        connection.execute("SELECT pg_drop_replication_slot('s')")
+    world.write(3)
+    world.server.program.start()
+    world.server.program.wait_ready()
+
+
+def disk_saved(world: World) -> Path:
+    world.postgres.stop()
+    saved = world.clusters.saved(world.postgres)
+    world.postgres.start()
+    return saved
+
+
+def disk_put_back(world: World, saved: Path) -> None:
+    world.postgres.stop()
+    world.clusters.put_back(world.postgres, saved)
+    world.postgres.start()
+
+
+def check(world: World) -> None:
+    found = world.at_boundaries()
+    assert len(found) >= 7
+    for artifact, position, rows in found:
+        life = world.lives[artifact["history"]]
+        assert rows in life.may_be(position), (
+            f"epoch {artifact['epoch']}, {artifact['to_position']} of {artifact['history']}:"
+            f" {rows}\n{life.may_be(position)}"
+        )
+    assert list(chain.check(Archive.at(str(world.archive)).manifest)) == []
+    report = verify(Archive.at(str(world.archive)))
+    assert report.sound, report.problems
+    bases = [artifact for artifact, _, _ in found if artifact["kind"] == "snapshot"]
+    breaks = [base for base in bases if not base["continues"]]
+    reasons = [base.get("reason") for base in breaks]
+    first, second, third = dict.fromkeys(base["history"] for base in bases)
+    assert first.split(":")[1] == "1" and second.split(":")[1] == "2"
+    assert third.startswith(f"{second}+")
+    assert reasons[0] is None
+    assert reasons[1] == f"the history was {first} and is {second} now"
+    assert "slot s doesn't exist any more" in reasons[2]
+    assert reasons[3].startswith(f"the history was {second} and is {third} now: the server's WAL")
+    assert len(reasons) == 4
+    status = world.server.status["sources"]["pg"]
+    assert status["history"] == third
+    assert status["former_histories"][0]["history"] == first
