@@ -32,10 +32,9 @@ _TRUNCATE = b'{"action":"TRUNCATE"}\n'
 _CHANGE = re.compile(
     rb'\{"action":"(INSERT|UPDATE|DELETE)","key":("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL
 )
-_PLAIN_HEADS = re.compile(
-    rb'^\{"action":"(INSERT|UPDATE|DELETE)","key":"([^"\\\n]*+)"', re.MULTILINE
-)
-_KEY_AT = len(_HEADS[Action.INSERT])
+_ACTION_OF_HEAD = {head + b'"': action.name.encode() for action, head in _HEADS.items()}
+_HEAD_BYTES = len(_HEADS[Action.INSERT]) + 1
+"""Up to the key; the actions' names are equally long."""
 _ROWS_BETWEEN = b'},"new":{'
 NEW_ROWS_BLOCK = 1 << 20
 LINES_BLOCK = 4 << 20
@@ -175,19 +174,18 @@ def _key(text: bytes) -> bytes:
 
 
 def _new_rows(block: bytes, known: Container[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
-    lines = block.split(b"\n")
-    lines.pop()
-    heads = _PLAIN_HEADS.findall(block)
-    if len(heads) != len(lines):
-        changes = [_parse_change(line) for line in lines if line]
-        for change in changes:
+    for line in block.split(b"\n"):
+        action = _ACTION_OF_HEAD.get(line[:_HEAD_BYTES])
+        end = line.find(b'"', _HEAD_BYTES)
+        key = line[_HEAD_BYTES:end]
+        if action is not None and b"\\" not in key:
+            if key not in known:
+                rows = _rows(action, line, end + 1)
+                yield key, _parse_odd_change(line).new if rows is None else rows[1]
+        elif line:
+            change = _parse_change(line)
             if change.action is not Action.TRUNCATE and change.key not in known:
                 yield change.key, change.new
-        return
-    for (action, key), line in zip(heads, lines, strict=True):
-        if key not in known:
-            rows = _rows(action, line, _KEY_AT + len(key) + 2)
-            yield key, _parse_odd_change(line).new if rows is None else rows[1]
 
 
 def _parse_change(line: bytes) -> Change:
