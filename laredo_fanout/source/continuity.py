@@ -17,8 +17,7 @@ from laredo_model.history import Ancestor, History, Lineage
 
 if TYPE_CHECKING:
     from laredo_fanout.source.replication import Switch
-    from laredo_fanout.source.session import Connection
-    from laredo_fanout.store.meta import Marker, SourceIdentity
+    from laredo_fanout.store.meta import SourceIdentity
 
 
 class Server(NamedTuple):
@@ -80,29 +79,6 @@ def another(known: SourceIdentity, server: Server, now_s: int, broken: str) -> V
     restored = now_s if server.history.timeline <= known.history.timeline else 0
     history = server.history._replace(restored=restored)
     return Verdict(Lineage(history, _ancestors(server, _restored(known))), broken)
-
-
-def differs_at(connection: Connection, marker: Marker, slot: str, publication: str) -> str | None:
-    """Why the WAL at ``marker`` isn't the one that the store followed; None if it is.
-
-    The slot must stand before the marker. It is decoded up to there, without being moved:
-    as much as its confirmed position was behind, which is little, since PostgreSQL writes
-    that down with each checkpoint.
-
-    :raises psycopg.Error: if it can't be decoded.
-    """
-    row = connection.execute(
-        "SELECT coalesce(bool_or(position(%s::bytea IN data) > 0), false)"
-        " FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, 'proto_version', '1',"
-        " 'publication_names', quote_ident(%s), 'messages', 'true')",
-        (marker.content.encode(), slot, position_.text(marker.position), publication),
-    ).fetchone()
-    if row is not None and row[0]:
-        return None
-    return (
-        f"the server's WAL at {position_.text(marker.position)} isn't what was there before:"
-        " an earlier state of the database was put back"
-    )
 
 
 def _went_back(position: int, server: Server) -> str | None:

@@ -25,6 +25,7 @@ from laredo_fanout.source import (
     slot_waiting,
     watermark,
 )
+from laredo_fanout.source.marker_check import differs_at
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
@@ -32,6 +33,8 @@ from laredo_model import position as position_
 from laredo_model.history import History, Lineage
 
 if TYPE_CHECKING:
+    import threading
+
     from laredo_fanout.source.attendant import Look
     from laredo_fanout.source.options import SourceOptions, TableOptions
     from laredo_fanout.source.replication import ReplicationStream
@@ -48,7 +51,8 @@ _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database(
 class Preparation:
     """Makes everything ready for a stream that goes on at the store's position.
 
-    ``tell`` hears what is being waited for.
+    ``tell`` hears what is being waited for. The names of its replication connections are
+    stored already.
     """
 
     def __init__(
@@ -56,14 +60,17 @@ class Preparation:
         options: SourceOptions,
         tables: Sequence[TableOptions],
         store: Store,
+        *,
         counters: Counters,
         tell: Callable[[str], None],
+        stopping: threading.Event,
     ) -> None:
         self._options = options
         self._tables = tables
         self._store = store
         self._counters = counters
         self._tell = tell
+        self._stopping = stopping
 
     def run(self, connection: Connection, stream: ReplicationStream) -> Look:
         """Prepare publication, slot and store; a first look.
@@ -127,9 +134,8 @@ class Preparation:
             or found.confirmed >= marker.position
         ):
             return verdict
-        other = continuity.differs_at(
-            connection, marker, options.slot_name, options.publication.name
-        )
+        self._tell("comparing the server's WAL with what the store followed")
+        other = differs_at(marker, options, connection, self._stopping)
         return verdict if other is None else continuity.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:

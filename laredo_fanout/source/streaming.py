@@ -99,7 +99,9 @@ class Streaming:
             failed=self._copy_failed,
             counters=counters,
         )
-        self._preparation = Preparation(options, tables, store, counters, self._waits)
+        self._preparation = Preparation(
+            options, tables, store, counters=counters, tell=self._waits, stopping=stopping
+        )
         self._looks: dict[int, Look] = {}
         self._look_requests = 0
         self._stream: Feed | None = None
@@ -158,6 +160,9 @@ class Streaming:
 
     def _open(self) -> None:
         self._side = side = session.connect(self._options, role="attendant")
+        name = session.application_name(self._options, "stream")
+        with self._store.transaction() as transaction:
+            transaction.set_streams((*self._store.streams, name)[-_STREAMS_KEPT:])
         self._stream = stream = ReplicationStream.open(self._options)
         self.phase = "preparing slot and publication"
         with session.translated("prepare slot and publication"):
@@ -166,8 +171,6 @@ class Streaming:
         position = self._store.position
         tracking = self.tracking
         tracking.resume(self._store.tables, look, self.batch.transaction, position)
-        name = session.application_name(self._options, "stream")
-        self.batch.transaction.set_streams((*self._store.streams, name)[-_STREAMS_KEPT:])
         self.batch.commit(position, 0)
         prefix = watermark.PREFIX.encode()
         self._decoder = StreamDecoder(
