@@ -52,7 +52,9 @@ def _fail(message: str) -> None:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="laredo-snapshotter")
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is tried again.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and Spark's log."
+)
 def main(*, verbose: bool) -> None:
     """Read archives of laredo-snapshotter with Spark, and keep tables level with them."""
     cli_logs.set_up(verbose=verbose)
@@ -77,9 +79,7 @@ def _pairs(
 @click.option("--key-fields", metavar="A,B", help="The key, for archives that don't say.")
 @click.option("--verify", is_flag=True, help="Compare rows and checksum with the manifest's.")
 @click.option("--to", "kind", type=click.Choice(KINDS), default="show", show_default=True)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The directory to make; jsonl: else stdout."
-)
+@click.option("--out", metavar="DIR", help="The directory to make; jsonl: else stdout.")
 @click.option("--force", is_flag=True, help="Replace the directory if it is there.")
 @click.option("--rows", default=20, show_default=True, help="How many to show.")
 @click.option("--master", help="Spark's; default: as spark-submit says, or all cores here.")
@@ -103,7 +103,7 @@ def read(
     place: str,
     as_of: str | None,
     kind: str,
-    out: Path | None,
+    out: str | None,
     force: bool,
     rows: int,
     master: str | None,
@@ -114,7 +114,7 @@ def read(
     **given: Any,
 ) -> None:
     """Write the table at a boundary as files, or show its first rows."""
-    output = Output(kind, out, replace=force, rows=rows)
+    output = Output.of(kind, out, replace=force, rows=rows)
     asked = {name: value for name, value in given.items() if value is not None} | more
     spark = _session(SparkBlock(master=master, conf=conf))
     if output.wants_lines(columns):
@@ -168,5 +168,7 @@ def _with_delta() -> dict[str, str]:
 def _session(block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
     """``more``: settings that the configuration may say otherwise."""
     made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
-    made.sparkContext.setLogLevel("ERROR")
+    verbose = click.get_current_context().find_root().params.get("verbose")
+    # A task's failure is one message of ours; the log would add the JVM's stack, and Python's.
+    made.sparkContext.setLogLevel("WARN" if verbose else "OFF")
     return made

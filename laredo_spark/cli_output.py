@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import click
 from pyspark.sql import Column, DataFrame
@@ -10,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from pyspark.sql.types import ArrayType, BinaryType, StructField
 
 from laredo_spark.errors import SparkReadError
+from laredo_spark.sync_spark import file_uri
 
 KINDS = ("parquet", "csv", "jsonl", "show")
 
@@ -19,6 +21,13 @@ class OutputThere(SparkReadError):
 
     def __init__(self, out: Path) -> None:
         super().__init__(f"{out} is there already; give another --out, or --force to replace it")
+
+
+class OutputRefused(SparkReadError):
+    """Not a directory."""
+
+    def __init__(self, out: str, reason: str) -> None:
+        super().__init__(f"--out {out}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -31,13 +40,38 @@ class Output:
     rows: int
 
     def __post_init__(self) -> None:
-        """:raises OutputThere: if the directory is there and mustn't be replaced."""
+        """:raises OutputThere: if the directory is there and mustn't be replaced.
+
+        :raises OutputRefused: if it isn't a directory.
+        """
         if self.kind in ("parquet", "csv") and self.out is None:
             raise click.UsageError(f"--to {self.kind} needs --out DIRECTORY")
         if self.kind == "show" and self.out is not None:
             raise click.UsageError("--to show writes no files; --to parquet, csv or jsonl does")
-        if self.out is not None and self.out.exists() and not self.replace:
+        if self.out is None:
+            return
+        if self.out.is_file():
+            raise OutputRefused(str(self.out), "is a file; give a directory")
+        if self.out.exists() and not self.replace:
             raise OutputThere(self.out)
+
+    @classmethod
+    def of(cls, kind: str, out: str | None, *, replace: bool, rows: int) -> "Output":
+        """``out``: a path, or a file: URI.
+
+        :raises OutputRefused: if it is another URI; and as the constructor.
+        """
+        if out is None:
+            return cls(kind, None, replace, rows)
+        found = urlsplit(out) if ":/" in out else None
+        if found is not None and found.scheme not in ("", "file"):
+            raise OutputRefused(
+                out,
+                "files are written to a directory that all of Spark's workers see; copy them"
+                " from there, or write read_table()'s DataFrame with your session's own connector",
+            )
+        place = out if found is None else unquote(found.path)
+        return cls(kind, Path(place).expanduser(), replace, rows)
 
     def wants_lines(self, columns: str | None) -> bool:
         """Whether the rows' own JSON lines are what is written, every value as it stands there."""
@@ -53,7 +87,7 @@ class Output:
             return
         assert self.out is not None
         made = frame.write.mode("overwrite" if self.replace else "errorifexists")
-        place = self.out.absolute().as_uri()
+        place = file_uri(self.out)
         if self.kind == "parquet":
             made.parquet(place)
         elif self.kind == "csv":

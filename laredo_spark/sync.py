@@ -26,9 +26,10 @@ from laredo_model.position import Position
 from laredo_spark.errors import SparkReadError
 from laredo_spark.sync_delta import sync_delta
 from laredo_spark.sync_directory import SyncDirectory
+from laredo_spark.sync_errors import SyncFailed
 from laredo_spark.sync_parquet import ParquetSync, Written, given_options
 from laredo_spark.sync_plan import Level, Merge, Rebuild
-from laredo_spark.sync_spark import engine
+from laredo_spark.sync_spark import engine, file_uri
 
 KEEP_S = 3600.0
 """How long a version of a Parquet target stays after the next one, for those who read it."""
@@ -129,9 +130,14 @@ def _sync_parquet(
     spark: SparkSession, asked: dict[str, str], target: str | Path, *, rebuild: bool, keep_s: float
 ) -> Written:
     directory = SyncDirectory(target)
-    with directory.locked():
-        written = ParquetSync(directory, asked, engine(spark, directory)).run(rebuild=rebuild)
-        directory.remove_old(keep_s)
+    try:
+        with directory.locked():
+            written = ParquetSync(directory, asked, engine(spark, directory)).run(rebuild=rebuild)
+            directory.remove_old(keep_s)
+    except OSError as failure:
+        where = f" ({failure.filename})" if failure.filename else ""
+        reason = f"it can't be written: {failure.strerror or failure}{where}"
+        raise SyncFailed(directory, reason) from failure
     return written
 
 
@@ -140,7 +146,7 @@ def synced_table(spark: SparkSession, target: str | Path) -> DataFrame:
 
     :raises TargetMissing: if nothing was synced to it yet.
     """
-    return spark.read.parquet(SyncDirectory(target).shown().as_uri())
+    return spark.read.parquet(file_uri(SyncDirectory(target).shown()))
 
 
 def sync_tables(

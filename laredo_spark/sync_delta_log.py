@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
 from pyspark.sql import Row, SparkSession
@@ -77,6 +78,7 @@ class DeltaLog:
         from delta.tables import DeltaTable
 
         if not DeltaTable.isDeltaTable(self.spark, self.target):
+            _refuse_others(self.target)
             return Held()
         commits = self._commits(_COMMITS)
         ours = next(filter(_is_ours, commits), None)
@@ -145,6 +147,19 @@ class DeltaLog:
             raise TargetRefused(
                 self.target, f"version {commit['version']} of this Delta table: {wrong}"
             ) from wrong
+
+
+def _refuse_others(target: str) -> None:
+    """Delta itself makes a table beside whatever is in a directory; its own files may be a rest."""
+    place = Path(target.removeprefix("file:"))
+    if place.is_file():
+        raise TargetRefused(target, "is a file; give a directory of its own")
+    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    others = [name for name in names if not name.startswith(("part-", "_", "."))]
+    if others:
+        raise TargetRefused(
+            target, f"there is something else in it ({others[0]}); give a directory of its own"
+        )
 
 
 def _is_ours(commit: Row) -> bool:

@@ -180,8 +180,9 @@ def _path(target: str) -> Path:
     elif scheme:
         raise TargetRefused(
             target,
-            "to = parquet writes to a file system that all of Spark's workers see: give a"
-            " directory's path, or a file: URI. In a bucket, keep the table with to = delta",
+            "to = parquet needs a file system that all of Spark's workers see: what readers see is"
+            " replaced by renaming a link, in one step, which no bucket has. Give a directory,"
+            " or a file: URI; in a bucket, keep the table with to = delta",
         )
     return Path(target).expanduser().absolute()
 

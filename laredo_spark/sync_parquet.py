@@ -41,12 +41,12 @@ _NOT_WHOLE = "its files aren't as they were written"
 class Engine:
     """What runs tasks.
 
-    ``run`` gives each item's result; ``write`` makes Parquet files below a URI of what
+    ``run`` gives each item's result; ``write`` makes Parquet files in a directory of what
     read_table() gives with these options.
     """
 
     run: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-    write: Callable[[Mapping[str, str], str], None]
+    write: Callable[[Mapping[str, str], Path], None]
     cores: int
 
 
@@ -142,7 +142,7 @@ class ParquetSync:
 
     def _joined(self, staging: Path) -> list[SyncedFile]:
         """Files that Spark writes, after it has folded an archive without order."""
-        self._engine.write(self._pinned(), staging.as_uri())
+        self._engine.write(self._pinned(), staging)
         return [
             SyncedFile(file.name, None, None, pq.read_metadata(file).num_rows, file.stat().st_size)
             for file in sorted(staging.glob("part-*.parquet"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -22,9 +23,9 @@ def engine(spark: SparkSession, target: object) -> Engine:
         with failing_as(target):
             return context.parallelize(items, len(items)).map(task).collect() if items else []
 
-    def write(pinned: Mapping[str, str], place: str) -> None:
+    def write(pinned: Mapping[str, str], place: Path) -> None:
         with failing_as(target):
-            frame_of(spark, pinned).write.mode("append").parquet(place)
+            frame_of(spark, pinned).write.mode("append").parquet(file_uri(place))
 
     return Engine(run, write, context.defaultParallelism)
 
@@ -36,6 +37,11 @@ def frame_of(spark: SparkSession, pinned: Mapping[str, str]) -> DataFrame:
         if name in given:
             given[name] = given[name].split(",")
     return read_table(spark, given.pop("path"), given.pop("as_of"), **given)
+
+
+def file_uri(path: Path) -> str:
+    """A path as Spark takes it: what Path.as_uri() encodes would be in the names of its files."""
+    return f"file://{path.absolute()}"
 
 
 @contextmanager

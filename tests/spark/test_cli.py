@@ -43,6 +43,9 @@ def test_read_as_files(spark: SparkSession, archive: Path, tmp_path: Path) -> No
     there = run("read", archive, "--to", "parquet", "--out", out / "p")
     assert there.exit_code == 1 and "is there already" in there.stderr
     assert run("read", archive, "--to", "parquet", "--out", out / "p", "--force").exit_code == 0
+    place = f"file://{out}/a%20b"
+    assert run("read", archive, "--to", "parquet", "--out", place).exit_code == 0
+    assert pq.read_table(out / "a b").num_rows == 51
     assert pq.read_table(out / "p").num_rows == 51
 
 
@@ -62,6 +65,8 @@ def test_what_goes_wrong_is_one_line(spark: SparkSession, archive: Path, tmp_pat
         ((tmp_path / "nowhere",), "no archive there"),
         ((archive, "--as-of", "0/5"), "before its first boundary"),
         ((archive, "--option", "colums=id"), "did you mean columns?"),
+        ((archive, "--to", "csv", "--out", "s3://bucket/x"), "directory that all"),
+        ((archive, "--to", "csv", "--out", archive / "manifest.json", "--force"), "is a file"),
     ):
         done = run("read", *arguments)
         assert done.exit_code == 1 and expected in done.stderr, done.output

@@ -18,7 +18,7 @@ from laredo_spark.sync_errors import SyncFailed
 from tests.archive.building import Builder
 from tests.fix_aws import AwsServer
 from tests.spark.reading import names
-from tests.spark.test_s3 import built, put, reached
+from tests.spark.test_s3 import put, reached
 from tests.spark.test_sync_parquet import COUNT, many
 
 FIRST = {number: f"name {number}" for number in range(100)}
@@ -56,7 +56,7 @@ def test_level_again_and_again(
 
 def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
     builder = Builder(tmp_path / "archive", plain=True, shuffled=True).base(0x10, names(FIRST))
-    archive, target = builder.write(), tmp_path / "target"
+    archive, target = builder.write(), tmp_path / "a target, 100%20"
     for position, changed in ((0x20, {**FIRST, 7: "new"}), (0x30, {1: "left"})):
         done = sync_table(spark, str(archive), target=target, key_fields="id")
         assert same(spark, archive, target)
@@ -67,13 +67,22 @@ def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_from_a_bucket(spark: SparkSession, moto: AwsServer, tmp_path: Path) -> None:
-    bucket = put(moto, built(tmp_path / "archive"))
-    done = sync_table(spark, f"s3a://{bucket}/lake/users/", target=tmp_path / "t", **reached(moto))
-    assert (done.outcome, done.rows) == (Outcome.REBUILT, 101)
-    again = sync_table(spark, f"s3://{bucket}/lake/users/", target=tmp_path / "t", **reached(moto))
+    """Once it is level, what isn't new is no longer needed."""
+    builder = Builder(tmp_path / "archive", formats=("protobuf",)).base(0x10, names(FIRST))
+    builder.diff(0x20, names({**FIRST, 7: "changed"}))
+    bucket, target = put(moto, builder.write()), tmp_path / "t"
+    done = sync_table(spark, f"s3a://{bucket}/lake/users/", target=target, **reached(moto))
+    assert (done.outcome, done.rows) == (Outcome.REBUILT, 100)
+    again = sync_table(spark, f"s3://{bucket}/lake/users/", target=target, **reached(moto))
     assert again.outcome is Outcome.UNCHANGED
-    names_ = {row.id: row["name"] for row in synced_table(spark, tmp_path / "t").collect()}
-    assert names_ == {**FIRST, 7: "changed", 200: "new"}
+    for file in (tmp_path / "archive" / "users").glob("epoch=1/*"):
+        file.unlink()
+    builder.diff(0x30, names({**FIRST, 7: "changed", 200: "new"}))
+    newer = put(moto, builder.write())
+    done = sync_table(spark, f"s3://{newer}/lake/users/", target=target, **reached(moto))
+    assert (done.outcome, done.files_written) == (Outcome.MERGED, 1)
+    found = {row.id: row["name"] for row in synced_table(spark, target).collect()}
+    assert found == {**FIRST, 7: "changed", 200: "new"}
 
 
 def test_one_that_fails_doesnt_stop_the_others(spark: SparkSession, tmp_path: Path) -> None:
@@ -84,12 +93,15 @@ def test_one_that_fails_doesnt_stop_the_others(spark: SparkSession, tmp_path: Pa
     [file] = Path(jobs[1].path).glob("epoch=1/*.jsonl")
     file.write_bytes(file.read_bytes()[:-50])
     (tmp_path / "target2").write_text("not a directory")
+    jobs.append(Job(jobs[0].path, str(tmp_path / "target2" / "below")))
     done = sync_tables(spark, jobs, parallel=2)
-    assert [one.synced is not None for one in done] == [True, False, False, True]
+    assert [one.synced is not None for one in done] == [True, False, False, True, False]
     assert isinstance(done[1].failure, SyncFailed)
     message = str(done[1].failure)
     assert file.name in message and "cut off" in message and "\n" not in message
     assert "is a file" in str(done[2].failure)
+    assert isinstance(done[4].failure, SyncFailed)
+    assert "can't be written: Not a directory" in str(done[4].failure)
     assert SyncDirectory(jobs[1].target).current() is None
 
 
