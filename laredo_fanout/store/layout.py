@@ -6,7 +6,8 @@ Named databases (all integers big-endian, so that they sort):
 name       key                                          value
 =========  ===========================================  =======================================
 state      space u32 + row key                          line; b"" a tombstone; b"\\x01..." partial
-marks      space u32 + b"P" or b"T" + row key           full key: partial rows, tombstones
+marks      space u32 + b"P", b"S" or b"T" + row key     full key: partial rows, rows that the
+                                                        stream wrote whole, tombstones
 journal    table u32 + first sequence u64               header + ChangeBatch bytes
 olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only
 positions  table u32 + last position u64 + sequence u64 b""
@@ -33,6 +34,7 @@ DATABASES = (STATE, MARKS, JOURNAL, OLDS, POSITIONS, META)
 
 TOMBSTONE = b""
 PARTIAL_MARK = b"P"
+STREAMED_MARK = b"S"
 TOMBSTONE_MARK = b"T"
 
 PREFIX_BYTES = 4

@@ -4,7 +4,9 @@ A live table holds lines only. While it is copied it also holds tombstones
 (deleted by the stream; a copied row must not come back) and partial lines
 (columns the stream didn't send; a copied row fills them). Marks list both, so
 that the barrier needn't scan the table; a mark may be stale, what counts is
-the value.
+the value. Further marks tell the rows that the stream wrote whole: a copied row
+may be of a later time than the stream is, so that what is deleted in its place
+isn't what it was, and says nothing about the key that the row moved to.
 """
 
 import re
@@ -70,6 +72,8 @@ class Rows:
             lines, olds = self._fill_and_replace(actions, keys, stored, lines, live=live)
         else:
             olds = self._replace(stored, lines)
+            if not live:
+                self._mark_streamed(stored)
         self._last_deleted = None
         return lines, olds
 
@@ -84,12 +88,14 @@ class Rows:
         """Leave tombstones, in a table that is copied; returns what there was."""
         stored = self._stored(keys, 0)
         self._stored(keys, 0)  # room for their marks
+        is_streamed = self._is_streamed(stored[-1])
         olds: list[bytes | None] = list(
             map(self._state.replace, stored, repeat(layout.TOMBSTONE, len(stored)))
         )
         for key in stored:
             self._marks.put(layout.mark_key(layout.TOMBSTONE_MARK, key), b"")
-        self._last_deleted = olds[-1]
+            self._marks.pop(layout.mark_key(layout.STREAMED_MARK, key))
+        self._last_deleted = olds[-1] if is_streamed else None
         return olds
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
@@ -146,6 +152,13 @@ class Rows:
         self._reserve(len(keys), size + sum(map(len, keys)))
         return layout.stored_keys(self._prefix, keys)
 
+    def _mark_streamed(self, stored: Sequence[bytes]) -> None:
+        self._reserve(len(stored), sum(map(len, stored)))
+        self._marks.putmulti([(layout.mark_key(layout.STREAMED_MARK, key), b"") for key in stored])
+
+    def _is_streamed(self, stored: bytes) -> bool:
+        return bool(self._marks.set_key(layout.mark_key(layout.STREAMED_MARK, stored)))
+
     def _value(self, stored: bytes) -> bytes | None:
         """The stored value, with the state cursor on it."""
         return self._state.value() if self._state.set_key(stored) else None
@@ -178,20 +191,25 @@ class Rows:
         olds: list[bytes | None] = []
         for index, line in enumerate(lines):
             old = self._value(stored[index])
+            exact = not live
             if line_.is_partial(line):
                 moved = self._last_deleted if index == 0 else None
                 if moved and actions[0] == Action.INSERT:
                     line = line_.fill(line, moved)  # noqa: PLW2901
-                if old:
+                if old and line_.is_partial(line):
                     line = line_.fill(line, old)  # noqa: PLW2901
+                    exact = exact and self._is_streamed(stored[index])
                 if line_.is_partial(line):
                     if live:
                         raise RowIncomplete(self._table, keys[index])
                     mark = layout.mark_key(layout.PARTIAL_MARK, stored[index])
                     self._reserve(1, 2 * len(keys[index]))
                     self._marks.put(mark, keys[index])
+                    exact = False
                 self._reserve(1, len(line))
             self._state.put(stored[index], line)
+            if exact:
+                self._mark_streamed([stored[index]])
             whole.append(line)
             olds.append(old)
         return whole, olds

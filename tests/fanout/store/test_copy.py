@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.store.errors import ChunkStale
@@ -177,6 +177,11 @@ def marks_left(store: Store) -> int:
     before=st.lists(WRITE, max_size=10),
     happenings=st.lists(HAPPENING, max_size=25),
     after=st.lists(st.lists(WRITE, min_size=1, max_size=4), max_size=5),
+)
+@example(  # a chunk that was read after both was written before either was streamed
+    before=[("put", "k0", False)],
+    happenings=[("commit", [("move", "k0", "k1"), ("put", "k0", False)])],
+    after=[],
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_barrier_finds_the_state_exact(
