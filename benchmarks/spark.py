@@ -33,12 +33,12 @@ def run(scenario: Scenario) -> list[Figure]:
 
 
 def _jsonl(scenario: Scenario, archive: Path, rows: int) -> list[Figure]:
-    ours, plain, found = [], [], []
+    ours, plain = [], []
     for number in range(1, _ROUNDS + 1):
         scenario.say(f"jsonl, round {number} of {_ROUNDS}")
         ours.append(_read(scenario, archive, "table"))
         plain.append(_read(scenario, archive, "plain_json"))
-        found.append(_read(scenario, archive, "lookup"))
+    found = _read(scenario, archive, "lookup")
     polars = _told(scenario, "polars_fold", archive)
     if polars["rows"] != rows:
         raise RuntimeError(f"polars has {polars['rows']} rows, the archive {rows}")
@@ -76,11 +76,11 @@ def _beside_json(when: str, which: str, ours: list[Facts], plain: list[Facts]) -
     )
 
 
-def _lookup(when: str, which: str, found: list[Facts], ours: list[Facts]) -> Figure:
+def _lookup(when: str, which: str, found: Facts, ours: list[Facts]) -> Figure:
     return Figure(
         SUBJECT,
         f"one key, where id = ..., {when}",
-        _median(found, which),
+        found[which],
         "s",
         _median(ours, which),
         "read_table of all",

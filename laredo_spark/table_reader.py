@@ -26,8 +26,10 @@ from laredo_spark.options import ReadOptions
 from laredo_spark.row_shape import RowShape
 from laredo_spark.table_read import TableRead
 
-TASK_BYTES = 64 << 20
-"""What one task reads, about, where the number of partitions isn't given."""
+TASK_BYTES = 128 << 20
+"""What one task reads, about, where the number of partitions isn't given; at each end of a range
+it also reads some of its neighbours' blocks, so many small tasks read more than a few large ones.
+"""
 MOST_APART = 256
 """Ranges that are read for themselves; more are looked at block by block."""
 
@@ -110,13 +112,17 @@ class TableReader(DataSourceReader):
 
     def _reads(self, table: TableRead) -> list[list[RangeRead]]:
         size = sum(table.choose(artifact)[1].size_bytes for artifact in table.boundary.artifacts)
-        least = self._asked.partitions_at_least or 2
-        parts = self._asked.partitions or max(least, -(-size // TASK_BYTES))
+        parts = self._asked.partitions or self._parts_of(size)
         if self._keys is not None:
             narrow = _narrowed(table, self._keys, parts, size)
             if narrow is not None:
                 return [narrow[start::parts] for start in range(min(parts, len(narrow)))]
         return [[read] for read in ranges.plan(table.boundary, table.choose, parts)]
+
+    def _parts_of(self, size: int) -> int:
+        """Rounds of equal tasks: all cores have some to do to the end."""
+        a_round = self._asked.partitions_at_least or 2
+        return a_round * max(1, round(size / TASK_BYTES / a_round))
 
     @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
