@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import timestamp
-from laredo_fanout.serving.protobuf import delimited, tag, varint
 from laredo_fanout.serving.selection import entries
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire.protobuf import delimited, tag, varint
 from laredo_model import position as position_
 from laredo_model.change import Action
 

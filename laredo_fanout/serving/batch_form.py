@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laredo_fanout.serving.filters import RowFilter
-from laredo_fanout.serving.protobuf import RepeatedBytes, delimited, tag, varint
 from laredo_fanout.serving.selection import entries
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire.protobuf import RepeatedBytes, delimited, tag, varint
 
 _RESPONSE = wire.SyncResponse.DESCRIPTOR.fields_by_name
 _SNAPSHOT = wire.SnapshotBatch.DESCRIPTOR.fields_by_name

@@ -11,7 +11,6 @@ from laredo_fanout.serving.base_form import row_message
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
 from laredo_fanout.serving.forms import timestamp
 from laredo_fanout.serving.options import TableOptions
-from laredo_fanout.serving.protobuf import tag
 from laredo_fanout.serving.request import table_name
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.snapshots import info as info_
@@ -19,6 +18,7 @@ from laredo_fanout.snapshots.directory import SnapshotDirectory
 from laredo_fanout.snapshots.errors import SnapshotDamaged, SnapshotUnknown
 from laredo_fanout.snapshots.info import SnapshotInfo
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire.protobuf import tag
 from laredo_model import position as position_
 
 _ROW = tag(wire.FetchSnapshotResponse.DESCRIPTOR.fields_by_name["row"].number)

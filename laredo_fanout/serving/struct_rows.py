@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from laredo_fanout.serving.protobuf import delimited
+from laredo_fanout.wire.protobuf import delimited
 from laredo_model import line as line_
 
 _EXACT = 1 << 53

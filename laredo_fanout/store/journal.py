@@ -11,8 +11,13 @@ from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.record import MAX_BYTES, MAX_CHANGES, Header
 from laredo_fanout.store.table import TableRecord
+from laredo_fanout.wire.protobuf import RepeatedBytes
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
+_FIELDS = ChangeBatch.DESCRIPTOR.fields_by_name
+_KEYS, _LINES, _OLD_LINES = (
+    RepeatedBytes(_FIELDS[name].number) for name in ("keys", "lines", "old_lines")
+)
 _PRUNE_RECORDS = 64
 _FREED_LIST_BYTES = 8192
 """For the list of the pages that a deleted record leaves free, eight bytes each."""
@@ -111,17 +116,15 @@ class Journal:
         counts[0] -= start - before
         counts[-1] -= ends[last] - stop
         still_open = ends[last] > stop or (entries.open and stop == len(entries.actions))
-        body = ChangeBatch(
+        scalars = ChangeBatch(
             first_sequence=sequence,
             actions=bytes(entries.actions[start:stop]),
             counts=counts,
             positions=entries.positions[first : last + 1],
             times_us=entries.times_us[first : last + 1],
             open=still_open,
-            keys=entries.keys[start:stop],
-            lines=entries.lines[start:stop],
         ).SerializeToString()
-        old_body = ChangeBatch(old_lines=entries.olds[start:stop]).SerializeToString()
+        old_body = b"".join(_OLD_LINES.pieces(entries.olds[start:stop]))
         header = Header(
             last_sequence=sequence + stop - start - 1,
             first_position=entries.positions[first],
@@ -131,10 +134,14 @@ class Journal:
             open=still_open,
             continues=start > before or (start == 0 and entries.continues),
         )
+        # The message's last fields, by hand: three values of each change are most of its cost.
+        keys = _KEYS.pieces(entries.keys[start:stop])
+        lines = _LINES.pieces(entries.lines[start:stop])
+        value = b"".join((header.to_bytes(), scalars, *keys, *lines))
         key = layout.record_key(table_id, sequence)
-        self._reserve(3, len(body) + len(old_body))
+        self._reserve(3, len(value) + len(old_body))
         put = self._transaction.put
-        put(key, header.to_bytes() + body, db=self._databases.journal)
+        put(key, value, db=self._databases.journal)
         put(key, old_body, db=self._databases.olds)
         place = layout.position_key(table_id, header.last_position, sequence)
         put(place, b"", db=self._databases.positions)
