@@ -29,6 +29,8 @@ from laredo_model.column import Column
 
 _DOUBLE = Struct("<d")
 _ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
+_NOT_TEXT = JSONS | INTEGERS | FLOAT_DIGITS.keys()
+"""Types whose strings in a Struct may be something else in a line."""
 _NULL, _NUMBER, _STRING, _BOOL, _STRUCT, _LIST, _ENTRY = 0x08, 0x11, 0x1A, 0x20, 0x2A, 0x32, 0x0A
 
 
@@ -38,12 +40,12 @@ class RowReader:
     def __init__(self, columns: Sequence[Column] | None, key_fields: Sequence[str]) -> None:
         self._key_fields = list(key_fields)
         self._columns = columns
-        self._members: list[tuple[bytes, bytes, str]] = []
+        self._members: list[tuple[bytes, bytes, str, bool]] = []
         self._key_at: list[int] = []
         if columns:
             names = [column.name for column in columns]
             self._members = [
-                (_entry_key(column.name), prefix, column.type)
+                (_entry_key(column.name), prefix, column.type, column.type not in _NOT_TEXT)
                 for column, prefix in zip(columns, lines_.names_prefix(names), strict=True)
             ]
             if set(self._key_fields) <= set(names):
@@ -82,7 +84,8 @@ class RowReader:
 
     def _in_order(self, data: bytes, at: int, stop: int) -> list[bytes] | None:
         pieces: list[bytes] = []
-        for key, prefix, type_name in self._members:
+        search, unpack = _ESCAPED.search, _DOUBLE.unpack_from
+        for key, prefix, type_name, is_text in self._members:
             if at >= stop or data[at] != _ENTRY:
                 return None
             size = data[at + 1]
@@ -95,7 +98,16 @@ class RowReader:
             at += len(key) + 1
             if data[at - 1] > 0x7F:
                 _, at = varint.read(data, at - 1)
-            pieces += (prefix, _fragment(data, at, end, type_name))
+            # The most frequent values without a call: numbers, and strings with a short length.
+            kind = data[at] if at < end else _NULL
+            if kind == _STRING and is_text and data[at + 1] == end - at - 2 <= 0x7F:
+                raw = data[at + 2 : end]
+                fragment = b'"' + raw + b'"' if search(raw) is None else orjson.dumps(raw.decode())
+            elif kind == _NUMBER:
+                fragment = number_text(unpack(data, at + 1)[0], type_name)
+            else:
+                fragment = _fragment(data, at, end, type_name)
+            pieces += (prefix, fragment)
             at = end
         if at != stop:
             return None
