@@ -174,6 +174,7 @@ class RunningIngest:
             options.schema,
             options.name,
             source.selected,
+            (source.published and source.published.row_filter) or "",
             key=source.selected_key,
             only=not source.partitioned,
         )

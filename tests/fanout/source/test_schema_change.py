@@ -45,6 +45,44 @@ DDL = {
         "UPDATE t SET a = 'unseen'",
         "ALTER PUBLICATION {publication} ADD TABLE t",
     ),
+    "rename a label of an enum, in silence": ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",),
+    "rename a label below an array and a composite": (
+        "ALTER TYPE inner_mood RENAME VALUE 'sad' TO 'blue'",
+    ),
+    "add an attribute to a composite type, in silence": ("ALTER TYPE pair ADD ATTRIBUTE c int",),
+    "rename table and back": (
+        "ALTER TABLE t RENAME TO elsewhere",
+        "UPDATE elsewhere SET a = 'unseen?'",
+        "ALTER TABLE elsewhere RENAME TO t",
+        "ALTER PUBLICATION {publication} DROP TABLE t",
+        "ALTER PUBLICATION {publication} ADD TABLE t",
+    ),
+    "another table under the name": (
+        "ALTER TABLE t RENAME TO elsewhere",
+        "CREATE TABLE t (id int PRIMARY KEY, other text)",
+        "INSERT INTO t VALUES (1, 'other')",
+        "UPDATE elsewhere SET a = 'not ours'",
+    ),
+    "an index as the replica identity": (
+        "ALTER TABLE t ADD CONSTRAINT extra_key UNIQUE (extra), ALTER extra SET NOT NULL",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX extra_key",
+        "UPDATE t SET extra = -extra WHERE id < 9",
+        "DELETE FROM t WHERE id = 20",
+    ),
+    "narrowed to some columns by hand": (
+        "ALTER PUBLICATION {publication} SET TABLE t (id, a), other",
+        "UPDATE t SET a = 'narrow' WHERE id < 9",
+    ),
+    "narrowed to some rows by hand": (
+        "ALTER PUBLICATION {publication} SET TABLE t WHERE (id > 100), other",
+        "UPDATE t SET a = 'narrow' WHERE id % 2 = 0",
+        "DELETE FROM t WHERE id % 3 = 0",
+    ),
+    "narrowed and whole again": (
+        "ALTER PUBLICATION {publication} SET (publish = 'insert')",
+        "UPDATE t SET a = 'unseen'",
+        "ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')",
+    ),
     "in the middle of a transaction": (
         "BEGIN; UPDATE t SET a = 'before' WHERE id < 20; ALTER TABLE t ADD COLUMN b int;"
         " UPDATE t SET b = 1 WHERE id < 10; COMMIT",
@@ -56,7 +94,11 @@ DDL = {
 def test_schema_change(database: Database, ingesting: Start, kind: str) -> None:
     _run(
         database,
-        "CREATE TABLE t (id int PRIMARY KEY, a text, extra int)",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TYPE inner_mood AS ENUM ('sad', 'ok')",
+        "CREATE TYPE pair AS (a int, b inner_mood)",
+        "CREATE TABLE t (id int PRIMARY KEY, a text, extra int, m mood DEFAULT 'sad',"
+        " pairs pair[] DEFAULT '{\"(1,sad)\"}')",
         "INSERT INTO t SELECT g, 'a' || g, g FROM generate_series(1, 200) g",
         "CREATE TABLE other (id int PRIMARY KEY)",
     )
@@ -75,8 +117,11 @@ def test_schema_change(database: Database, ingesting: Start, kind: str) -> None:
     after, still = ingest.record("public.t"), ingest.record("public.other")
     assert after is not None and still is not None
     assert after.sequence > before.sequence and after.floor > before.floor
-    assert still.id == untouched.id
-    assert ingest.status.recopies == 1
+    if kind == "narrowed and whole again":  # it concerns all tables of the publication
+        assert still.id != untouched.id
+    else:
+        assert still.id == untouched.id
+        assert ingest.status.recopies == 1
     assert [each for each in ingest.store.tables.values() if each.status is Status.CLOSED] == []
 
 
@@ -186,8 +231,9 @@ def test_what_doesnt_change_values_leaves_the_table_alone(
 ) -> None:
     _run(
         database,
-        "CREATE TABLE t (id int PRIMARY KEY, a text, extra int)",
-        "INSERT INTO t SELECT g, 'a' || g, g FROM generate_series(1, 200) g",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE t (id int PRIMARY KEY, a text, extra int, m mood)",
+        "INSERT INTO t SELECT g, 'a' || g, g, 'ok' FROM generate_series(1, 200) g",
     )
     ingest = ingesting("public.t", heartbeat_interval=0.1)
     ingest.wait_live()
@@ -197,6 +243,8 @@ def test_what_doesnt_change_values_leaves_the_table_alone(
         "ANALYZE t",
         "CREATE INDEX ON t (a)",
         "ALTER TABLE t ALTER a SET STATISTICS 500",
+        "ALTER TYPE mood ADD VALUE 'splendid' BEFORE 'ok'",
+        "ALTER TYPE mood RENAME TO feeling",
         "UPDATE t SET extra = 0 WHERE id < 100",
         "TRUNCATE t",
         "INSERT INTO t VALUES (1, 'after', 1)",
@@ -254,3 +302,31 @@ def test_dropped_table_fails_alone(database: Database, ingesting: Start) -> None
     assert "doesn't exist" in str(ingest.status.tables["public.t"].error)
     ingest.catch_up()
     assert ingest.state("public.other").keys() == {b"1"}
+
+
+def test_publication_that_is_narrowed_shows_nothing_until_it_is_whole(
+    database: Database, ingesting: Start
+) -> None:
+    """Updates are missing from then on, so that what is there is wrong."""
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t VALUES (1, 'a')",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=0.1)
+    ingest.wait_live()
+    name = ingest.options.publication.name
+    _run(
+        database,
+        f"ALTER PUBLICATION {name} SET (publish = 'insert, delete')",
+        "UPDATE t SET a = 'unseen'",
+    )
+    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")  # type: ignore[union-attr]
+    assert f'ALTER PUBLICATION "{name}" SET (publish = ' in ingest.status.tables["public.t"].error
+    _run(
+        database,
+        f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
+    )
+    ingest.wait_live()
+    ingest.assert_equal()
+    assert ingest.status.tables["public.t"].error is None
