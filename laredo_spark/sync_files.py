@@ -81,6 +81,8 @@ class RangeFile:
                 self._writer.close()
                 self._file.flush()
                 os.fsync(self._file.fileno())
+            else:
+                self._writer.is_open = False  # or it writes a footer when it is collected
 
     @property
     def written(self) -> SyncedFile:
