@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import EqualTo, Filter
 
+from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
 from laredo_model.column import Column
 from laredo_spark import changes_reader, read_changes, read_table, register
@@ -23,7 +25,9 @@ from laredo_spark.errors import (
     said,
 )
 from laredo_spark.options import parse
+from laredo_spark.table import PUSH_FILTERS
 from tests.archive.building import COLUMNS, HISTORY, START, Builder, row, state
+from tests.spark.reading import Reading
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ONE = state(row(1, "Ada"), row(2, "Bob"), row(3, "Cy"))
@@ -316,3 +320,56 @@ def test_a_large_diff_is_cut_into_pieces(
         for batch in task.batches(read.shape.spark_schema()):
             seen += zip(batch["action"].to_pylist(), batch["key"].to_pylist(), strict=True)
     assert seen == [("TRUNCATE", None), *(("INSERT", key.decode()) for key in LARGE)]
+
+
+@pytest.fixture
+def in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Diffs of many blocks; the second truncates, and a base follows a gap."""
+    monkeypatch.setattr(jsonl, "DIFF_BLOCK", 2000)
+    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 2000)
+    some = state(*(row(number, "first") for number in range(1000, 1300)))
+    others = state(*(row(number, "second") for number in range(1000, 1300)))
+    builder = Builder(tmp_path).base(0x10, {}).diff(0x20, some).diff(0x30, others)
+    builder.diff(0x40, some, truncate=True).diff(0x50, others)
+    return builder.base(0x60, some, continues=False).diff(0x70, others).write()
+
+
+def read_bytes(tasks: list[changes_reader.ChangesPartition]) -> int:
+    return sum(piece.part.size_bytes for task in tasks for piece in task.pieces)
+
+
+@pytest.mark.parametrize("key", ["1000", "1100", "1299", "0", "9"])
+def test_of_one_key_only_its_blocks_are_read(in_blocks: Path, key: str) -> None:
+    asked = {"mode": "changes", "on_gap": "snapshot", "until": "0/70"}
+    everything = Reading(in_blocks, **asked)
+    expected = [line for line in everything.rows() if line["key"] in (key, None)]
+    made = Reading(in_blocks, **asked, key=key)
+    assert made.rows() == expected
+    assert [line["action"] for line in expected].count("TRUNCATE") == 3
+    assert {line["key"] for line in expected} == {None} | ({key} & {"1000", "1100", "1299"})
+    # The diff that truncates is read whole; so is a base, for a key before its first.
+    assert read_bytes(made.partitions()[1]) < read_bytes(everything.partitions()[1]) * 0.6
+
+
+def test_a_filter_on_the_key_reads_only_its_blocks(in_blocks: Path) -> None:
+    filters: list[Filter] = [EqualTo(("action",), "UPDATE"), EqualTo(("key",), "1100")]
+    whole = Reading(in_blocks, mode="changes", until="0/30")
+    made = Reading(in_blocks, mode="changes", until="0/30", push_filters="true")
+    assert read_bytes(made.partitions(filters)[1]) < read_bytes(whole.partitions()[1]) / 5
+    seen = [(line["action"], line["key"]) for line in made.rows(filters)]
+    assert ("UPDATE", "1100") in seen
+    assert read_bytes(made.partitions(filters[:1])[1]) == read_bytes(whole.partitions()[1])
+
+
+def test_where_key_is_pushed_down_by_spark(spark: SparkSession, in_blocks: Path) -> None:
+    spark.conf.set(PUSH_FILTERS, "true")
+    try:
+        changes = read_changes(spark, str(in_blocks), until="0/50").where("key = '1100'")
+        assert [row.action for row in changes.orderBy("position").collect()] == [
+            "INSERT",
+            "UPDATE",
+            "INSERT",
+            "UPDATE",
+        ]
+    finally:
+        spark.conf.unset(PUSH_FILTERS)

@@ -38,6 +38,7 @@ from tests.spark.test_postgres import (
 SEED = 11
 TRIGGERS = "snapshot { max_churn_records = 60 }"
 OPTIONS = {**DEEP, "also": "epoch,lsn,time", "on_gap": "snapshot", "max_diffs_per_trigger": 100}
+A_BATCH = 30
 NAME = ("epoch", "lsn", "action", "key")
 Values = tuple[Any, ...]
 
@@ -60,12 +61,15 @@ class Application:
             self._made.connection.execute(insert(self._next).encode(), ROW)
 
     def write_until(self, query: Query, condition: Callable[[], object], what: str) -> None:
-        """Until it is true of the running query; one transaction for each artifact meanwhile."""
-        heads = {0}
+        """Until it is true of the running query; meanwhile some transactions for each batch.
+
+        Each waits for the artifact with the one before.
+        """
+        heads, before = {0}, query.batches
 
         def holds() -> bool:
             head = self._made.head("kinds")
-            if head not in heads:
+            if head not in heads and len(heads) < A_BATCH * (1 + query.batches - before):
                 heads.add(head)
                 self.write()
             return bool(condition())
@@ -173,7 +177,7 @@ def test_ends_equal_with_each_change_once(
     with road(tmp_path, database, TRIGGERS) as made:
         place, app = made.place("kinds"), Application(made)
         with Query(place, directory, **OPTIONS, format="jsonl") as query:
-            app.write_until(query, lambda: query.batches > 4, "some batches")
+            app.write_until(query, lambda: query.batches > 3, "some batches")
         epoch = Archive.at(str(place)).epochs[-1].number
         with Query(place, directory, **OPTIONS, format="protobuf") as query:
             before = query.batches
