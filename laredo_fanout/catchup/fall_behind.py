@@ -19,6 +19,7 @@ from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import Plan
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.status import CatchupStatus
+from laredo_fanout.source import append_only
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ class FallBehind:
         self._release: Release | None = None
         self._inserted = 0
         self._level = 0
-        self._measured = self._judged = 0
         self._above = 0
         self._fitting: int | None = None
         """How many segments there would be; None: nobody wants to know."""
@@ -79,16 +79,19 @@ class FallBehind:
 
         :raises psycopg.Error: if the server can't be asked.
         """
-        self._inserted = inserted = room.inserted(connection)
-        release, behind = self._release, inserted - self._level
+        self._inserted = room.inserted(connection)
+        release = self._release
+        behind = self._lag(self._level if release is None else release.decoded)
+        # Where there are several segments, or much is spooled, decoding isn't what is slow.
+        may = release is None or release.waits_for_tail
+        above = may and behind > self._options.threshold_bytes
+        self._above = self._above + 1 if above else 0
         if release is not None:
-            self._fitting = None
             self._advance(connection, release.durable)
-        elif behind > self._options.threshold_bytes or self._asked.is_set():
+        elif self._above or self._asked.is_set():
             self._fitting = self._number(connection, behind)
         else:
             self._fitting = None
-        self._measured += 1
 
     def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
         """The release of the stored plan, or of a new one if one is wanted; None: no segments.
@@ -97,9 +100,10 @@ class FallBehind:
         """
         self._forget_release()
         plan = self._usable_plan()
-        if plan is None and self._wanted:
+        if plan is None and (self._wanted or self._asked.is_set()):
             plan = self._new_plan(connection)
         self._wanted = False
+        self._asked.clear()
         self._remove_spools(except_for=plan)
         if plan is None:
             return None
@@ -120,22 +124,17 @@ class FallBehind:
         if release is not None and release.over:
             return True
         self._level = level if release is None else max(level, release.reached)
-        if self._judged == self._measured:
-            return False
-        self._judged = self._measured
-        behind = self._lag(self._level)
-        self._above = self._above + 1 if behind > self._options.threshold_bytes else 0
-        if release is not None:
-            if self._above >= _CHECKS and self._must_split_again(release, behind):
-                self._wanted = True
-                release.end_early()
-            return False
-        return self._must_begin(behind)
+        if release is None:
+            return self._must_begin()
+        if self._above >= _CHECKS and release.waits_for_tail:
+            self._wanted = True
+            release.end_early()
+        return False
 
     # ------------------------------------------------------------ for people
 
     def ask(self) -> None:
-        """Have the backlog split now, however small it is; from any thread."""
+        """Have the backlog split now, even below the threshold; from any thread."""
         self._asked.set()
 
     @property
@@ -150,6 +149,7 @@ class FallBehind:
             mode=self._options.mode,
             threshold_bytes=self._options.threshold_bytes,
             lag_bytes=self._lag(self._level) if self._level else 0,
+            checks_above=self._above,
             plans=self._plans,
             given_up=self._given_up,
             restarts=self._restarts + (release.restarts if release else 0),
@@ -161,7 +161,7 @@ class FallBehind:
 
     # ------------------------------------------------------------ begin and end
 
-    def _must_begin(self, behind: int) -> bool:
+    def _must_begin(self) -> bool:
         fitting, asked = self._fitting, self._asked.is_set()
         long_enough = self._options.mode is Mode.AUTO and self._above >= _CHECKS
         rested = time.monotonic() >= self._rest_until
@@ -170,19 +170,17 @@ class FallBehind:
         self._asked.clear()
         self._wanted = fitting > 1
         if not self._wanted:
-            self._rest_until = time.monotonic() + _REST_S
-            self._trouble = (
-                f"a backlog of {behind} bytes isn't split: there is room for {max(0, fitting)}"
-                f" segments of {self._options.min_segment_bytes} bytes and more; see catchup"
-                " { min_segment_bytes, reserve_slots }, max_replication_slots, max_wal_senders"
-            )
-            _log.info(self._trouble)
+            self._not_split(self._lag(self._level), fitting)
         return self._wanted
 
-    def _must_split_again(self, release: Release, behind: int) -> bool:
-        """Whether the last segment, alone, can't keep up because of its decoding."""
-        smallest = self._options.min_segment_bytes
-        return release.only_tail and release.unreleased_bytes < smallest and behind > 2 * smallest
+    def _not_split(self, backlog: int, fitting: int) -> None:
+        self._rest_until = time.monotonic() + _REST_S
+        self._trouble = (
+            f"a backlog of {backlog} bytes isn't split: there is room for {max(0, fitting)}"
+            f" segments of {self._options.min_segment_bytes} bytes and more; see catchup"
+            " { min_segment_bytes, reserve_slots }, max_replication_slots, max_wal_senders"
+        )
+        _log.info(self._trouble)
 
     def _lag(self, level: int) -> int:
         return max(0, self._inserted - level)
@@ -202,6 +200,7 @@ class FallBehind:
         end = room.inserted(connection)
         number = self._number(connection, end - position)
         if number < 2:
+            self._not_split(end - position, number)
             return None
         segments = plan_.split(position, end, number)
         plan = Plan(secrets.token_hex(8), self._identity(), segments)
@@ -241,6 +240,7 @@ class FallBehind:
         release, self._release = self._release, None
         self._fitting = None
         self._above = 0
+        self._level = self._store.position
         if release is None:
             return
         self._restarts += release.restarts
@@ -281,6 +281,7 @@ class FallBehind:
             directory=str(self._directory(plan)),
             piece=0,
             piece_bytes=self._options.piece_bytes,
+            appends=append_only.streamed(source, self._store.tables.values()),
         )
 
     # ------------------------------------------------------------ the anchor

@@ -96,7 +96,7 @@ class Release:
 
         :raises SourceUnavailable: if the server can't be reached.
         """
-        heard = [run.take_reports() for run in self.runs[self.head :]]
+        heard = [run.take_reports() for run in self.runs]
         now = time.monotonic()
         if self._ending:
             return int(any(heard))
@@ -145,9 +145,16 @@ class Release:
         return run.reached if self.only_tail and level else 0
 
     @property
-    def unreleased_bytes(self) -> int:
-        """What of the head lies in its spool unread."""
-        return self._reader.unread_bytes
+    def decoded(self) -> int:
+        """How far the last segment's decoding is."""
+        return self.runs[-1].reached
+
+    @property
+    def waits_for_tail(self) -> bool:
+        """Whether only the last segment is left, and little of it lies in its spool."""
+        unread = self._reader.unread_bytes
+        heard = self.runs[-1].heard
+        return self.only_tail and heard and unread < self._options.min_segment_bytes
 
     @property
     def restarts(self) -> int:
@@ -219,6 +226,8 @@ class Release:
             case Failure.NO_ROOM if not is_head:
                 # Its turn comes: the segments before it give their slots back.
                 run.failures = min(run.failures, _MOST_FAILURES - 1)
+            case Failure.NO_ROOM:
+                self.give_up(run.error)
             case _ if run.failures >= _MOST_FAILURES:
                 self.give_up(f"segment {run.number} can't be decoded: {run.error or 'killed'}")
 
@@ -227,7 +236,7 @@ class Release:
         most, spooled = self._options.spool_max_bytes, self.spooled_bytes
         active = [run for run in self.runs[self.head :] if run.pid is not None]
         if spooled > _PAUSE_FROM * most:
-            enough = self.unreleased_bytes > 2 * self._options.piece_bytes
+            enough = self._reader.unread_bytes > 2 * self._options.piece_bytes
             head = self.runs[self.head]
             running = [run for run in active if not run.paused and (run is not head or enough)]
             if running:
@@ -237,7 +246,7 @@ class Release:
             if stopped:
                 stopped[0].pause(paused=False)
         head = self.runs[self.head]
-        if head.paused and self.unreleased_bytes <= self._options.piece_bytes:
+        if head.paused and self._reader.unread_bytes <= self._options.piece_bytes:
             head.pause(paused=False)
 
     # ------------------------------------------------------------ release

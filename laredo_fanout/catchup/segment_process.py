@@ -7,6 +7,7 @@ segment's spool, until it has all of it. What it is told and tells: ``orders``.
 from __future__ import annotations
 
 import os
+import random
 import select
 import sys
 import time
@@ -29,6 +30,7 @@ _NAP = 0.002
 _REPORT_INTERVAL = 1.0
 _SYNC_INTERVAL = 2.0
 _STATUS_INTERVAL = 5.0
+_ATTEMPTS, _ATTEMPT_PAUSE = 4, 0.3
 _NEVER = (1 << 64) - 1
 
 
@@ -232,13 +234,34 @@ def main() -> int:
     return 0
 
 
-def _run(order: Order, tell: Callable[[Report], None]) -> None:
+def _connect(order: Order) -> SegmentStream:
+    """A connection with its copy of the slot; what others just let go may be free in a moment."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _connect_once(order)
+        except ServerUnfit as full:
+            if attempt == _ATTEMPTS:
+                raise ServerUnfit(f"{full} ({attempt} attempts)") from full
+        time.sleep(_ATTEMPT_PAUSE * random.uniform(0.5, 1.0))
+    raise AssertionError
+
+
+def _connect_once(order: Order) -> SegmentStream:
     try:
         stream = SegmentStream.connect(order.source, order.segment)
     except SourceUnavailable as refused:
         raise _Unreachable(str(refused)) from refused
     try:
         stream.copy_slot(order.slot, order.temporary, order.start)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _run(order: Order, tell: Callable[[Report], None]) -> None:
+    stream = _connect(order)
+    try:
         stream.start(order.temporary, order.publication, order.start, appends=order.appends)
         segment = Segment(order, stream, tell)
         poll = select.poll()

@@ -35,7 +35,8 @@ class SegmentRun:
     """A segment that is being decoded, or has been.
 
     ``segment`` is what a power loss leaves of it, ``pieces`` all that its processes
-    have told of. ``failures`` counts processes in a row that ended without getting further.
+    have told of, ``heard`` whether one has told anything yet. ``failures`` counts
+    processes in a row that ended without getting further.
     """
 
     def __init__(self, segment: Segment, source: Order) -> None:
@@ -45,6 +46,7 @@ class SegmentRun:
         self._order = source
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self.heard = False
         self._next_piece = segment.next_piece
         self._start_at = 0.0
         self.position = segment.position
@@ -159,6 +161,7 @@ class SegmentRun:
         if report.failure is not None:
             self.failure, self.error = report.failure, report.error
             return
+        self.heard = True
         self._next_piece = report.piece + 1
         if report.size:
             piece = Piece(report.piece, report.size, report.position)
@@ -186,6 +189,8 @@ class SegmentRun:
         self.failures += 1
         self.restarts += 1
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failures)
+        if self.failure is Failure.NO_ROOM:
+            pause = _LONGEST_PAUSE
         self._start_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
         _log.warning(
             "a segment's process ended before its segment; another goes on",

@@ -40,7 +40,8 @@ class SegmentStatus(NamedTuple):
 
 class CatchupStatus(NamedTuple):
     """Sizes in bytes. ``lag_bytes`` is what the server has written beyond what is durable
-    here; ``release_position`` and ``segments`` are there while a backlog is split.
+    here, ``checks_above`` how many times in a row it was above the threshold;
+    ``release_position`` and ``segments`` are there while a backlog is split.
 
     ``restarts`` counts segments' processes that were started anew, ``plans`` backlogs
     that were split, ``given_up`` those of them that were read through the one slot
@@ -50,6 +51,7 @@ class CatchupStatus(NamedTuple):
     mode: str
     threshold_bytes: int
     lag_bytes: int
+    checks_above: int
     plans: int
     given_up: int
     restarts: int

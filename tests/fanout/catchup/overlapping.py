@@ -62,10 +62,8 @@ class Overlapping:
         execute, dice = self._sessions[number].execute, self._random.random()
         if dice < 0.6:
             rows = self._random.choice([1, 2, 40])
-            table = self._table(number)
-            execute(
-                f"INSERT INTO {table} (a) SELECT repeat('x', 50) FROM generate_series(1, {rows})".encode()
-            )
+            made = f"SELECT repeat('x', 50) FROM generate_series(1, {rows})"
+            execute(f"INSERT INTO {self._table(number)} (a) {made}".encode())
         elif dice < 0.75:
             table = self._table(number)
             some = f"SELECT id FROM {table} LIMIT 3 FOR UPDATE SKIP LOCKED"

@@ -1,0 +1,324 @@
+"""The ingest falls behind: segments bring it level, whatever is under way, breaks or is full."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.catchup.options import CatchupOptions, Mode
+from laredo_fanout.catchup.plan import from_bytes
+from laredo_fanout.catchup.status import CatchupStatus
+from laredo_fanout.source.status import CommitInfo
+from laredo_fanout.store.writer import Store
+from tests.fanout.source.interleaving import TABLES, Interleaving
+from tests.fanout.source.journal_oracle import Replay
+from tests.fix_ingest import RunningIngest
+from tests.fix_postgres import Database, on_versions
+
+Start = Callable[..., RunningIngest]
+_STEPS = 400
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> CatchupOptions:
+    return CatchupOptions(
+        tmp_path / "spools",
+        threshold_bytes=2_000_000,
+        check_interval=0.02,
+        min_segment_bytes=50_000,
+        piece_bytes=100_000,
+    )
+
+
+def _status(ingest: RunningIngest) -> CatchupStatus:
+    assert ingest.fall_behind is not None
+    return ingest.fall_behind.status()
+
+
+def _wait_split(ingest: RunningIngest) -> CatchupStatus:
+    seen: list[CatchupStatus] = []
+
+    def split() -> bool:
+        seen.append(_status(ingest))
+        return bool(seen[-1].segments)
+
+    ingest.wait_until(split, "the backlog is split")
+    return seen[-1]
+
+
+def _wait_level(ingest: RunningIngest) -> None:
+    """The slot's own stream goes on."""
+    ingest.wait_until(
+        lambda: ingest.status.phase == "streaming" and not _status(ingest).segments,
+        "the slot's own stream goes on",
+    )
+
+
+def _start_behind(ingest: RunningIngest, *tables: str) -> None:
+    """Start it, and have it split its backlog at once."""
+    ingest.asks_to_catch_up = True
+    ingest.start(*tables)
+    _wait_split(ingest)
+    ingest.asks_to_catch_up = False
+
+
+class _Held:
+    """Holds the ingest after its first commit while a backlog is split."""
+
+    def __init__(self, ingest: RunningIngest) -> None:
+        self._ingest = ingest
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        ingest.on_commit = self._committed
+
+    def _committed(self, _: CommitInfo) -> None:
+        if _status(self._ingest).segments:
+            self.reached.set()
+            self.go_on.wait(30)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """It is held within the block."""
+        assert self.reached.wait(30), "no commit while the backlog was split"
+        try:
+            yield
+        finally:
+            self._ingest.on_commit = None
+            self.go_on.set()
+
+    def stop(self) -> None:
+        """Stop the ingest there, with the plan in its store."""
+        with self.holding():
+            self._ingest.ingest.stop()
+        self._ingest.stop()
+
+
+@pytest.fixture
+def behind(
+    database: Database, ingesting: Start, options: CatchupOptions
+) -> Iterator[tuple[RunningIngest, Interleaving]]:
+    """Live tables, a stopped ingest, and what overlapping sessions have done since."""
+    with Interleaving(database, seed=7) as work:
+        ingest = ingesting(*TABLES, catchup=options, heartbeat_interval=0.2)
+        work.begin(ingest)
+        ingest.wait_live()
+        ingest.stop()
+        for _ in range(_STEPS):
+            work.step()
+        yield ingest, work
+
+
+@on_versions(16, 18)
+def test_every_commit_of_a_backlog_is_in_the_journal_as_it_was(
+    database: Database, ingesting: Start, options: CatchupOptions
+) -> None:
+    chance = random.Random(3)
+    with Interleaving(database, seed=5) as work, database.connect() as connection:
+        ingest = ingesting(*TABLES, catchup=options, heartbeat_interval=0.2)
+        work.begin(ingest)
+        ingest.wait_live()
+        starts = [Replay(ingest, name) for name in TABLES]
+        ingest.stop()
+        for _ in range(_STEPS):
+            work.step()
+        connection.execute("CREATE TABLE later (id int PRIMARY KEY, a text)")
+        connection.execute("INSERT INTO later SELECT g, g FROM generate_series(1, 2000) g")
+        # A table that is new in the configuration is copied meanwhile.
+        _start_behind(ingest, *TABLES, "public.later")
+        for _ in range(60):
+            work.step()
+            connection.execute("UPDATE later SET a = a || 'x' WHERE id % 7 = 0")
+            if chance.random() < 0.1:
+                _kill_one(ingest, chance)
+        work.finish()
+        ingest.wait_live()
+        ingest.assert_equal()
+        for start in starts:
+            assert start.compare(work.commits) > 20
+        _wait_level(ingest)
+        ingest.assert_equal()
+    assert _slots(database) == [ingest.options.slot_name]
+    assert not list(options.spool_directory.iterdir())
+
+
+def _kill_one(ingest: RunningIngest, chance: random.Random) -> None:
+    pids = [segment.pid for segment in _status(ingest).segments if segment.pid is not None]
+    if pids:
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(pids), signal.SIGKILL)
+
+
+def _slots(database: Database) -> list[object]:
+    with database.connect() as connection:
+        rows = connection.execute(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+        )
+        return [row[0] for row in rows.fetchall()]
+
+
+def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
+    behind: tuple[RunningIngest, Interleaving],
+) -> None:
+    ingest, work = behind
+    held = _Held(ingest)
+    _start_behind(ingest)
+    held.stop()
+    with Store.open(ingest.path, max_size=4 << 30) as store:
+        assert store.catchup_plan is not None
+        plan = from_bytes(store.catchup_plan)
+        assert plan.segments[0].start <= store.position
+    for _ in range(20):
+        work.step()
+    ingest.start()
+    ingest.assert_equal()
+    _wait_level(ingest)
+    assert _status(ingest).plans == 0
+
+
+def test_segments_are_as_many_as_there_is_room_for(
+    behind: tuple[RunningIngest, Interleaving], options: CatchupOptions
+) -> None:
+    ingest, _ = behind
+    with ingest.database.connect() as connection:
+        row = connection.execute(
+            "SELECT current_setting('max_replication_slots')::int - count(*)"
+            " FROM pg_replication_slots"
+        ).fetchone()
+    assert row is not None
+    free = int(str(row[0]))
+    ingest.catchup = replace(options, reserve=free - 2)
+    held = _Held(ingest)
+    _start_behind(ingest)
+    with held.holding():
+        assert len(_status(ingest).segments) == 2
+    ingest.assert_equal()
+
+
+def test_without_room_the_one_slot_is_read(
+    behind: tuple[RunningIngest, Interleaving], options: CatchupOptions
+) -> None:
+    ingest, _ = behind
+    ingest.catchup = replace(options, reserve=100)
+    ingest.asks_to_catch_up = True
+    ingest.start()
+    ingest.assert_equal()
+    status = _status(ingest)
+    assert status.plans == 0
+    assert status.trouble is not None
+    assert "reserve_slots" in status.trouble
+
+
+def test_slots_that_went_meanwhile_are_done_without(
+    behind: tuple[RunningIngest, Interleaving],
+) -> None:
+    ingest, _ = behind
+    held = _Held(ingest)
+    _start_behind(ingest)
+    held.stop()
+    made = []
+    with ingest.database.connect() as connection:
+        try:
+            with suppress(Exception):
+                for number in range(100):
+                    name = f"{ingest.database.name}_full_{number}"
+                    connection.execute("SELECT pg_create_physical_replication_slot(%s)", (name,))
+                    made.append(name)
+            ingest.start()
+            ingest.assert_equal()
+            ingest.wait_until(lambda: _status(ingest).given_up == 1, "the plan is given up")
+        finally:
+            for name in made:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    trouble = _status(ingest).trouble
+    assert trouble is not None
+    assert "no slot is free" in trouble
+
+
+def test_a_plan_of_another_history_is_dropped(
+    behind: tuple[RunningIngest, Interleaving],
+) -> None:
+    ingest, _ = behind
+    held = _Held(ingest)
+    _start_behind(ingest)
+    held.stop()
+    with Store.open(ingest.path, max_size=4 << 30) as store:
+        assert store.catchup_plan is not None
+        other = replace(from_bytes(store.catchup_plan), source="7:2:5 slot token")
+        with store.transaction() as transaction:
+            transaction.set_catchup_plan(other.to_bytes())
+    assert ingest.catchup is not None
+    before = list(ingest.catchup.spool_directory.iterdir())
+    assert before
+    ingest.start()
+    ingest.assert_equal()
+    assert not set(before) & set(ingest.catchup.spool_directory.iterdir())
+
+
+def test_it_begins_by_itself_above_the_threshold(
+    database: Database, ingesting: Start, options: CatchupOptions
+) -> None:
+    """More than one turn of the ingest takes, so that something is left after its checks."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+        options = replace(options, threshold_bytes=200_000)
+        ingest = ingesting("public.t", catchup=options)
+        ingest.wait_live()
+        ingest.stop()
+        for number in range(60):
+            connection.execute(
+                "INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series(%s::int, %s::int) g",
+                (number * 1000, number * 1000 + 999),
+            )
+
+    def wait_for_checks(_: CommitInfo) -> None:
+        if ingest.status.phase == "streaming" and not _status(ingest).plans:
+            ingest.wait_until(lambda: _status(ingest).checks_above > 3, "it is above for long")
+
+    ingest.on_commit = wait_for_checks
+    ingest.start()
+    _wait_split(ingest)
+    ingest.assert_equal()
+    _wait_level(ingest)
+    assert _status(ingest).plans >= 1
+
+
+def test_it_begins_when_asked_for(
+    behind: tuple[RunningIngest, Interleaving], options: CatchupOptions
+) -> None:
+    ingest, _ = behind
+    ingest.catchup = replace(options, mode=Mode.MANUAL)
+    _start_behind(ingest)
+    ingest.assert_equal()
+    _wait_level(ingest)
+
+
+def test_spools_stay_within_their_bound(
+    behind: tuple[RunningIngest, Interleaving], options: CatchupOptions
+) -> None:
+    ingest, _ = behind
+    bound = 300_000
+    ingest.catchup = replace(options, spool_max_bytes=bound, piece_bytes=20_000)
+    seen: list[CatchupStatus] = []
+    ingest.on_commit = lambda _: seen.append(_status(ingest))
+    _start_behind(ingest)
+    ingest.assert_equal()
+    _wait_level(ingest)
+    assert max(status.spool_bytes for status in seen) > 0
+
+
+def test_a_long_transaction_holds_nothing_up(
+    behind: tuple[RunningIngest, Interleaving],
+) -> None:
+    ingest, _ = behind
+    with ingest.database.connect() as connection, connection.transaction():
+        connection.execute("CREATE TEMP TABLE unfinished (a int)")
+        connection.execute("SELECT pg_current_xact_id()")
+        _start_behind(ingest)
+        ingest.assert_equal()
+        _wait_level(ingest)
