@@ -48,7 +48,12 @@ class Shape:
 
     @classmethod
     def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "Shape":
-        """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``."""
+        """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``.
+
+        A base that says that there are no key fields is of a table without a key.
+        """
+        if base.columns and base.key_fields == ():
+            return cls(base.columns, ())
         named = [column.name for column in key_columns(base.columns or ())]
         chosen = base.key_fields or named or key_fields
         return cls(base.columns, tuple(chosen or codec.DEFAULT_KEY), bool(chosen))

@@ -45,9 +45,35 @@ def numbered(digest: bytes, number: int) -> bytes:
     return b"%b-%010d" % (digest, number)
 
 
+def begins_equal_rows(key: bytes) -> bool:
+    """Whether a key that :func:`numbered` made is the first of equal rows."""
+    return number_of(key) == 1
+
+
 def number_of(key: bytes) -> int:
     """The number in a key that :func:`numbered` made."""
     return int(key[-10:])
+
+
+class EqualRows:
+    """Keys for a keyless table's lines that come in the order of their keys, from the first on."""
+
+    def __init__(self) -> None:
+        self._digest, self._number = b"", 0
+
+    def of(self, line: bytes) -> bytes:
+        """The key of the next row.
+
+        :raises BadLine: if its place is before the one that came last.
+        """
+        found = digest(line)
+        if found == self._digest:
+            self._number += 1
+        elif found < self._digest:
+            raise BadLine(f"rows without a key come out of their order: {line[:80]!r}")
+        else:
+            self._digest, self._number = found, 1
+        return numbered(found, self._number)
 
 
 def of_line(line: bytes, key_fields: Sequence[str]) -> bytes:

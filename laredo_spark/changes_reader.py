@@ -17,7 +17,7 @@ from laredo_spark.changes_chain import Step
 from laredo_spark.changes_read import ChangesRead, Pinned
 from laredo_spark.changes_rows import Piece, batches
 from laredo_spark.changes_shape import ChangesShape
-from laredo_spark.errors import ColumnsChanged
+from laredo_spark.errors import ColumnsChanged, KeyMissing
 from laredo_spark.failure import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
@@ -118,6 +118,8 @@ def _pieces(
     artifact, base = step.artifact, step.epoch.base
     wanted = asked.format_id if asked.format_id in artifact.formats else None
     key_names = archive.shape(step.boundary).key_fields
+    if not key_names:
+        raise KeyMissing(asked.path)
     chosen = archive.files.choose(artifact, wanted)
     for number, (part, is_aligned) in enumerate(
         _slices(*chosen) if keys is None else _narrowed(artifact, Slice(*chosen), keys)

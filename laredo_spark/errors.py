@@ -2,6 +2,7 @@
 
 SparkReadError
 ├── OptionRefused     an option that can't be used
+├── KeyMissing        the archive is of a table without a key
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
 ├── BoundaryGone      what the DataFrame was to show has left the archive
 ├── TypesUnfit        a row doesn't fit the types that the first rows showed
@@ -32,6 +33,16 @@ class OptionRefused(SparkReadError):
     def __init__(self, name: str, value: str, reason: str) -> None:
         super().__init__(f"option {name} = {value!r}: {reason}")
         self.option = name
+
+
+class KeyMissing(SparkReadError):
+    """The archive is of a table without a key, which isn't read by ranges of keys."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where}: its table has no key, and this version of laredo-spark reads by keys alone."
+            " `laredo-archive cat` gives its rows as JSON lines, which spark.read.json reads"
+        )
 
 
 class ColumnsChanged(SparkReadError):

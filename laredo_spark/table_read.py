@@ -16,7 +16,7 @@ from laredo_archive.timeline import Boundary
 from laredo_model import position as positions
 from laredo_model.column import Column, key_columns
 from laredo_spark import inference
-from laredo_spark.errors import BoundaryGone, OptionRefused
+from laredo_spark.errors import BoundaryGone, KeyMissing, OptionRefused
 from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
 from laredo_spark.row_shape import RowShape
@@ -141,6 +141,8 @@ def shape_at(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowSha
 
 def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
     key_names = archive.shape(boundary).key_fields
+    if not key_names:
+        raise KeyMissing(asked.path)
     if boundary.columns is None:
         found = inference.columns(archive, boundary, key_names, asked.infer_rows)
         return RowShape(asked, found, inferred=True)

@@ -102,7 +102,7 @@ def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> S
 
         return parquet.SnapshotEncoder(sink, columns)
     if format_id == JSONL:
-        return jsonl.SnapshotEncoder(sink)
+        return jsonl.SnapshotEncoder(sink, columns)
     return protobuf.SnapshotEncoder(sink, columns)
 
 
@@ -129,15 +129,15 @@ def read_snapshot(
     """The rows of a snapshot, keys beside lines, a block at a time.
 
     ``start`` and ``stop`` are byte offsets, such as splits give; a ``start``
-    needs a seekable stream. The key is ``key_fields``, else what ``columns``
-    say, else ``id``.
+    needs a seekable stream. The key is ``key_fields`` (empty: the table has
+    none), else what ``columns`` say, else ``id``.
 
     :raises UnknownFormat: if no codec here knows the format.
     :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
     :raises BadBytes: where the file isn't of its format, while it is read.
     """
     check_format(format_id)
-    key = key_fields or _key_of(columns)
+    key = _key_of(columns) if key_fields is None else key_fields
     if format_id == PARQUET:
         from laredo_archive.codec import parquet
 

@@ -43,8 +43,8 @@ LINES_BLOCK = 4 << 20
 class SnapshotEncoder:
     """Rows into a jsonl snapshot."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._output = Output(sink, SNAPSHOT_BLOCK)
+    def __init__(self, sink: Sink, columns: Sequence[Column] = ()) -> None:
+        self._output = Output(sink, SNAPSHOT_BLOCK, columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """The next rows; memory for their bytes once more is taken."""

@@ -11,6 +11,8 @@ from operator import lt
 from typing import NamedTuple, Protocol
 
 from laredo_archive.codec.block_sums import Blocks, BlockSums
+from laredo_model.column import Column, key_columns
+from laredo_model.key import begins_equal_rows
 
 SNAPSHOT_BLOCK = 16 * 1024 * 1024
 DIFF_BLOCK = 256 * 1024
@@ -40,11 +42,17 @@ class Encoded(NamedTuple):
     blocks: Blocks = ()
 
 
+def _anywhere(key: bytes) -> bool:
+    return True
+
+
 class Output:
     """Passes bytes on to ``sink`` and keeps account of them."""
 
-    def __init__(self, sink: Sink, block: int) -> None:
+    def __init__(self, sink: Sink, block: int, columns: Sequence[Column] = ()) -> None:
         self._sink = sink
+        # Equal rows of a table without a key are numbered from the first of them on.
+        self._may_split = begins_equal_rows if columns and not key_columns(columns) else _anywhere
         self._hash = sha256()
         self._size = 0
         self._count = 0
@@ -79,7 +87,7 @@ class Output:
 
     def block(self, first_key: bytes, data: bytes) -> None:
         """Rows that can only be read together, the first with this key."""
-        if self._blocks % self._blocks_a_split == 0:
+        if self._blocks % self._blocks_a_split == 0 and self._may_split(first_key):
             self._splits.append((first_key, self._size))
             self._sums.cut(self._size)
         self._blocks += 1
@@ -124,7 +132,7 @@ class Output:
     def _mark_splits(self, keys: Sequence[bytes], sizes: Iterable[int]) -> None:
         offset = self._size
         for key, size in zip(keys, sizes, strict=True):
-            if offset >= self._next_split:
+            if offset >= self._next_split and self._may_split(key):
                 self._splits.append((key, offset))
                 self._sums.cut(offset)
                 if len(self._splits) > MAX_SPLITS:

@@ -30,7 +30,7 @@ class SnapshotEncoder:
     """Rows into a parquet snapshot. Memory: a row group's lines, a few times over."""
 
     def __init__(self, sink: Sink, columns: Sequence[Column]) -> None:
-        self._output = Output(sink, 0)
+        self._output = Output(sink, 0, columns)
         self._columns = columns
         self._pending: list[bytes] = []
         self._pending_bytes = 0

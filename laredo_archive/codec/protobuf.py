@@ -32,7 +32,7 @@ class SnapshotEncoder:
     """Rows into a protobuf snapshot."""
 
     def __init__(self, sink: Sink, columns: Sequence[Column]) -> None:
-        self._output = Output(sink, SNAPSHOT_BLOCK)
+        self._output = Output(sink, SNAPSHOT_BLOCK, columns)
         self._encode = struct_rows.encoder(columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:

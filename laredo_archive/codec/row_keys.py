@@ -25,18 +25,26 @@ class RowKeys:
     """Reads keys from lines whose columns stand in one order.
 
     ``names`` are the lines' columns in order, None if unknown: then the first
-    line tells. A line that has them otherwise is taken apart in full.
+    line tells. A line that has them otherwise is taken apart in full. Without
+    ``key_fields`` the table has no key, and its rows are to come in order, from
+    the first of some equal ones on.
     """
 
     def __init__(self, key_fields: Sequence[str], names: Sequence[str] | None) -> None:
         self._fields = list(key_fields)
-        self._pattern = None if names is None else self._compile(names)
+        self._equal_rows = keys_.EqualRows()
+        self._pattern = None if names is None or not key_fields else self._compile(names)
 
     def of_lines(self, lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
         """The keys, and the lines: as they are, or compact where they weren't.
 
         :raises BadBytes: if a line isn't a row or lacks a key column.
         """
+        if not self._fields:
+            try:
+                return [self._equal_rows.of(line) for line in lines], lines
+            except BadLine as wrong:
+                raise BadBytes(str(wrong)) from wrong
         if self._pattern is None and lines:
             self._pattern = self._learn(lines[0])
         if self._pattern is not None:

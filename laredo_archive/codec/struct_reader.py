@@ -40,6 +40,7 @@ class RowReader:
     def __init__(self, columns: Sequence[Column] | None, key_fields: Sequence[str]) -> None:
         self._key_fields = list(key_fields)
         self._columns = columns
+        self._equal_rows = keys_.EqualRows()
         self._members: list[tuple[bytes, bytes, str, bool]] = []
         self._key_at: list[int] = []
         if columns:
@@ -68,6 +69,8 @@ class RowReader:
             return keys_.of_fragments([pieces[index] for index in self._key_at]), b"".join(pieces)
         line = b"".join(pieces)
         try:
+            if not self._key_fields:
+                return self._equal_rows.of(line), line
             return keys_.of_line(line, self._key_fields), line
         except ValueError as wrong:
             raise BadBytes(str(wrong)) from wrong
