@@ -7,6 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_spark import options, proof, unsorted
+from laredo_spark.options import Mode
 from laredo_spark.source import LaredoDataSource
 from laredo_spark.table_read import TableRead
 
@@ -81,9 +82,14 @@ def read_table(
 
 
 def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> DataFrame:
+    asked = table.asking(options.parse(pinned))
     if not table.has_ranges:
-        return unsorted.folded(spark, table.asking(options.parse(pinned)), pinned)
-    return spark.read.format(LaredoDataSource.name()).options(**pinned).load()
+        return unsorted.folded(spark, asked, pinned)
+    reader = spark.read.format(LaredoDataSource.name()).options(**pinned)
+    if asked.asked.mode is Mode.TABLE:
+        # Known here already, so Spark needn't have the manifest read once more for it.
+        reader = reader.schema(asked.spark_schema())
+    return reader.load()
 
 
 def as_options(given: Mapping[str, object]) -> dict[str, str]:

@@ -91,6 +91,7 @@ class TableReader(DataSourceReader):
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
         self._asked = asked
         self._schema = schema
+        self._table: TableRead | None = None
         self._keys: list[KeyRange] | None = None
         if asked.key is not None:
             self._keys = [ranges.of_key(asked.key.encode())]
@@ -101,7 +102,7 @@ class TableReader(DataSourceReader):
 
         :raises ColumnsChanged: if it has other columns than when the DataFrame was made.
         """
-        table = TableRead.of(self._asked)
+        table = self._found()
         now = table.spark_schema()
         if now != self._schema:
             raise ColumnsChanged(table.archive.uri, self._schema.simpleString(), now.simpleString())
@@ -109,6 +110,15 @@ class TableReader(DataSourceReader):
             return [WholePartition(table, self._keys)]
         objects = table.objects()
         return [TablePartition(reads, objects, table.shape) for reads in self._reads(table)]
+
+    def _found(self) -> TableRead:
+        """The table by one reading of its manifest, for all that is planned."""
+        self._table = self._table or TableRead.of(self._asked)
+        return self._table
+
+    def __getstate__(self) -> dict[str, object]:
+        """Tasks have their partitions, and need no manifest."""
+        return {**self.__dict__, "_table": None}
 
     def _reads(self, table: TableRead) -> list[list[RangeRead]]:
         size = sum(table.choose(artifact)[1].size_bytes for artifact in table.boundary.artifacts)
@@ -178,5 +188,5 @@ class FilteredTableReader(TableReader):
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
         """Take what narrows the key; Spark checks every row of what is read."""
         if self._keys is None:
-            self._keys = ranges_of(filters, TableRead.of(self._asked).shape)
+            self._keys = ranges_of(filters, self._found().shape)
         return iter(filters)
