@@ -20,6 +20,7 @@ def source_options(config: Config) -> source.SourceOptions:
         copy=source.CopyOptions(workers=said.copying.workers),
         heartbeat_interval=said.heartbeat_interval,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
+        stream_transactions=said.stream_transactions,
     )
 
 

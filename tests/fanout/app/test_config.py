@@ -86,6 +86,12 @@ def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
     assert [table.qualified for table in options.source_tables(said)] == ["public.config_document"]
 
 
+def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> None:
+    off = MINIMAL + "sources.pg.stream_transactions = off\n"
+    assert options.source_options(load(tmp_path, MINIMAL)).stream_transactions
+    assert not options.source_options(load(tmp_path, off)).stream_transactions
+
+
 def test_fall_behind_mode_is_as_configured(tmp_path: Path) -> None:
     said = options.catchup_options(load(tmp_path, DESIGN))
     assert said is not None
