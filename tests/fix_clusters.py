@@ -29,6 +29,7 @@ class Clusters:
         self._templates = templates
         self._stack = stack
         self._number = 0
+        self.servers: list[EmbeddedPostgres] = []
         self.address = Path(tempfile.mkdtemp(prefix="laredo-ha-")) / "s"
 
     def new(self, version: int = 18, **settings: str) -> EmbeddedPostgres:
@@ -42,6 +43,7 @@ class Clusters:
         server = _server(data, version, settings)
         server.start()
         self._stack.callback(server.stop, how=signal.SIGQUIT)
+        self.servers.append(server)
         return server
 
     def recovered(self, data: Path, version: int = 18) -> EmbeddedPostgres:
@@ -137,6 +139,24 @@ def wait_replayed(standby: EmbeddedPostgres, position: int) -> None:
         return row is not None and bool(row[0])
 
     wait_until(replayed, "the standby has replayed it")
+
+
+def wait_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
+    """Until the standby has the primary's logical slot (sync_replication_slots)."""
+
+    def synced() -> bool:
+        with primary.connect() as connection:
+            # Of what runs, which the standby's slot begins with, a note is made every 15 s.
+            connection.execute("SELECT pg_log_standby_snapshot()")
+        with standby.connect() as connection:
+            return bool(
+                connection.execute(
+                    "SELECT FROM pg_replication_slots WHERE synced AND NOT temporary"
+                    " AND invalidation_reason IS NULL"
+                ).fetchall()
+            )
+
+    wait_until(synced, "the slot is on the standby", 60)
 
 
 def promote(standby: EmbeddedPostgres) -> None:

@@ -94,6 +94,7 @@ class Preparation:
             self._begin(connection, published, continuity.first(server), because)
             return look
         found = slot.read(connection, options.slot_name)
+        self._counters.slot.look(found)
         verdict = self._judge(connection, server, known, found)
         lost = verdict.broken or slot.gap(
             slot.Stored(known.slot, known.publication, store.position),

@@ -19,7 +19,7 @@ from laredo_archive.verify import verify
 from tests.end_to_end.oracle import boundaries
 from tests.end_to_end.test_oracle import SNAPSHOTTER, SNAPSHOTTER_TABLE
 from tests.fanout.app.fanout_program import Fanout, fanout
-from tests.fix_clusters import Clusters, position_of, promote, wait_replayed
+from tests.fix_clusters import Clusters, position_of, promote, wait_replayed, wait_synced
 from tests.processes import Program, free_port, wait_until
 
 Rows = dict[str, str]
@@ -160,16 +160,7 @@ def failed_over(world: World) -> None:
     standby = world.clusters.standby(world.postgres, sync_replication_slots="on")
     world.write(2)
     world.archived()
-
-    def synced() -> bool:
-        with standby.connect() as connection:
-            return bool(
-                connection.execute(
-                    "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary"
-                ).fetchall()
-            )
-
-    wait_until(synced, "the slot is on the standby")
+    wait_synced(world.postgres, standby)
     wait_replayed(standby, position_of(world.postgres))
     world.postgres.stop()
     promote(standby)

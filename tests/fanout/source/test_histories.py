@@ -24,6 +24,7 @@ from tests.fix_clusters import (
     position_of,
     promote,
     wait_replayed,
+    wait_synced,
     write_wal,
 )
 from tests.fix_ingest import RunningIngest
@@ -104,7 +105,7 @@ def failed_over(clusters: Clusters, follow: Follow, version: int) -> tuple[Runni
     run(primary, "UPDATE t SET a = 'b' WHERE id <= 50")
     ingest.catch_up()
     if synced:
-        wait_until(lambda: is_synced(standby), "the slot is on the standby")
+        wait_synced(primary, standby)
     wait_replayed(standby, position_of(primary))
     record = table_id(ingest)
     primary.stop()
@@ -113,15 +114,6 @@ def failed_over(clusters: Clusters, follow: Follow, version: int) -> tuple[Runni
     run(standby, "UPDATE t SET a = 'c' WHERE id <= 10", "DELETE FROM t WHERE id > 90")
     ingest.database = clusters.lead_to(standby)
     return ingest, record
-
-
-def is_synced(standby: EmbeddedPostgres) -> bool:
-    with standby.connect() as connection:
-        found = connection.execute(
-            "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary"
-            " AND invalidation_reason IS NULL"
-        ).fetchall()
-    return bool(found)
 
 
 def test_failover_with_the_slot_on_the_standby_goes_on(clusters: Clusters, follow: Follow) -> None:

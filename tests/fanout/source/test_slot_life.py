@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -192,6 +193,29 @@ def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingestin
         connection.execute("DELETE FROM t WHERE id = 1")
     ingest.assert_equal()
     assert ingest.status.senders_ended == 0
+
+
+def test_a_streams_name_is_stored_before_it_is_used(
+    filled: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a crash right after its start would leave a stranger."""
+    known: list[bool] = []
+    start = ReplicationStream.start
+
+    def looked_at(stream: ReplicationStream, *names: Any, **options: Any) -> None:
+        name = stream.pgconn.parameter_status(b"application_name")
+        assert name is not None
+        known.append(name.decode() in ingest.store.streams)
+        start(stream, *names, **options)
+
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    monkeypatch.setattr(ReplicationStream, "start", looked_at)
+    with filled.connect() as connection:
+        connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+    ingest.wait_until(lambda: known, "it begins again")
+    ingest.assert_equal()
+    assert all(known)
 
 
 def test_a_store_that_was_copied_while_it_ran_ends_no_later_stream(

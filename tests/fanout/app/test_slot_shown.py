@@ -1,0 +1,111 @@
+"""The slot's dangers and its end, as /status, /metrics, the log and the terminal show them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from tests.fanout.app.fanout_program import Fanout, fanout
+from tests.fix_clusters import Clusters, invalidate
+from tests.processes import wait_until
+
+TABLES = "{ table = t }"
+
+
+@contextmanager
+def started(server: Fanout) -> Iterator[None]:
+    with server.program:
+        server.program.wait_ready(120)
+        yield
+
+
+def made(clusters: Clusters, directory: Path, extra: str = "", **settings: str) -> Fanout:
+    """A server over a cluster whose slot may keep little, not started."""
+    postgres = clusters.new(18, **settings)
+    database = clusters.lead_to(postgres)
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    return fanout(directory / "server", database.dsn, TABLES, extra)
+
+
+def test_danger_is_shown_everywhere_and_passes(clusters: Clusters, tmp_path: Path) -> None:
+    server = made(clusters, tmp_path, max_slot_wal_keep_size="64MB", max_wal_size="1GB")
+    dsn = f"postgresql://postgres@/postgres?host={clusters.address}"
+    with started(server), psycopg.connect(dsn) as left, psycopg.connect(dsn) as other:
+        other.autocommit = True
+        left.execute("INSERT INTO t VALUES (1)")
+        pid = left.info.backend_pid
+        for _ in range(4):
+            other.execute("SELECT pg_logical_emit_message(true, 'filler', 'x')")
+            other.execute("SELECT pg_switch_wal()")
+
+        def warned() -> bool:
+            kinds = {warning["kind"] for warning in server.status["sources"]["pg"]["warnings"]}
+            return bool(kinds & {"safe_wal_size", "unreserved"})
+
+        wait_until(warned, "it is warned of")
+        source, metrics = server.status["sources"]["pg"], server.metrics
+        (warning,) = source["warnings"]
+        kind = warning["kind"]
+        assert warning["cure"].startswith("raise max_slot_wal_keep_size")
+        assert source["slot"]["oldest_transaction"]["pid"] == pid
+        assert source["slot"]["retained_bytes"] > 40 << 20 > source["slot"]["unconfirmed_bytes"]
+        assert source["slot"]["max_wal_bytes"] == 64 << 20
+        assert source["slot"]["failover"] is True
+        assert metrics[f'laredo_slot_warning{{kind="{kind}",source="pg"}}'] == 1
+        assert metrics['laredo_slot_warning{kind="lost",source="pg"}'] == 0
+        assert metrics['laredo_slot_retained_wal_bytes{source="pg"}'] > 40 << 20
+        assert metrics['laredo_slot_safe_wal_bytes{source="pg"}'] < 16 << 20
+        assert metrics['laredo_slot_oldest_transaction_seconds{source="pg"}'] > 0
+        assert server.status["ready"], "a warning is no reason not to serve"
+        shown = server.run("status")
+        assert warning["cure"] in shown.stdout
+        assert "of 67,108,864 kept" in shown.stdout
+        checked = server.run("check")
+        assert warning["cure"] in checked.stdout and "max_slot_wal_keep_size" in checked.stdout
+        assert f"in use by pid {_holder(other)} (laredo-fanout s" in checked.stdout
+        assert '"event": "slot in danger"' in server.program.tail(20_000)
+        left.commit()
+        wait_until(lambda: other.execute("CHECKPOINT") and not warned(), "the danger is over")
+        assert '"event": "slot out of danger"' in server.program.tail(20_000)
+
+
+def _holder(connection: "psycopg.Connection[tuple[object, ...]]") -> object:
+    row = connection.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_a_lost_slot_is_shown_until_somebody_decides(clusters: Clusters, tmp_path: Path) -> None:
+    settings = {"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB"}
+    fail = "sources.pg.on_slot_lost = fail\n"
+    server = made(clusters, tmp_path, fail, **settings)
+    with started(server):
+        before = server.status["sources"]["pg"]
+    invalidate(clusters.servers[-1])
+    with server.program:
+
+        def problems() -> list[str]:
+            return [problem for problem in server.problems if "invalidated" in problem]
+
+        (problem,) = wait_until(problems, "it says so")
+        assert "its WAL is gone (max_slot_wal_keep_size)" in problem
+        assert "Set on_slot_lost = recreate to copy every table anew" in problem
+        source = server.status["sources"]["pg"]
+        assert source["slot"]["wal_status"] == "lost"
+        assert source["slot"]["invalidated"] == "wal_removed"
+        assert [warning["kind"] for warning in source["warnings"]] == ["lost"]
+        assert (source["history"], source["slot_losses"]) == (before["history"], 0)
+        assert source["lag_seconds"] > 0
+        assert server.table("public.t")["status"] == "live"
+        server.program.stop()
+    file = server.program.config
+    file.write_text(file.read_text().replace(fail, ""))
+    with started(server):
+        source = server.status["sources"]["pg"]
+        assert "its WAL is gone" in source["because"]
+        assert server.metrics['laredo_source_slot_losses_total{source="pg"}'] == 1
+        assert '"event": "changes are gone; every table is copied anew"' in (
+            server.program.tail(20_000)
+        )
