@@ -1,6 +1,6 @@
 """One durable step of the store: rows, journal, position and definitions, all or nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -330,12 +330,19 @@ class Transaction:
         self.time_us = max(self.time_us, time_us)
         return record
 
-    def publish_differences(self, table_id: int, position: int, time_us: int) -> TableRecord:
+    def publish_differences(
+        self,
+        table_id: int,
+        position: int,
+        time_us: int,
+        between: Callable[[], None] | None = None,
+    ) -> TableRecord:
         """The barrier of a re-copy with an unchanged schema: into the live incarnation.
 
         Rows that differ enter the live table's journal at the barrier's
         position as ordinary changes; then the copy is dropped. Returns the
-        live table.
+        live table. ``between`` is called now and then while rows are compared;
+        what it raises ends all, and the transaction must be given up.
 
         :raises TableUnknown: if there is no live incarnation.
         """
@@ -343,7 +350,7 @@ class Transaction:
         live = next((each for each in self._others(copied) if each.live), None)
         if live is None:
             raise TableUnknown(f"{copied.qualified} that is live")
-        for changes in self._barrier().differences(live, copied, position, time_us):
+        for changes in self._barrier().differences(live, copied, position, time_us, between):
             self.apply(live.id, changes)
         self.drop_table(table_id)
         return self.tables[live.id]
