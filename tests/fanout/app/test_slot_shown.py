@@ -109,3 +109,23 @@ def test_a_lost_slot_is_shown_until_somebody_decides(clusters: Clusters, tmp_pat
         assert '"event": "changes are gone; every table is copied anew"' in (
             server.program.tail(20_000)
         )
+
+
+def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Path) -> None:
+    server = made(clusters, tmp_path, idle_replication_slot_timeout="1h", wal_sender_timeout="0")
+    dsn = f"postgresql://postgres@/postgres?host={clusters.address}"
+    physical = psycopg.connect(f"{dsn}&replication=true", autocommit=True)
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        # As an older version of this program would have made it.
+        owner.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        row = owner.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        assert row is not None
+        physical.pgconn.exec_(f"START_REPLICATION PHYSICAL {row[0]}".encode())
+        shown = server.run("check").stdout
+        physical.close()
+    assert "a server that is away for 3,600 s loses its slot" in shown
+    assert "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'" in shown
+    assert "ALTER SYSTEM SET wal_sender_timeout = '60s'" in shown
+    assert "s was made without failover: a promoted standby won't have it" in shown
+    assert "ALTER_REPLICATION_SLOT s (FAILOVER true)" in shown
+    assert "-1: WAL is kept without limit while this server is away" in shown
