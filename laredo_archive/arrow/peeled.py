@@ -43,7 +43,7 @@ class Peeler:
         except pa.ArrowInvalid:
             # A line without that column: its list has no second part. Or bytes that aren't UTF-8.
             return None
-        return found if self._in_whole_strings(found, block) else None
+        return found if self._are_whole(found) else None
 
     def _peeled(self, inside: pa.StringArray) -> list[pa.StringArray]:
         heads, first, last = self._heads, self._first, self._last
@@ -61,12 +61,10 @@ class Peeler:
                 raise pa.ArrowInvalid(f"{head} isn't there once")
         return [*begin, *_taken_apart(inside, between), *end]
 
-    def _in_whole_strings(self, fragments: Sequence[pa.StringArray], block: bytes) -> bool:
-        """Whether a string begins and ends where a fragment does; not looked at if some have
-        backslashes."""
-        return _BACKSLASH in block or all(
-            number in self._nesting or _quotes(array) == 2 * _strings(array)
-            for number, array in enumerate(fragments)
+    def _are_whole(self, fragments: Sequence[pa.StringArray]) -> bool:
+        """Whether strings and arrays begin and end where fragments do."""
+        return all(
+            number in self._nesting or _is_whole(array) for number, array in enumerate(fragments)
         )
 
 
@@ -116,10 +114,15 @@ def _alternating(pairs: int) -> tuple[pa.Int32Array, pa.Int32Array]:
     return even, pc.add(even, 1)
 
 
-def _strings(fragments: pa.StringArray) -> int:
-    return int(pc.sum(pc.starts_with(fragments, '"')).as_py())
+def _is_whole(fragments: pa.StringArray) -> bool:
+    """By the bytes of all of them at once; of a column with backslashes it can't be told so."""
+    arrays = _count(pc.starts_with(fragments, "["))
+    if arrays:
+        return arrays == _count(pc.ends_with(fragments, "]"))
+    data = fragments.buffers()[2]
+    text = b"" if data is None else data.to_pybytes()
+    return _BACKSLASH in text or text.count(b'"') == 2 * _count(pc.starts_with(fragments, '"'))
 
 
-def _quotes(fragments: pa.StringArray) -> int:
-    """By the bytes of all of them at once; what Arrow itself has made holds no others."""
-    return int(fragments.buffers()[2].to_pybytes().count(b'"'))
+def _count(found: pa.BooleanArray) -> int:
+    return int(found.true_count)

@@ -141,6 +141,7 @@ def test_ordinary_lines_are_peeled() -> None:
         b'{"a":"x","b":"y"z"}\n',
         b'{"a":"x","b":"y}\n',
         b'{"a":"x","b":2\n',
+        b'{"a":"\\\\","b":2,"c":3}\n',
         b'{"a":1,"b":2}\n\n{"a":1,"b":2}\n',
         b'["a",1]\n',
     ],
