@@ -131,8 +131,8 @@ class Scenario:
         assert self._server is not None
         return self._server
 
-    def start_server(self) -> Program:
-        """``laredo-fanout`` with its store as it is."""
+    def start_server(self, *sets: str) -> Program:
+        """``laredo-fanout`` with its store as it is; ``sets`` are for ``--set``."""
         config = self.directory / "fanout.conf"
         config.write_text(
             f"""
@@ -148,6 +148,8 @@ class Scenario:
             """
         )
         command = [str(SCRIPTS / "laredo-fanout"), "--config", str(config)]
+        for each in sets:
+            command += ["--set", each]
         self._server = Program(command, self.directory / "fanout.log")
         self.memory.watch(self._server.pid, "laredo-fanout, ingest")
         return self._server

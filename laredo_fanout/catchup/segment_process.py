@@ -24,6 +24,8 @@ from laredo_model import position as position_
 FAILED = 1
 MAIN_IS_GONE = 3
 
+# Whoever serves clients, and the release, come first.
+_NICENESS = 5
 _MESSAGES_A_TURN = 20_000
 _BUSY_BYTES = 64 << 10
 _NAP = 0.002
@@ -217,6 +219,7 @@ class Segment:
 
 
 def main() -> int:
+    os.nice(_NICENESS)
     order = orders.order_from_bytes(_first_line())
 
     def tell(report: Report) -> None:
@@ -252,7 +255,7 @@ def _connect_once(order: Order) -> SegmentStream:
     except SourceUnavailable as refused:
         raise _Unreachable(str(refused)) from refused
     try:
-        stream.copy_slot(order.slot, order.temporary, order.start)
+        stream.copy_slot(order.slot, order.temporary, order.start, meanwhile=_end_with_main)
     except BaseException:
         stream.close()
         raise
@@ -297,6 +300,13 @@ def _obey(segment: Segment) -> None:
                 segment.paused = False
             case orders.FINISH:
                 segment.finishing = True
+
+
+def _end_with_main() -> None:
+    poll = select.poll()
+    poll.register(0, 0)
+    if poll.poll(0):  # nobody can tell anything any more
+        os._exit(MAIN_IS_GONE)
 
 
 def _first_line() -> bytes:

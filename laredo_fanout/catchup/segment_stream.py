@@ -5,6 +5,9 @@ https://www.postgresql.org/docs/current/functions-admin.html, pg_copy_logical_re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from laredo_fanout.errors import ServerUnfit, SlotLost, SourceUnavailable
@@ -15,6 +18,7 @@ from laredo_model import position as position_
 
 _LIMITS = ("max_wal_senders", "connection slots are reserved", "too many clients")
 """A refused connection has no SQLSTATE on the client's side."""
+_WORTH_MOVING = 16 << 20
 _FULL = b"53400"
 _GONE = (b"42704", b"55000", b"0A000")
 
@@ -37,8 +41,13 @@ class SegmentStream(ReplicationStream):
             raise
         return cls(connection, options.receive_timeout)
 
-    def copy_slot(self, slot: str, temporary: str, start: int) -> None:
+    def copy_slot(
+        self, slot: str, temporary: str, start: int, *, meanwhile: Callable[[], None]
+    ) -> None:
         """Copy ``slot``; the copy streams everything from ``start`` on.
+
+        It is moved there, which passes over the WAL in between without gathering its
+        changes; ``meanwhile`` is called every second of that.
 
         :raises ServerUnfit: if there is no free slot.
         :raises SlotLost: if the slot is gone, or beyond ``start``: the stream would begin
@@ -62,3 +71,23 @@ class SegmentStream(ReplicationStream):
                 f"slot {slot} was moved to {position_.text(copied)}, beyond"
                 f" {position_.text(start)}, where decoding must go on"
             )
+        if start - copied > _WORTH_MOVING:
+            self._move(temporary, start, meanwhile)
+
+    def _move(self, temporary: str, start: int, meanwhile: Callable[[], None]) -> None:
+        command = f"SELECT pg_replication_slot_advance('{temporary}', '{position_.text(start)}')"
+        try:
+            self.pgconn.send_query(command.encode())
+            self._flush()
+            while self.pgconn.is_busy():
+                self._poll.poll(1000)
+                self.pgconn.consume_input()
+                meanwhile()
+            failed = False
+            while (result := self.pgconn.get_result()) is not None:
+                failed = failed or result.status != ExecStatus.TUPLES_OK
+        except psycopg.OperationalError as cut:
+            raise session.refusal(cut, command) from cut
+        if failed:
+            text = " ".join(self.pgconn.get_error_message().split())
+            raise SourceUnavailable(f"slot {temporary} can't be moved: {text}")

@@ -10,6 +10,7 @@ import pytest
 
 from laredo_fanout.catchup.plan import Segment, bounded
 from laredo_fanout.catchup.release import Release
+from laredo_fanout.errors import SourceUnavailable
 from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,
@@ -17,12 +18,13 @@ from tests.fanout.catchup.reading import (
     place,
     prepare,
     single,
+    slot_of,
     start_of,
 )
 from tests.fix_postgres import Database, on_versions
 
 
-def _backlog(database: Database, seed: int, steps: int = 800) -> None:
+def _backlog(database: Database, seed: int, steps: int = 600) -> None:
     prepare(database)
     overlapping = Overlapping(database, seed)
     overlapping.run(steps)
@@ -59,7 +61,7 @@ class _Killing:
 
     def __call__(self, release: Release) -> bool:
         self._turns += 1
-        if self.killed + self.ended > 12:
+        if self.killed + self.ended > 8:
             return False
         dice = self._chance.random()
         pids = [run.pid for run in release.runs if run.pid is not None]
@@ -84,3 +86,18 @@ def test_segments_survive_kills(database: Database, tmp_path: Path, seed: int) -
         continue
     assert normal(reading.messages) == truth
     assert killing.killed > 0
+
+
+def test_a_slot_that_was_moved_beyond_is_refused(database: Database, tmp_path: Path) -> None:
+    """START_REPLICATION would begin where the slot is, in silence."""
+    _backlog(database, 5, steps=300)
+    reading = SegmentedReading(database, tmp_path)
+    segments = _cut(database, 5)
+    reading.begin(segments)
+    with database.connect() as connection:
+        connection.execute(
+            "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot_of(database),)
+        )
+    with pytest.raises(SourceUnavailable, match=r"was moved to .*, beyond "):
+        reading.life()
+    assert reading.messages == []

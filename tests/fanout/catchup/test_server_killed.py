@@ -1,0 +1,118 @@
+"""The real server, killed while it catches up: it goes on with its plan, and no change is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fix_postgres import Database
+from tests.processes import wait_until
+
+_ROWS = 30_000
+_CATCHUP = """
+sources.pg.catchup { mode = %s, threshold_bytes = 200000, check_interval = 20ms,
+                     min_segment_bytes = 100000 }
+"""
+
+
+@pytest.fixture
+def table(database: Database) -> str:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v int, a text)")
+        owner.execute(
+            "INSERT INTO t SELECT g, 0, repeat('x', 80) FROM generate_series(1, %s) g", (_ROWS,)
+        )
+    return "{ table = t }"
+
+
+def _server(tmp_path: Path, database: Database, table: str, mode: str) -> Fanout:
+    slot = f"s_{database.name}"
+    return fanout(tmp_path / "server", database.dsn, table, _CATCHUP % mode, slot=slot)
+
+
+def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
+    """While the server stands still."""
+    psutil.Process(server.program.pid).suspend()
+    with database.connect() as owner:
+        # Small transactions: a client that is cut off within one gets its beginning again.
+        for first in range(0, _ROWS, 100):
+            owner.execute("UPDATE t SET v = v + 1 WHERE id > %s AND id <= %s", (first, first + 100))
+        owner.execute("DELETE FROM t WHERE id = %s", (round_ + 1,))
+    psutil.Process(server.program.pid).resume()
+
+
+def _catchup(server: Fanout) -> dict[str, Any]:
+    shown: dict[str, Any] = server.status["sources"]["pg"]["catchup"]
+    return shown
+
+
+def _is_active(server: Fanout) -> bool:
+    answer = server.program.get("/status")
+    return answer is not None and bool(answer.json()["sources"]["pg"]["catchup"]["active"])
+
+
+async def test_killed_while_catching_up_it_goes_on(
+    tmp_path: Path, database: Database, table: str
+) -> None:
+    chance = random.Random(1)
+    server = _server(tmp_path, database, table, "auto")
+    with started(server):
+        async with server.follower("public.t") as follower:
+            await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
+            for kill in range(3):
+                _fall_behind(server, database, kill)
+                wait_until(lambda: _is_active(server), "the backlog is split")
+                workers = [segment["pid"] for segment in _catchup(server)["segments"]]
+                time.sleep(chance.uniform(0, 0.5))  # any moment will do
+                server.program.stop(signal.SIGKILL)
+                wait_until(lambda pids=workers: not any(map(_runs, pids)), "no process is left")
+                server.program.start()
+                server.program.wait_ready()
+            await follower.until([str(number).encode() for number in range(4, _ROWS + 1)])
+            with database.connect() as owner:
+                row = owner.execute("SELECT sum(v) FROM t").fetchone()
+            assert row is not None
+            wanted = int(str(row[0]))
+            assert (
+                sum(int(line.split(b'"v":')[1].split(b",")[0]) for line in follower.rows.values())
+                == wanted
+            )
+    assert "catching up" in server.program.log.read_text()
+
+
+def _runs(pid: int | None) -> bool:
+    if pid is None:
+        return False
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_command_has_it_split_its_backlog(tmp_path: Path, database: Database, table: str) -> None:
+    server = _server(tmp_path, database, table, "manual")
+    with started(server):
+        _fall_behind(server, database, 0)
+        said = server.run("catchup")
+        assert said.returncode == 0, said.stderr
+        wait_until(
+            lambda: _catchup(server)["plans"] or _catchup(server)["trouble"], "an answer to it"
+        )
+        metrics = server.metrics
+        assert metrics['laredo_catchup_threshold_bytes{source="pg"}'] == 200_000
+        assert 'laredo_catchup_active{source="pg"}' in metrics
+
+
+def test_command_says_that_it_is_off(tmp_path: Path, database: Database, table: str) -> None:
+    server = _server(tmp_path, database, table, "off")
+    with started(server):
+        said = server.run("catchup")
+    assert said.returncode == 1
+    assert "catchup.mode is off" in said.stderr
