@@ -1,5 +1,6 @@
 """Changes of one table on their way into the store."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -29,3 +30,31 @@ class TableChanges:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
+        """The same changes in parts, each of at most as many as ``step`` says then."""
+        if len(self) <= step():
+            yield self
+            return
+        start = transaction = used = 0
+        while start < len(self):
+            stop = min(len(self), start + step())
+            first, rest = transaction, stop - start
+            counts = []
+            while rest:
+                taken = min(rest, self.counts[transaction] - used)
+                counts.append(taken)
+                rest, used = rest - taken, used + taken
+                if used == self.counts[transaction]:
+                    transaction, used = transaction + 1, 0
+            last = first + len(counts)
+            yield TableChanges(
+                self.actions[start:stop],
+                self.keys[start:stop],
+                self.lines[start:stop],
+                counts,
+                self.positions[first:last],
+                self.times_us[first:last],
+                self.open if stop == len(self) else used > 0,
+            )
+            start = stop

@@ -24,6 +24,9 @@ from laredo_model import key as key_
 from laredo_model.change import Action
 from laredo_model.column import Column
 
+_PART_BYTES = 8 << 20
+_FIRST_STEP, _STEPS_GROWTH, _MOST_CHANGES = 500, 8, 20_000
+
 
 class Transaction:
     """Open between ``Store.transaction()``'s begin and commit; used by one thread.
@@ -54,6 +57,8 @@ class Transaction:
         self._first_sequence = first_sequence
         self._journal = Journal(transaction, databases, disk.reserve)
         self._rows: dict[int, Rows] = {}
+        self._steps: dict[int, int] = {}
+        """How many changes of a table to apply at once: what they replace may be wide."""
         self._open: set[int] = set()
         self._open_record: set[int] = set()
         """Of these tables the newest journal record is to be continued."""
@@ -170,16 +175,20 @@ class Transaction:
                 self._open.discard(table_id)
                 self._end_open_record(record)
             return
-        if record.live:
-            self._apply_live(record, changes)
-        else:
-            self._apply_copying(record, changes)
+        for part in changes.parts(lambda: self._steps.get(table_id, _FIRST_STEP)):
+            record = self._record(table_id)
+            apply = self._apply_live if record.live else self._apply_copying
+            size = max(1, apply(record, part))
+            step = len(part) * _PART_BYTES // size
+            self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
         if changes.open:
             self._open.add(table_id)
         else:
             self._open.discard(table_id)
 
-    def _apply_copying(self, record: TableRecord, changes: TableChanges) -> None:
+    def _apply_copying(self, record: TableRecord, changes: TableChanges) -> int:
+        """Returns how many bytes of rows were in memory for it."""
+        size = 0
         for start, stop, kind in runs(changes.actions):
             if kind is Action.TRUNCATE:
                 record = self._truncate(record)
@@ -193,10 +202,13 @@ class Transaction:
                 actions = changes.actions[start:stop]
                 _, olds = rows.upsert(actions, keys, lines, live=False)
                 difference = len(olds) - sum(map(bool, olds))
+            size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
             record = replace(record, rows=record.rows + difference)
         self.tables[record.id] = record
+        return size
 
-    def _apply_live(self, record: TableRecord, changes: TableChanges) -> None:
+    def _apply_live(self, record: TableRecord, changes: TableChanges) -> int:
+        """Returns how many bytes of rows were in memory for it."""
         actions = bytearray()
         lines: list[bytes] = []
         olds: list[bytes] = []
@@ -239,6 +251,7 @@ class Transaction:
         if absent:
             entries = entries.without(absent)
         self._append(record, entries, changes)
+        return sum(map(len, lines)) + sum(map(len, olds))
 
     def _append(self, record: TableRecord, entries: Entries, changes: TableChanges) -> None:
         """Into the journal; ``entries`` is what had an effect of ``changes``."""
