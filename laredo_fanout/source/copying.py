@@ -313,11 +313,10 @@ class Copying:
         self._jobs.pop(reader, None)
         copy = job.copy
         now = time.monotonic()
+        # A refused statement leaves a transaction behind that takes no other.
+        reader.close()
         if failed.connection_lost:
-            reader.close()
             self._not_before = now + random.uniform(0.5, 1.5)
-        else:
-            self._idle.append(reader)
         if copy.cancelled:
             return
         copy.give_back(job.reading)

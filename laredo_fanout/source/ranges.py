@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from laredo_fanout.source import key_comparison
 from laredo_model.select import Selected, identifier, key_sql
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[S
     """Split points that cut the table into ranges of about ``range_bytes``, TOAST included.
 
     They come from a sample of its pages, so the ranges are of similar size,
-    not of equal. A table without a key is read in one piece.
+    not of equal. A table without a key is read in one piece, and one whose key can't
+    be compared by the usual operators.
     """
-    if not table.key:
+    if not table.key or not key_comparison.is_possible(connection, table.selected_key):
         return []
     sizes = connection.execute(
         "SELECT sum(pg_relation_size(oid)), sum(pg_table_size(oid)) FROM unnest(%s::oid[]) t(oid)",
@@ -58,12 +60,12 @@ def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[S
 
 def condition(table: SourceTable, splits: Sequence[Split], number: int) -> str:
     """The SQL condition of range ``number`` (0 up to and including ``len(splits)``)."""
-    names = ", ".join(identifier(name) for name in table.key)
+    key = table.selected_key
     parts = []
     if number > 0:
-        parts.append(f"({names}) > ({_literals(table.selected_key, splits[number - 1])})")
+        parts.append(key_comparison.above(key, _literals(key, splits[number - 1])))
     if number < len(splits):
-        parts.append(f"({names}) <= ({_literals(table.selected_key, splits[number])})")
+        parts.append(key_comparison.up_to(key, _literals(key, splits[number])))
     return " AND ".join(parts)
 
 
@@ -71,10 +73,12 @@ def keys_condition(table: SourceTable, keys: Sequence[bytes]) -> str:
     """The SQL condition that selects the rows with these keys."""
     names = ", ".join(f"{identifier(name)}" for name in table.key)
     values = [_key_values(table.selected_key, key) for key in keys]
-    if all(value is not None for value in values):
-        rows = ", ".join(f"({_literals(table.selected_key, value)})" for value in values if value)
+    if key_comparison.is_built_in(table.selected_key) and None not in values:
+        rows = ", ".join(
+            f"({', '.join(_literals(table.selected_key, value))})" for value in values if value
+        )
         return f"({names}) IN ({rows})"
-    # A key that holds an array is compared by its text: slow, and rare.
+    # A key that holds an array, or an extension's type, is compared by its text: slow, and rare.
     texts = ", ".join(quoted(key.decode()) for key in keys)
     return f"(SELECT {key_sql(table.selected_key)} FROM (SELECT {names}) t) IN ({texts})"
 
@@ -85,12 +89,12 @@ def quoted(text: str) -> str:
     return f" E'{escaped}'" if "\\" in text else f"'{escaped}'"
 
 
-def _literals(key: Sequence[Selected], values: Sequence[str]) -> str:
-    return ", ".join(
+def _literals(key: Sequence[Selected], values: Sequence[str]) -> list[str]:
+    return [
         f"{quoted(value)}::{identifier(column.type_info.namespace)}"
         f".{identifier(column.type_info.name)}"
         for column, value in zip(key, values, strict=True)
-    )
+    ]
 
 
 def _key_values(key: Sequence[Selected], row_key: bytes) -> list[str] | None:
