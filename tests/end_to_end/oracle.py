@@ -4,13 +4,17 @@ One writer a table: in each of its transactions, as the last thing before the
 commit, it notes the transaction's id and the table's rows as PostgreSQL prints
 them. A second slot, decoded by the few lines here, says where each transaction
 id's commit ends. https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+
+A table whose columns change leaves an empty table of each form that it had, so
+that lines of that time can be made rows of it.
 """
 
 import json
 import struct
 from bisect import bisect_right
 from collections import Counter
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 import psycopg
 
@@ -32,6 +36,15 @@ class Directory(Protocol):
         """The object's bytes."""
 
 
+class State(NamedTuple):
+    """What a table held. ``form`` is a table with the columns that it had; ``blind``: it was
+    changed in a way that shows in no stream, so that others can't know it at once."""
+
+    rows: Rows
+    form: str
+    blind: bool = False
+
+
 SESSION = "-c timezone=UTC -c datestyle=ISO -c extra_float_digits=3 -c intervalstyle=postgres"
 
 
@@ -39,38 +52,78 @@ class Oracle:
     """The states of one database's tables, by position."""
 
     def __init__(self, dsn: str, slot: str = "oracle") -> None:
-        self._connection = psycopg.connect(dsn, autocommit=True, options=SESSION)
+        self._dsn = dsn
         self._slot = slot
-        self._connection.execute(f"CREATE PUBLICATION {slot} FOR ALL TABLES")
+        self._connection = self._connect()
+        # Without tables: each noted transaction has a message, so none is left out as empty, and
+        # the application may do what it likes with tables that have no key.
+        self._connection.execute(f"CREATE PUBLICATION {slot}")
         self._connection.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,)
         )
-        self._notes: dict[str, list[tuple[int, Rows]]] = {}
+        self._notes: dict[str, list[tuple[int, State]]] = {}
         self._ends: dict[int, int] = {}
+        self._looks: list[int] = []
 
-    def note(self, writer: Connection, table: str) -> None:
+    def _connect(self) -> Connection:
+        return psycopg.connect(self._dsn, autocommit=True, options=SESSION)
+
+    def is_cut(self) -> bool:
+        """Whether the database ended the session."""
+        with suppress(psycopg.Error):
+            self._connection.execute("SELECT 1")
+        return self._connection.broken
+
+    def reconnect(self) -> None:
+        """The database was restarted."""
+        self._connection.close()
+        self._connection = self._connect()
+
+    def note(
+        self, writer: Connection, table: str, form: str | None = None, *, blind: bool = False
+    ) -> None:
         """Inside the writer's transaction, just before its commit: the table's rows."""
         noted = writer.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
         assert noted is not None
+        writer.execute("SELECT pg_logical_emit_message(true, 'oracle', '')")
         rows: Rows = Counter(row[0] for row in writer.execute(f"SELECT t::text FROM {table} t"))
-        self._notes.setdefault(table, []).append((noted[0] & 0xFFFFFFFF, rows))
+        state = State(rows, form or table, blind)
+        self._notes.setdefault(table, []).append((noted[0] & 0xFFFFFFFF, state))
 
-    def start(self, table: str) -> None:
+    def start(self, table: str, form: str | None = None) -> None:
         """The table's rows before the first noted transaction."""
         rows = self._connection.execute(f"SELECT t::text FROM {table} t")
-        self._notes.setdefault(table, []).append((0, Counter(row[0] for row in rows)))
+        state = State(Counter(row[0] for row in rows), form or table)
+        self._notes.setdefault(table, []).append((0, state))
         self._ends[0] = 0
 
-    def rows_at(self, table: str, position: int) -> Rows:
-        """The table's rows at ``position``: every transaction whose commit ends there or before."""
+    def state_at(self, table: str, position: int) -> State:
+        """What the table held at ``position``: by every transaction whose commit ends there or
+        before."""
         self._read_commits()
-        states = sorted(
-            (self._ends[xid], number, rows)
-            for number, (xid, rows) in enumerate(self._notes[table])
-            if xid in self._ends
+        states = self._states(table)
+        return states[bisect_right([end for end, _ in states], position) - 1][1]
+
+    def rows_at(self, table: str, position: int) -> Rows:
+        """The rows of that state."""
+        return self.state_at(table, position).rows
+
+    def is_blind(self, table: str, position: int) -> bool:
+        """Whether nobody who watches the stream could know how the table was changed by then.
+
+        Its catalog has been looked at since the change when a second look was noted in the WAL
+        after it: the first may have read the catalog before.
+        """
+        self._read_commits()
+        changes = [end for end, state in self._states(table) if state.blind and end <= position]
+        return bool(changes) and (
+            bisect_right(self._looks, position) - bisect_right(self._looks, changes[-1]) < 2
         )
-        ends = [end for end, _, _ in states]
-        return states[bisect_right(ends, position) - 1][2]
+
+    def _states(self, table: str) -> list[tuple[int, State]]:
+        """Where each commit ends, and what was held from there on."""
+        known = [(self._ends[xid], state) for xid, state in self._notes[table] if xid in self._ends]
+        return sorted(known, key=lambda each: each[0])
 
     def last_commit(self) -> int:
         """Where the last noted transaction's commit ends."""
@@ -78,11 +131,11 @@ class Oracle:
         noted = {xid for notes in self._notes.values() for xid, _ in notes}
         return max(end for xid, end in self._ends.items() if xid in noted)
 
-    def rows_of(self, table: str, lines: list[bytes]) -> Rows:
-        """The lines as rows of the table, made and printed by PostgreSQL."""
+    def rows_of(self, form: str, lines: list[bytes]) -> Rows:
+        """The lines as rows of a table of this form, made and printed by PostgreSQL."""
         printed = self._connection.execute(
             f"SELECT row::text FROM unnest(%s::json[]) WITH ORDINALITY AS l(line, n), "
-            f"json_populate_record(NULL::{table}, line) AS row",
+            f"json_populate_record(NULL::{form}, line) AS row",
             ([line.decode() for line in lines],),
         )
         return Counter(row[0] for row in printed)
@@ -91,69 +144,133 @@ class Oracle:
         self._connection.execute("SELECT pg_drop_replication_slot(%s)", (self._slot,))
         self._connection.close()
 
+    def disconnect(self) -> None:
+        """Leave; the slot goes with its server."""
+        self._connection.close()
+
     def _read_commits(self) -> None:
         messages = self._connection.execute(
             "SELECT data FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL, "
-            "'proto_version', '1', 'publication_names', %s)",
+            "'proto_version', '1', 'messages', 'true', 'publication_names', %s)",
             (self._slot, self._slot),
         )
-        xid = 0
+        xid, looked = 0, False
         for (message,) in messages:
             if message[:1] == b"B":
                 _, _, xid = struct.unpack_from(">QqI", message, 1)
+                looked = False
+            elif message[:1] == b"M":
+                looked = looked or (b"laredo\0" in message and b":look:" in message)
             elif message[:1] == b"C":
                 _, _, end, _ = struct.unpack_from(">BQQq", message, 1)
                 self._ends[xid] = end
+                # After a crash of the server the slot gives some of them again.
+                if looked and end > (self._looks or [0])[-1]:
+                    self._looks.append(end)
 
 
 def assert_same(oracle: Oracle, table: str, position: int, lines: list[bytes]) -> None:
     """A boundary's lines are what PostgreSQL held there."""
-    archived, held = oracle.rows_of(table, lines), oracle.rows_at(table, position)
-    assert archived == held, (
+    held = oracle.state_at(table, position)
+    archived = oracle.rows_of(held.form, lines)
+    assert archived == held.rows, (
         f"{table} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}\n"
-        f"only in the archive: {sorted(archived - held)}\n"
-        f"only in PostgreSQL: {sorted(held - archived)}"
+        f"only in the archive: {sorted(archived - held.rows)}\n"
+        f"only in PostgreSQL: {sorted(held.rows - archived)}"
     )
 
 
-def boundaries(archive: Directory, key_fields: list[str]) -> list[tuple[int, list[bytes]]]:
-    """Every boundary of a JSONL archive with its lines, folded as FORMAT's page says."""
+def boundaries(
+    archive: Directory, key_fields: list[str] | None = None
+) -> list[tuple[int, list[bytes]]]:
+    """Every boundary of a JSONL archive with its lines, folded as FORMAT's page says.
+
+    ``key_fields``: as each epoch's snapshot says, unless given; none at all in a table without a
+    key.
+    """
     manifest = json.loads((archive / "manifest.json").read_bytes())
     destination = archive.parent
     found: list[tuple[int, list[bytes]]] = []
-    state: dict[Any, bytes] = {}
+    state: _Fold = _Keyed([])
     epoch, reached = None, None
     for artifact in manifest["artifacts"]:
         lines = (destination / artifact["formats"]["jsonl"]["key"]).read_bytes().split(b"\n")[:-1]
         if artifact["kind"] == "snapshot":
             epoch = artifact["epoch"]
-            state = {_key(json.loads(line), key_fields): line for line in lines}
+            by = artifact["key_fields"] if key_fields is None else key_fields
+            state = _Keyed(by) if by else _Counted()
+            state.fill(lines)
         else:
             assert artifact["epoch"] == epoch, "a diff of another epoch than its snapshot"
             assert artifact["from_position"] == reached, "diffs are not contiguous"
-            _fold(state, lines, key_fields)
+            for line in lines:
+                state.take(line)
         reached = artifact["to_position"]
         high, low = reached.split("/")
-        assert artifact["rows"] == len(state), f"rows of the artifact up to {reached}"
-        found.append((int(high, 16) << 32 | int(low, 16), list(state.values())))
+        held = state.lines()
+        assert artifact["rows"] == len(held), f"rows of the artifact up to {reached}"
+        found.append((int(high, 16) << 32 | int(low, 16), held))
     return found
 
 
-def _fold(state: dict[Any, bytes], lines: list[bytes], key_fields: list[str]) -> None:
-    for line in lines:
+class _Keyed:
+    """Rows by their keys."""
+
+    def __init__(self, key_fields: list[str]) -> None:
+        self._key_fields = key_fields
+        self._rows: dict[Any, bytes] = {}
+
+    def fill(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._rows[self._key(json.loads(line))] = line
+        assert len(self._rows) == len(lines), "a key comes twice"
+
+    def take(self, line: bytes) -> None:
         change = json.loads(line)
         if change["action"] == "TRUNCATE":
-            state.clear()
+            self._rows.clear()
         elif change["action"] == "DELETE":
-            del state[_key(change["old"], key_fields)]
+            del self._rows[self._key(change["old"])]
         else:
-            known = _key(change["new"], key_fields)
-            assert (known in state) == (change["action"] == "UPDATE"), change
-            state[known] = _new(line)
+            known = self._key(change["new"])
+            assert (known in self._rows) == (change["action"] == "UPDATE"), change
+            self._rows[known] = _member(line, "new")
+
+    def lines(self) -> list[bytes]:
+        return list(self._rows.values())
+
+    def _key(self, row: dict[str, Any]) -> Any:
+        return tuple(json.dumps(row[name]) for name in self._key_fields)
 
 
-def _new(line: bytes) -> bytes:
-    """The bytes of the member "new", verbatim."""
+class _Counted:
+    """Rows without keys: how often each is there."""
+
+    def __init__(self) -> None:
+        self._rows: Counter[bytes] = Counter()
+
+    def fill(self, lines: list[bytes]) -> None:
+        self._rows.update(lines)
+
+    def take(self, line: bytes) -> None:
+        action = json.loads(line)["action"]
+        if action == "TRUNCATE":
+            self._rows.clear()
+        if action in ("UPDATE", "DELETE"):
+            self._rows[_member(line, "old")] -= 1
+        if action in ("UPDATE", "INSERT"):
+            self._rows[_member(line, "new")] += 1
+        assert min(self._rows.values(), default=0) >= 0, line
+
+    def lines(self) -> list[bytes]:
+        return list(self._rows.elements())
+
+
+_Fold = _Keyed | _Counted
+
+
+def _member(line: bytes, wanted: str) -> bytes:
+    """The bytes of this member, verbatim."""
     text = line.decode()
     decoder = json.JSONDecoder()
     at = 1
@@ -161,10 +278,6 @@ def _new(line: bytes) -> bytes:
         name, at = decoder.raw_decode(text, at)
         start = at + 1
         _, at = decoder.raw_decode(text, start)
-        if name == "new":
+        if name == wanted:
             return text[start:at].encode()
         at += 1
-
-
-def _key(row: dict[str, Any], key_fields: list[str]) -> Any:
-    return tuple(json.dumps(row[name]) for name in key_fields)

@@ -1,4 +1,5 @@
-"""A proxy that can stop forwarding without closing anything, as a host that is gone does."""
+"""A proxy that can stop forwarding without closing anything, as a host that is gone does, or cut
+every connection."""
 
 import socket
 import threading
@@ -9,19 +10,23 @@ from pathlib import Path
 class Proxy:
     """Between ingest and server; it can stop forwarding without closing anything.
 
+    Both ends are sockets of PostgreSQL, or (``port``) of the loopback interface.
+
     With ``stuck`` nothing more passes in connections that there are by then, not even
     their end; the next one that is opened is well again.
     """
 
-    def __init__(self, upstream: str, path: Path) -> None:
+    def __init__(self, upstream: str | int, path: Path | None = None, port: int = 0) -> None:
         self.directory = path
-        self._upstream = upstream
+        self._upstream = upstream if isinstance(upstream, str) else ("127.0.0.1", upstream)
+        self._family = socket.AF_UNIX if path is not None else socket.AF_INET
         self.stuck = threading.Event()
         self._opened = self._dead = 0
         self._sockets: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path / ".s.PGSQL.5432"))
+        self._listener = socket.socket(self._family)
+        self._listener.bind(("127.0.0.1", port) if path is None else str(path / ".s.PGSQL.5432"))
         self._listener.listen(20)
+        self.port = port if path is not None else int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -32,8 +37,14 @@ class Proxy:
                     self._dead = self._opened
                     self.stuck.clear()
                 self._opened += 1
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._upstream)
+                server = socket.socket(self._family)
+                try:
+                    server.connect(self._upstream)
+                except OSError:
+                    # Nobody is there just now, and the client is to know it.
+                    client.close()
+                    server.close()
+                    continue
                 self._sockets += (client, server)
                 for source, target in ((client, server), (server, client)):
                     threading.Thread(
@@ -51,8 +62,16 @@ class Proxy:
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
+    def cut(self) -> None:
+        """End every connection that there is."""
+        ended, self._sockets = self._sockets, []
+        self._close(*ended)
+
     def close(self) -> None:
-        for each in (self._listener, *self._sockets):
+        self._close(self._listener, *self._sockets)
+
+    def _close(self, *sockets: socket.socket) -> None:
+        for each in sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()

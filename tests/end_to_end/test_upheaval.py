@@ -1,0 +1,21 @@
+"""Tables that change their form while everything goes wrong: all that anybody held is right."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.upheaval import run
+from tests.fix_clusters import Clusters
+
+SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
+SCENES = int(os.environ.get("LAREDO_TEST_SCENES", "6"))
+
+
+@pytest.mark.timeout(60 + 120 * SCENES)
+def test_what_anybody_held_is_what_postgresql_held(clusters: Clusters, tmp_path: Path) -> None:
+    print(f"LAREDO_TEST_SEED={SEED} LAREDO_TEST_SCENES={SCENES} repeats it")
+    made = run(SEED, clusters, tmp_path, SCENES)
+    print(f"{made.history}: {made.compared} states compared, {made.blind} not to be known")
+    assert made.compared > 30
