@@ -319,6 +319,9 @@ class Streaming:
         self.busy = result in (Drained.MORE, Drained.EVENT)
         if taken > _BUSY_BYTES:
             self.busy = True
+        if not taken and result is Drained.EMPTY and not decoder.pending and not self.batch.is_open:
+            # What was put aside, or isn't ours, is over: the next commit needn't wait.
+            self._gathered = 0
         if self._gathered > _BUSY_BYTES and result is Drained.EMPTY:
             self._let_it_fill()
         return result
