@@ -1,6 +1,8 @@
 """``sync_table(to="delta")``: level at each step, the position in the commit that has the rows."""
 
 import json
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.sync import Outcome, Synced
-from laredo_spark.sync_delta_log import DeltaLog
+from laredo_spark.sync_delta_log import AGED_S, DeltaLog
 from laredo_spark.sync_errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused
 from tests.archive.building import HISTORY, Builder
 from tests.spark.reading import Reading, manifest_of, names
@@ -154,6 +156,17 @@ def test_keys_that_are_one_value_to_spark(spark: SparkSession, tmp_path: Path) -
     assert sync_table(spark, str(archive), **given).outcome is Outcome.MERGED
     found = spark.read.format("delta").load(str(target)).collect()
     assert sorted((int(row.k), row.v) for row in found) == [(1, 4), (2, 3)]
+
+
+def test_where_it_is_stays_in_the_log(kept: Kept) -> None:
+    """Delta forgets old commits when there are later ones, of whoever."""
+    kept.sync()
+    [commit] = kept.target.glob("_delta_log/*.json")
+    week_ago = time.time() - AGED_S - 60
+    os.utime(commit, (week_ago, week_ago))
+    assert kept.sync().outcome is Outcome.UNCHANGED and len(kept.commits()) == 2
+    assert kept.sync().outcome is Outcome.UNCHANGED and len(kept.commits()) == 2
+    assert kept.said() == (1, "0/10")
 
 
 def test_what_someone_else_did_is_undone(kept: Kept) -> None:
