@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,22 @@ def _check_types(spark: SparkSession, made: Road) -> None:
         "prices": "array<decimal(10,2)>",
     }
     assert {name: schema[name].dataType.simpleString() for name in expected_types} == expected_types
+    _check_choices(spark, made)
+
+
+def _check_choices(spark: SparkSession, made: Road) -> None:
+    """A column whose type may be chosen, in each format."""
+    last = made.states["kinds"][-1]
+    [row] = last.rows
+    doc = json.loads(row[last.columns.index("doc")], parse_float=Decimal)
+    place = str(made.place("kinds"))
+    for format_id in FORMATS:
+        frame = read_table(spark, place, columns=["free", "doc"], format=format_id)
+        [found] = frame.selectExpr("free", "parse_json(doc):big::decimal(38,2) AS big").collect()
+        assert (found.free, found.big) == (ROW["free"], doc["big"])
+        asked = {"columns": "free", "numeric_as": "decimal(38,0)", "format": format_id}
+        with pytest.raises(Exception, match=r"column free: 1234.* isn't among .*decimal128"):
+            read_table(spark, place, **asked).collect()
 
 
 def _check_filters(spark: SparkSession, made: Road) -> None:
@@ -346,6 +363,9 @@ def _check_filters(spark: SparkSession, made: Road) -> None:
             assert found == [row for row in held if row[1:] == (place, at)]
             of_place = collected(pairs.where(F.col("place") == place))
             assert in_order(of_place) == in_order([row for row in held if row[1] == place])
+            between = collected(pairs.where(F.col("place") == place).where("at BETWEEN 3 AND 15"))
+            wanted = [row for row in held if row[1] == place and 3 <= row[2] <= 15]
+            assert in_order(between) == in_order(wanted)
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
