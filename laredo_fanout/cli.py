@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import quote
 
 import click
 
@@ -180,6 +181,43 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
     except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     click.echo("asked; `laredo-fanout status` shows what comes of it")
+
+
+@main.command()
+@click.argument("table", metavar="SCHEMA.TABLE")
+@_config_option
+@_set_option
+@_url_option
+@_watch_option
+@click.pass_obj
+def recopy(
+    given: _Given,
+    *,
+    table: str,
+    path: Path | None,
+    sets: tuple[str, ...],
+    url: str | None,
+    watch: bool,
+) -> None:
+    """Have a running server copy a table again, beside its readers, who notice nothing.
+
+    Only rows that differ from what the server has reach them, as ordinary changes.
+    With --watch it is shown until it has ended.
+    """
+    from laredo_fanout.app import terminal
+
+    address = _address(given.over(path, sets), url)
+    try:
+        answer = terminal.ask(address, f"tables/{quote(table)}/recopy")
+        if watch:
+            ended = terminal.watch_recopy(address, table, answer["recopy"]["last"])
+            click.echo(ended.text)
+            sys.exit(FAILED if ended.failed else 0)
+    except terminal.NoAnswer as error:
+        _fail(FAILED, str(error))
+    except KeyboardInterrupt:
+        return
+    click.echo("asked; `laredo-fanout status` shows how it gets on")
 
 
 def _address(given: _Given, url: str | None) -> str:

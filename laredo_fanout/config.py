@@ -39,9 +39,17 @@ class Publication(Section):
 
 
 class Copy(Section):
-    """How tables are copied: by ``workers`` connections at once."""
+    """How tables are copied: each by at most ``workers`` connections at once, all together by at
+    most ``max_connections`` (by default as many).
+
+    ``max_rows_per_second`` throttles all copies together; ``max_memory`` bounds what is read
+    and not yet written.
+    """
 
     workers: int = Field(default=2, ge=1, le=16)
+    max_rows_per_second: int | None = Field(default=None, ge=1)
+    max_memory: Size = Field(default=64 << 20, ge=1 << 20)
+    max_connections: int | None = Field(default=None, ge=1, le=64)
 
 
 class Catchup(Section):

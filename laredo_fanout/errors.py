@@ -15,7 +15,8 @@ FanoutError
 │       ├── IdentityMissing    no usable replica identity; names the statement that cures it
 │       ├── TableNotPublished  not in the publication, and we may not add it
 │       ├── SelectDenied       the role may not read it
-│       └── CopyFailed         reading its rows failed
+│       ├── CopyFailed         reading its rows failed
+│       └── RecopyRefused      it can't be copied again beside its readers now
 """
 
 from __future__ import annotations
@@ -96,3 +97,7 @@ class SelectDenied(TableRefused):
 
 class CopyFailed(TableRefused):
     """Reading the table's rows failed."""
+
+
+class RecopyRefused(TableRefused):
+    """It can't be copied again beside its readers as things are."""

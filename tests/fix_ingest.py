@@ -49,6 +49,7 @@ class RunningIngest:
         receive_timeout: float = 60.0,
         catchup: CatchupOptions | None = None,
         append_only: tuple[str, ...] = (),
+        copy: CopyOptions | None = None,
     ) -> None:
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None
@@ -60,7 +61,7 @@ class RunningIngest:
             database.dsn,
             slot_name=f"slot_{name}",
             publication=PublicationOptions(f"pub_{name}", create_publication),
-            copy=CopyOptions(workers, range_bytes),
+            copy=copy or CopyOptions(workers, range_bytes),
             heartbeat_interval=heartbeat_interval,
             on_slot_lost=on_slot_lost,
             receive_timeout=receive_timeout,
@@ -250,6 +251,11 @@ class Gate:
     def close_after(self, rows: int) -> None:
         """Let so many rows through before it closes."""
         self._after = rows
+
+    def close_again(self) -> None:
+        """Hold what is read from now on."""
+        self._reading.clear()
+        self._open.clear()
 
     def _is_closed(self) -> bool:
         if self._open.is_set():

@@ -1,4 +1,5 @@
-"""The HTTP side: /health/live, /health/ready, /status, /metrics; POST /catchup."""
+"""The HTTP side: /health/live, /health/ready, /status, /metrics; by POST what operators ask for:
+/catchup, /tables/NAME/recopy."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import orjson
 import uvicorn
 from fastapi import FastAPI, Response
 
+from laredo_fanout.errors import RecopyRefused, SourceUnavailable
+
+_RECOPY_PATIENCE = 10.0
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -21,6 +26,7 @@ def application(
     status: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
     catch_up: Callable[[], None] | None,
+    recopy: Callable[[str], Future[None]],
 ) -> FastAPI:
     """The endpoints.
 
@@ -28,6 +34,7 @@ def application(
     :param status: what /status shows, as JSON values.
     :param metrics: what /metrics shows, in Prometheus' text form.
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
+    :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
     """
     app = FastAPI(title="laredo-fanout", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -54,6 +61,24 @@ def application(
             return _json({"error": "catchup.mode is off; set it to auto or manual"}, 409)
         catch_up()
         return _json({"asked": True}, 202)
+
+    def shown(name: str) -> Any:
+        return status()["tables"][name]["recopy"]
+
+    @app.post("/tables/{name:path}/recopy")
+    async def copy_again(name: str) -> Response:
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(recopy(name)), _RECOPY_PATIENCE)
+        except KeyError:
+            return _json({"error": f"no table {name} is configured; write schema.table"}, 404)
+        except RecopyRefused as refused:
+            return _json({"error": str(refused), "recopy": shown(name)}, 409)
+        except SourceUnavailable as unavailable:
+            return _json({"error": str(unavailable)}, 503)
+        except TimeoutError:
+            said = f"not begun within {_RECOPY_PATIENCE:.0f} s; /status shows whether it is later"
+            return _json({"error": said}, 503)
+        return _json({"asked": True, "table": name, "recopy": shown(name)}, 202)
 
     return app
 

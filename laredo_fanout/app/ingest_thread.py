@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import structlog
 
@@ -74,6 +75,10 @@ class IngestThread:
     def status(self) -> IngestStatus:
         """What the source says of itself now."""
         return self._ingest.status()
+
+    def recopy(self, table: str) -> Future[None]:
+        """Have ``table`` copied again beside its readers (see ``Ingest.recopy``)."""
+        return self._ingest.recopy(table)
 
     def _run(self, on_end: Callable[[], None]) -> None:
         try:

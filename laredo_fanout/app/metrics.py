@@ -178,6 +178,7 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     for table, told in figures.source.tables.items():
         copied.add_metric([table], told.copied_rows)
     yield copied
+    yield from _copies(figures)
     rows = _gauge("laredo_table_rows", "Rows of the table", "table")
     live = _gauge("laredo_table_live", "Whether clients are served from it", "table")
     entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
@@ -193,6 +194,32 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     for table, number in figures.snapshots.items():
         snapshots.add_metric([table], number)
     yield snapshots
+
+
+def _copies(figures: Figures) -> Iterator[Metric]:
+    """How copies get on; what isn't copied has no progress."""
+    source, name = figures.source, figures.source_name
+    done = _gauge("laredo_copy_progress_ratio", "How much of a copy is done, 0 to 1", "table")
+    rate = _gauge("laredo_copy_rows_per_second", "Rows read per second by a copy", "table")
+    left = _gauge("laredo_copy_seconds_left", "Until a copy has read all, estimated", "table")
+    under_way = _gauge("laredo_recopy_active", "Whether a re-copy is under way", "table")
+    differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies put right", "table")
+    for table, told in source.tables.items():
+        under_way.add_metric([table], float(told.recopying))
+        differing.add_metric([table], told.recopied_rows)
+        if told.copy is not None:
+            done.add_metric([table], told.copy.fraction)
+            rate.add_metric([table], told.copy.rows_per_second)
+            if told.copy.seconds_left is not None:
+                left.add_metric([table], told.copy.seconds_left)
+    ended = _counter("laredo_recopies", "Re-copies that ended, by outcome", "table", "outcome")
+    for labels, number in source.asked_recopies.items():
+        ended.add_metric(labels, number)
+    connections = _gauge("laredo_copy_connections", "Connections that copy rows", "source")
+    connections.add_metric([name], source.copy_connections)
+    size = _gauge("laredo_copy_bytes_in_flight", "Copied rows read, not yet written", "source")
+    size.add_metric([name], source.copy_bytes)
+    yield from (done, rate, left, under_way, differing, ended, connections, size)
 
 
 def _fanout(figures: Figures) -> Iterator[Metric]:

@@ -17,7 +17,12 @@ def source_options(config: Config) -> source.SourceOptions:
         publication=source.PublicationOptions(
             said.publication.name, said.publication.create, said.publication.append_only_name or ""
         ),
-        copy=source.CopyOptions(workers=said.copying.workers),
+        copy=source.CopyOptions(
+            workers=said.copying.workers,
+            max_rows_per_second=said.copying.max_rows_per_second,
+            max_memory=said.copying.max_memory,
+            max_connections=said.copying.max_connections,
+        ),
         heartbeat_interval=said.heartbeat_interval,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
         stream_transactions=said.stream_transactions,

@@ -131,6 +131,7 @@ class _Server:
                 status=self.view.status,
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
+                recopy=self.ingest.recopy,
             ),
             listener,
         )

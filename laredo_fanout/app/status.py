@@ -18,6 +18,7 @@ from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.source.status import IngestStatus, TableStatus
+from laredo_fanout.source.table_copy import CopyProgress
 from laredo_fanout.store import view
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
@@ -179,6 +180,8 @@ class ServerView:
             "ranges": told.ranges,
             "ranges_done": told.ranges_done,
             "waiting_for": list(told.waiting_for),
+            "copy": None if told.copy is None or told.recopying else _copy(told.copy),
+            "recopy": _recopy(told),
             "sequence": record.sequence if record is not None else 0,
             "position": self.position_text if shown else None,
             "floor": position.text(record.floor) if record is not None and shown else None,
@@ -263,6 +266,39 @@ def _slot(source: IngestStatus) -> dict[str, Any]:
         "xmin_age": slot and slot.xmin_age,
         "oldest_transaction": oldest and {"pid": oldest.pid, "age_seconds": oldest.age_s},
         "seen_at": None if seen_at is None else _time(datetime.fromtimestamp(seen_at, UTC)),
+    }
+
+
+def _copy(progress: CopyProgress) -> dict[str, Any]:
+    """How a copy gets on."""
+    left = progress.seconds_left
+    return {
+        "phase": progress.phase,
+        "rows": progress.rows,
+        "estimated_rows": progress.estimated_rows,
+        "fraction": round(progress.fraction, 4),
+        "ranges": progress.ranges,
+        "ranges_done": progress.ranges_done,
+        "waiting_for": list(progress.waiting_for),
+        "rows_per_second": round(progress.rows_per_second, 1),
+        "seconds_left": None if left is None else round(left, 1),
+    }
+
+
+def _recopy(told: TableStatus) -> dict[str, Any] | None:
+    """The re-copy that is under way, and how the last one ended; None: there was none."""
+    last = told.last_recopy
+    if not told.recopying and last is None:
+        return None
+    return {
+        "active": told.recopying,
+        "progress": _copy(told.copy) if told.recopying and told.copy is not None else None,
+        "last": last
+        and {
+            "ended_at": _time(datetime.fromtimestamp(last.ended_at, UTC)),
+            "differing": last.differing,
+            "error": last.error,
+        },
     }
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from laredo_fanout.app import copy_view
 from laredo_fanout.app.finding import Finding, Verdict
 from laredo_fanout.errors import FanoutError
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
+_LOOK_EVERY = 0.5
+_PATIENCE_S = 15
 # Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
 _WIDTH = None if sys.stdout.isatty() else 220
 
@@ -46,7 +50,7 @@ def ask(url: str, what: str) -> dict[str, Any]:
 def _answer(request: urllib.request.Request) -> dict[str, Any]:
     address = request.full_url
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
             found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as refused:
         said = refused.read().decode(errors="replace")
@@ -113,6 +117,36 @@ class Watching:
         self._live.stop()
 
 
+class Ended(NamedTuple):
+    """How a re-copy that was watched ended."""
+
+    text: str
+    failed: bool
+
+
+def watch_recopy(url: str, table: str, before: dict[str, Any] | None) -> Ended:
+    """Show the table's re-copy until it has ended. ``before`` is the one that had ended before.
+
+    :raises NoAnswer: if the server goes away.
+    """
+    with Watching("copies") as watching:
+        while True:
+            status = fetch(url)
+            shown = status["tables"][table]["recopy"] or {"active": False, "last": None}
+            last = shown["last"]
+            if last is not None and last != before:
+                break
+            connected = all(source["connected"] for source in status["sources"].values())
+            if connected and not shown["active"]:
+                text = f"{table}: its end wasn't seen, because the server was restarted; ask again"
+                return Ended(text, failed=True)
+            watching.show(status)
+            time.sleep(_LOOK_EVERY)
+    if last["error"] is not None:
+        return Ended(f"{table}: the re-copy ended without a result: {last['error']}", failed=True)
+    return Ended(f"{table}: {last['differing']:,} rows differed and are put right", failed=False)
+
+
 def _status_view(status: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(status)]
     sources = Table("source", "connected", "lag", "position", "slot", "WAL", "problem", box=None)
@@ -144,7 +178,7 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             str(table["clients"]),
             Text(table["error"] or "", style="red"),
         )
-    return Group(*parts, sources, *warnings, tables)
+    return Group(*parts, sources, *warnings, tables, *copy_view.copies(status))
 
 
 def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
@@ -202,4 +236,8 @@ def _clients_view(status: dict[str, Any]) -> RenderableType:
     return Group(_headline(status), table)
 
 
-_VIEWS = {"status": _status_view, "clients": _clients_view}
+def _copies_view(status: dict[str, Any]) -> RenderableType:
+    return Group(*copy_view.copies(status))
+
+
+_VIEWS = {"status": _status_view, "clients": _clients_view, "copies": _copies_view}

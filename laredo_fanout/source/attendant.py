@@ -426,7 +426,8 @@ class Attendant:
         splits = request.splits
         try:
             if splits is None:
-                splits = ranges.plan(connection, request.table, self._options.copy.range_bytes)
+                said = self._options.copy
+                splits = ranges.plan(connection, request.table, said.range_bytes, said.range_rows)
         except psycopg.errors.LockNotAvailable:
             self._schedule(1, partial(self._prepare, request, frozenset(), pause))
             return

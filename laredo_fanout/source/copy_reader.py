@@ -89,10 +89,11 @@ def append_only_statement(table: SourceTable) -> bytes:
 
 
 class CopyReader:
-    """Reads one range at a time."""
+    """Reads one range at a time; about ``gulp_bytes`` at once."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, gulp_bytes: int = _GULP_BYTES) -> None:
         self._connection = connection
+        self._gulp_bytes = min(_GULP_BYTES, gulp_bytes)
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
         self._copying = False
@@ -151,7 +152,7 @@ class CopyReader:
         """Read what the socket has; libpq's buffer grows, and each reading takes more at once."""
         pending = array("i", [0])
         taken = 0
-        while taken < _GULP_BYTES:
+        while taken < self._gulp_bytes:
             self._pgconn.consume_input()
             fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, pending)
             if not pending[0]:

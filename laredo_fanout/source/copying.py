@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import CopyFailed
-from laredo_fanout.source import append_only, watermark
+from laredo_fanout.source import append_only, recopy, watermark
 from laredo_fanout.source.attendant import (
     BarrierRequest,
     ConnectionRequest,
@@ -40,6 +40,7 @@ _log = structlog.get_logger()
 
 _ROWS_A_FILL = 8192
 _BYTES_A_FILL = 8 << 20
+_SMALLEST_FILL = 64 << 10
 _MOST_FAILURES = 5
 _MOST_PARTIAL_KEYS = 100_000
 
@@ -81,6 +82,11 @@ class Copying:
         self._jobs: dict[CopyReader, _Job] = {}
         self._requested = 0
         self._not_before = 0.0
+        self._paced_until = 0.0
+        said = options.copy
+        # Half of the memory is for what libpq holds of each connection.
+        share = said.max_memory // (2 * said.connections)
+        self._bytes_a_fill = max(_SMALLEST_FILL, min(_BYTES_A_FILL, share))
 
     @property
     def copies(self) -> Iterable[TableCopy]:
@@ -91,6 +97,16 @@ class Copying:
     def active(self) -> bool:
         """Whether rows are being read."""
         return bool(self._jobs)
+
+    @property
+    def connections(self) -> int:
+        """How many connections copy rows, or are being opened for that."""
+        return len(self._jobs) + len(self._idle) + self._requested
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """What was read and isn't written yet; from any thread."""
+        return sum(job.bytes for job in list(self._jobs.values()))
 
     def readers(self) -> list[CopyReader]:
         """The readers whose sockets are to be waited for."""
@@ -106,10 +122,12 @@ class Copying:
         self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
 
     def remove(self, table_id: int) -> None:
-        """Forget a copy; what is being read for it is thrown away."""
-        copy = self._copies.pop(table_id, None)
-        if copy is not None:
-            copy.cancelled = True
+        """Forget a copy, and a re-copy beside this incarnation; what is being read for them is
+        thrown away."""
+        for copy in self.copies:
+            if table_id in (copy.table_id, copy.beside):
+                del self._copies[copy.table_id]
+                copy.cancelled = True
 
     def prepared(self, prepared: Prepared) -> None:
         """The attendant found that the copy may begin."""
@@ -143,7 +161,7 @@ class Copying:
     def connected(self, connection: Connection) -> None:
         """A connection that was asked for."""
         self._requested -= 1
-        self._idle.append(CopyReader(connection))
+        self._idle.append(CopyReader(connection, self._bytes_a_fill))
 
     def assign(self) -> None:
         """Give idle readers something to do, tables side by side; open and close readers."""
@@ -153,8 +171,8 @@ class Copying:
             if copy is None:
                 break
             self._begin(self._idle.pop(), copy)
-        waiting = sum(copy.has_work(now) for copy in self._copies.values())
-        room = self._options.copy.workers - len(self._jobs) - len(self._idle) - self._requested
+        waiting = self._next(now) is not None
+        room = self._options.copy.connections - self.connections
         if waiting and room > 0 and now >= self._not_before:
             self._requested += 1
             self._request(ConnectionRequest())
@@ -188,8 +206,12 @@ class Copying:
                 self._finish(job)
         return rows
 
-    def barrier_arrived(self, payload: str, position: int, time_us: int) -> int | None:
-        """The stream has a barrier; the table that it makes live, if it is an awaited one."""
+    def barrier_arrived(
+        self, payload: str, position: int, time_us: int, between: Callable[[], None]
+    ) -> tuple[int, int] | None:
+        """The stream has a barrier: the table that it makes live, if it is an awaited one, and,
+        if it is a re-copy, how many rows differed. ``between`` is called while they are compared.
+        """
         copy = next((each for each in self.copies if each.barrier == payload), None)
         if copy is None or copy.phase is not Phase.BARRIER:
             return None
@@ -199,13 +221,33 @@ class Copying:
             # Keys that moved with a TOAST value after the chunk with the old key was read.
             copy.read_again(partial)
             return None
+        if copy.beside is not None:
+            return copy.table_id, self._put_right(copy, position, time_us, between)
         record = transaction.publish(copy.table_id, position, time_us)
         kept = {name: copy.to_json()[name] for name in ("shape", "version")}
         transaction.put_table(replace(record, copy=kept))
         self._batch.touch(copy.table_id)
         self.remove(copy.table_id)
         _log.info("table live", table=copy.table.qualified, rows=record.rows, read=copy.rows)
-        return copy.table_id
+        return copy.table_id, 0
+
+    def _put_right(
+        self, copy: TableCopy, position: int, time_us: int, between: Callable[[], None]
+    ) -> int:
+        """A re-copy's barrier: what differs goes into the live table; how many rows that are."""
+        begun = time.monotonic()
+        transaction = self._batch.transaction
+        live, differing = recopy.publish(copy, transaction, position, time_us, between)
+        self._batch.touch(live.id)
+        self.remove(copy.table_id)
+        _log.info(
+            "re-copy done",
+            table=copy.table.qualified,
+            differing=differing,
+            rows=live.rows,
+            compared_in_s=round(time.monotonic() - begun, 3),
+        )
+        return differing
 
     def close(self) -> None:
         """Close every connection."""
@@ -213,7 +255,12 @@ class Copying:
             reader.close()
 
     def _next(self, now: float) -> TableCopy | None:
-        ready = [copy for copy in self._copies.values() if copy.has_work(now)]
+        if now < self._paced_until:
+            return None
+        workers = self._options.copy.workers
+        ready = [
+            copy for copy in self._copies.values() if copy.has_work(now) and copy.active < workers
+        ]
         return min(ready, key=lambda copy: copy.active, default=None)
 
     def _begin(self, reader: CopyReader, copy: TableCopy) -> None:
@@ -244,13 +291,21 @@ class Copying:
         if job.copy.cancelled or job.stale or not keys:
             return
         job.copy.rows += len(keys)
+        self._pace(len(keys))
         name = job.copy.table.qualified
         self._counters.copied_rows[name] = self._counters.copied_rows.get(name, 0) + len(keys)
         job.keys += keys
         job.lines += lines
         job.bytes += sum(map(len, lines))
-        if len(job.keys) >= _ROWS_A_FILL or job.bytes >= _BYTES_A_FILL:
+        if len(job.keys) >= _ROWS_A_FILL or job.bytes >= self._bytes_a_fill:
             self._fill(job)
+
+    def _pace(self, rows: int) -> None:
+        """What was read puts off the next range: in a range nothing waits, or its lock and its
+        snapshot would live longer."""
+        rate = self._options.copy.max_rows_per_second
+        if rate is not None:
+            self._paced_until = max(self._paced_until, time.monotonic()) + rows / rate
 
     def _fill(self, job: _Job) -> None:
         keys, lines = job.keys, job.lines

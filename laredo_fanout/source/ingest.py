@@ -6,14 +6,17 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
 import structlog
 
-from laredo_fanout.errors import SlotLost, SourceError
+from laredo_fanout.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.source import session
 from laredo_fanout.source.options import OnSlotLost
+from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.status import CommitInfo, Counters, IngestStatus, TableStatus
 from laredo_fanout.source.streaming import Streaming
 
@@ -114,6 +117,26 @@ class Ingest:
         if self._streaming is not None:
             self._streaming.stop()
 
+    def recopy(self, table: str) -> Future[None]:
+        """Have ``table`` copied again beside its readers; done when a restart would go on with it.
+
+        From any thread. The future fails with RecopyRefused or SourceUnavailable.
+
+        :raises SourceUnavailable: while the stream isn't followed.
+        :raises KeyError: if the source has no such table.
+        """
+        if all(each.qualified != table for each in self._tables):
+            raise KeyError(table)
+        streaming = self._streaming
+        if streaming is None or not streaming.connected:
+            raise SourceUnavailable(
+                f"table {table} can't be copied again: the source isn't followed just now"
+                f" ({self._error or 'it is connecting'}); ask again when it is"
+            )
+        asked = RecopyAsked(table, Future())
+        streaming.recopy(asked)
+        return asked.answer
+
     def status(self) -> IngestStatus:
         """How it stands now; from any thread."""
         streaming, store = self._streaming, self._store
@@ -146,6 +169,9 @@ class Ingest:
             changes={
                 action.name.lower(): number for action, number in self._counters.changes.items()
             },
+            asked_recopies=dict(self._counters.asked_recopies),
+            copy_connections=0 if streaming is None else streaming.copying.connections,
+            copy_bytes=0 if streaming is None else streaming.copying.bytes_in_flight,
             tables={table.qualified: self._table(table.qualified) for table in self._tables},
         )
 
@@ -156,13 +182,23 @@ class Ingest:
         if streaming is None or tracked is None:
             return TableStatus(copied_rows=copied)
         problem = None if tracked.problem is None else str(tracked.problem)
-        copy = None if tracked.table_id is None else streaming.copying.get(tracked.table_id)
+        copying = streaming.copying
+        copy = None if tracked.table_id is None else copying.get(tracked.table_id)
+        recopy = None if tracked.recopy_id is None else copying.get(tracked.recopy_id)
+        status = TableStatus(
+            error=problem,
+            copied_rows=copied,
+            recopying=tracked.recopy_id is not None,
+            last_recopy=self._counters.last_recopies.get(name),
+            recopied_rows=self._counters.recopied_rows.get(name, 0),
+        )
+        if (shown := copy or recopy) is not None:
+            status = replace(status, copy=shown.progress(time.monotonic()))
         if copy is not None:
             estimated = int(copy.table.rows_estimated)
-            return TableStatus(
+            return replace(
+                status,
                 phase=str(copy.phase),
-                error=problem,
-                copied_rows=copied,
                 estimated_rows=estimated if estimated >= 0 else None,
                 ranges=copy.ranges,
                 ranges_done=copy.ranges_done,
@@ -170,4 +206,4 @@ class Ingest:
             )
         record = None if tracked.table_id is None else self._store.tables.get(tracked.table_id)
         phase = "waiting" if record is None else str(record.status)
-        return TableStatus(phase="refused" if problem else phase, error=problem, copied_rows=copied)
+        return replace(status, phase="refused" if problem else phase)

@@ -36,10 +36,30 @@ class PublicationOptions:
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """How tables are copied: ``workers`` connections read ranges of about ``range_bytes``."""
+    """How tables are copied: at most ``workers`` connections read ranges of about ``range_bytes``
+    of one table.
+
+    Over all tables there are at most ``max_connections`` of them (None: as many as ``workers``),
+    they begin ranges no faster than ``max_rows_per_second`` allows (None: no limit), and about
+    ``max_memory`` bytes of rows are read and not yet written.
+    """
 
     workers: int = 2
     range_bytes: int = 64 << 20
+    max_rows_per_second: int | None = None
+    max_memory: int = 64 << 20
+    max_connections: int | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many there are at most."""
+        return self.workers if self.max_connections is None else self.max_connections
+
+    @property
+    def range_rows(self) -> int | None:
+        """A range takes no more than about a second of what the throttle allows: it is read at
+        full speed, so that its lock and its snapshot don't live long, and then there is a pause."""
+        return self.max_rows_per_second
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,16 @@ Split = tuple[str, ...]
 _MOST_RANGES = 4096
 _PAGES_A_RANGE = 16
 _PAGE_BYTES = 8192
+_ROW_BYTES = 100
+"""Of a table that was never analyzed."""
 
 
-def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[Split]:
+def plan(
+    connection: Connection, table: SourceTable, range_bytes: int, range_rows: int | None = None
+) -> list[Split]:
     """Split points that cut the table into ranges of about ``range_bytes``, TOAST included.
+
+    With ``range_rows`` they have no more rows than about that, by PostgreSQL's estimate.
 
     They come from a sample of its pages, so the ranges are of similar size,
     not of equal. A table without a key is read in one piece, and one whose key can't
@@ -41,7 +47,11 @@ def plan(connection: Connection, table: SourceTable, range_bytes: int) -> list[S
     ).fetchone()
     heap, whole = sizes or (0, 0)
     pages = max(1, int(heap) // _PAGE_BYTES)
-    wanted = min(_MOST_RANGES, int(whole) // range_bytes + 1)
+    wanted = int(whole) // range_bytes + 1
+    if range_rows is not None:
+        guessed = table.rows_estimated if table.rows_estimated > 0 else int(heap) / _ROW_BYTES
+        wanted = max(wanted, int(guessed) // range_rows + 1)
+    wanted = min(_MOST_RANGES, wanted)
     if wanted < 2:
         return []
     percent = min(100.0, 100.0 * _PAGES_A_RANGE * wanted / pages)

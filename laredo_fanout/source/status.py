@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.source.slot import Slot
 from laredo_fanout.source.slot_watch import SlotWarning, SlotWatch
 from laredo_model.change import Action
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.recopy import LastRecopy
+    from laredo_fanout.source.table_copy import CopyProgress
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,8 @@ class TableStatus:
     ``copied_rows`` counts rows read by copies, again ones included;
     ``estimated_rows`` is PostgreSQL's estimate (None: unknown); ``waiting_for``
     are the pids whose transactions must end before the copy can begin;
-    ``ranges_done`` of ``ranges`` are finished.
+    ``ranges_done`` of ``ranges`` are finished. ``copy`` is how its copy, or the re-copy
+    that was asked for, gets on; ``recopying`` says that it is the latter.
     """
 
     phase: str = "waiting"
@@ -28,6 +33,11 @@ class TableStatus:
     ranges: int = 0
     ranges_done: int = 0
     waiting_for: tuple[int, ...] = ()
+    copy: CopyProgress | None = None
+    recopying: bool = False
+    last_recopy: LastRecopy | None = None
+    recopied_rows: int = 0
+    """Rows that re-copies found to differ."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,10 @@ class IngestStatus:
     reconnects: int = 0
     recopies: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
+    asked_recopies: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    copy_connections: int = 0
+    copy_bytes: int = 0
+    """Of copied rows that were read and aren't written yet."""
     tables: Mapping[str, TableStatus] = field(default_factory=dict)
 
 
@@ -68,6 +82,10 @@ class Counters:
 
     changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
     copied_rows: dict[str, int] = field(default_factory=dict)
+    last_recopies: dict[str, LastRecopy] = field(default_factory=dict)
+    asked_recopies: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Re-copies that were asked for and have ended, by table and outcome (done, given_up)."""
+    recopied_rows: dict[str, int] = field(default_factory=dict)
     recopies: int = 0
     reconnects: int = 0
     slot_losses: int = 0

@@ -32,6 +32,7 @@ from laredo_fanout.source.attendant import (
 )
 from laredo_fanout.source.copying import Copying
 from laredo_fanout.source.mailbox import Mailbox
+from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.replication import ReplicationStream
 from laredo_fanout.source.start import Preparation
 from laredo_fanout.source.stream_decoder import Drained, MustClose, StreamDecoder
@@ -64,7 +65,7 @@ _STREAMS_KEPT = 20
 
 
 class _StoppedWithin(Exception):
-    """We are to stop, and a giant transaction is applied in part."""
+    """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
 
 
 class Streaming:
@@ -87,7 +88,7 @@ class Streaming:
         self._stopping = stopping
         self._detour = detour
         self._counters = counters
-        self._mail: Mailbox[Report] = Mailbox()
+        self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self.batch = WriteBatch(store, on_commit, options.busy_commit_interval, counters)
         self._attendant = Attendant(options, tables, self._run_token, self._mail.put)
         self.tracking = Tracking(tables, self.batch, self._look_now, counters)
@@ -123,6 +124,10 @@ class Streaming:
         side = self._side
         if side is not None and not self.connected:
             session.cancel(side)
+
+    def recopy(self, asked: RecopyAsked) -> None:
+        """Have a table copied again beside its readers; from any thread."""
+        self._mail.put(asked)
 
     @property
     def wal_end(self) -> int:
@@ -178,7 +183,7 @@ class Streaming:
             prefix,
             self._store.path,
             position,
-            between_pieces=self._within_giant_transaction,
+            between_pieces=self._within_giant_step,
         )
         tracking.follow(self._decoder)
         appends = append_only.streamed(self._options, self._store.tables.values())
@@ -221,6 +226,8 @@ class Streaming:
         for report in self._mail.take():
             if isinstance(report, ConnectionReady):
                 report.connection.close()
+            elif isinstance(report, RecopyAsked) and report.is_awaited():
+                report.answer.set_exception(SourceUnavailable("the stream has just ended"))
         self._mail.close()
 
     def _commit_rest(self) -> None:
@@ -383,8 +390,9 @@ class Streaming:
             stream.confirm(self._store.position, reply=silence > self._options.receive_timeout / 3)
             self._told_at = now
 
-    def _within_giant_transaction(self) -> None:
-        """A piece of it was applied: nothing else is heard or said before its end, but this."""
+    def _within_giant_step(self) -> None:
+        """A piece of a giant transaction was applied, or some of a re-copy's rows compared: nothing
+        else is heard or said before its end, but this."""
         if self._stopping.is_set():
             raise _StoppedWithin
         assert self._stream is not None
@@ -407,9 +415,11 @@ class Streaming:
                 case watermark.Look(number):
                     self._passed(number)
                 case watermark.Barrier(payload):
-                    live = self.copying.barrier_arrived(payload, decoder.position, decoder.time_us)
-                    if live is not None:
-                        self.tracking.copied(live)
+                    done = self.copying.barrier_arrived(
+                        payload, decoder.position, decoder.time_us, self._within_giant_step
+                    )
+                    if done is not None:
+                        self.tracking.copied(*done)
                 case None:
                     continue
 
@@ -443,6 +453,8 @@ class Streaming:
                         )
                 case Waiting():
                     self.copying.waiting(report)
+                case RecopyAsked():
+                    self.tracking.recopy(report, self.batch.transaction, self.copying)
                 case ConnectionReady(connection):
                     self.copying.connected(connection)
                 case Trouble(error):

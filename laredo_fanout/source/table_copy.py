@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -33,6 +34,28 @@ class Reading(NamedTuple):
 
     number: int | None
     keys: tuple[bytes, ...] = ()
+
+
+class CopyProgress(NamedTuple):
+    """How far a copy is. ``rows`` were read (again ones included), of about ``estimated_rows``
+    (None: unknown), at ``rows_per_second`` since this run began to read; ``seconds_left`` is None
+    while nothing tells it."""
+
+    phase: str
+    rows: int
+    estimated_rows: int | None
+    ranges: int
+    ranges_done: int
+    waiting_for: tuple[int, ...]
+    rows_per_second: float
+    seconds_left: float | None
+
+    @property
+    def fraction(self) -> float:
+        """How much of it is done, 0 to 1."""
+        if self.estimated_rows:
+            return min(1.0, self.rows / self.estimated_rows)
+        return self.ranges_done / self.ranges if self.ranges else 0.0
 
 
 class TableCopy:
@@ -70,6 +93,10 @@ class TableCopy:
             self._done.update(range(start, stop))
         self._todo: deque[Reading] = deque()
         self.active = 0
+        self.beside: int | None = stored.get("beside")
+        """Of a re-copy: the live incarnation that it is made beside."""
+        self._reads_since = 0.0
+        self._rows_before = self.rows
 
     @property
     def version(self) -> Any:
@@ -96,6 +123,7 @@ class TableCopy:
         self.phase = Phase.READING
         self.waiting_for = ()
         self.splits = list(splits)
+        self._reads_since = time.monotonic()
         self._todo.extend(
             Reading(number) for number in range(self.ranges) if number not in self._done
         )
@@ -106,6 +134,23 @@ class TableCopy:
         self.phase = Phase.SETTLING
         for start in range(0, len(wanted), _KEYS_A_READING):
             self._todo.append(Reading(None, tuple(wanted[start : start + _KEYS_A_READING])))
+
+    def progress(self, now: float) -> CopyProgress:
+        """How far it is; from any thread."""
+        estimated = int(self.table.rows_estimated)
+        seconds = now - self._reads_since if self._reads_since else 0.0
+        rate = (self.rows - self._rows_before) / seconds if seconds > 0 else 0.0
+        left = max(0, estimated - self.rows) / rate if rate > 0 and estimated > 0 else None
+        return CopyProgress(
+            str(self.phase),
+            self.rows,
+            estimated if estimated >= 0 else None,
+            self.ranges,
+            self.ranges_done,
+            self.waiting_for,
+            rate,
+            left if self.phase is Phase.READING else None,
+        )
 
     def has_work(self, now: float) -> bool:
         """Whether a reader can begin something."""
@@ -144,6 +189,8 @@ class TableCopy:
         if self.splits is not None:
             stored["splits"] = [list(split) for split in self.splits]
             stored["done"] = _runs(sorted(self._done))
+        if self.beside is not None:
+            stored["beside"] = self.beside
         if self.barrier is not None:
             stored["barrier"] = self.barrier
         return stored

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from laredo_fanout.errors import SelectDenied, StreamBroken, TableRefused
+from laredo_fanout.errors import RecopyRefused, SelectDenied, StreamBroken, TableRefused
 from laredo_fanout.source import row_decoder, shape
 from laredo_fanout.source.append_only import Intake
+from laredo_fanout.source.recopy import BESIDE, Recopies
 from laredo_fanout.source.stream_decoder import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
 from laredo_fanout.store.table import Status
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from laredo_fanout.source.copying import Copying
     from laredo_fanout.source.message import Relation
     from laredo_fanout.source.options import TableOptions
+    from laredo_fanout.source.recopy import RecopyAsked
     from laredo_fanout.source.shape import Shape
     from laredo_fanout.source.status import Counters
     from laredo_fanout.source.stream_decoder import MustClose, StreamDecoder
@@ -61,6 +63,8 @@ class TrackedTable:
     version: Version | None = None
     intake: Intake | None = None
     """Of an append-only table: which transactions it takes."""
+    recopy_id: int | None = None
+    """The incarnation that is copied beside it because somebody asked for that."""
     closing: str | None = None
     wanted_look: int = 0
     """The LookRequest that must be answered before it begins again."""
@@ -85,6 +89,8 @@ class Tracking:
         self._request_look = request_look
         self._tables = {table.qualified: TrackedTable(table) for table in tables}
         self._decoder: StreamDecoder | None = None
+        self.recopies = Recopies(batch, counters)
+        self._hinted = self._answered = 0
         self.carries_appends = False
         """Whether the stream has the publication of append-only tables."""
         self.may_begin_anew = True
@@ -119,6 +125,8 @@ class Tracking:
             if known is None:
                 _log.info("table is no longer configured; it is dropped", table=record.qualified)
                 transaction.drop_table(record.id)
+            elif BESIDE in record.copy:
+                self.recopies.resume(known, record, transaction)
             elif record.status in (Status.LIVE, Status.COPYING):
                 self._resume_one(known, record, look)
                 if known.closing is not None:
@@ -155,6 +163,12 @@ class Tracking:
             self._must_close(tracked, "the stream announces it in another form")
             return IGNORED
         return self._decoding(tracked)
+
+    def announced_again(self, relation: Relation) -> None:
+        """Have a look soon: a statement that rewrites values says no more in the stream than this."""
+        tracked = self._by_oid(relation.oid)
+        if tracked is not None and self._hinted <= self._answered:
+            self._hinted = self._request_look()
 
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded: its table is closed and copied anew."""
@@ -218,6 +232,7 @@ class Tracking:
         self, look: Look, transaction: Transaction, position: int, copying: Copying
     ) -> None:
         """The stream has passed this look's message: begin, close or refuse tables as it says."""
+        self._answered = look.answers
         source_identity = transaction.head.source
         published = look.publication or (source_identity and source_identity.publication)
         if source_identity is not None and published and source_identity.publication != published:
@@ -265,8 +280,14 @@ class Tracking:
     def copy_failed(
         self, table_id: int, failed: TableRefused, transaction: Transaction, copying: Copying
     ) -> None:
-        """The copy gave up: the table is failed, and tried again after a while."""
+        """The copy gave up: the table is failed, and tried again after a while.
+
+        A re-copy that was asked for isn't: the table stays as it is.
+        """
         for tracked in self._tables.values():
+            if tracked.recopy_id == table_id:
+                copying.remove(table_id)
+                self.recopies.drop(tracked, transaction, str(failed))
             if tracked.table_id == table_id:
                 pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2**tracked.retries)
                 tracked.retries += 1
@@ -275,9 +296,22 @@ class Tracking:
                 self._refuse(tracked, failed, transaction, copying)
                 _log.error("copy failed", error=str(failed), retry_after_s=pause)
 
-    def copied(self, table_id: int) -> None:
-        """The table is live."""
+    def recopy(self, asked: RecopyAsked, transaction: Transaction, copying: Copying) -> None:
+        """Begin a re-copy beside the live table; it is answered when that is durable."""
+        if not asked.is_awaited():
+            return
+        try:
+            self.recopies.begin(self._tables[asked.table], transaction, copying)
+        except RecopyRefused as refused:
+            asked.answer.set_exception(refused)
+        else:
+            self._batch.when_durable(lambda: asked.answer.set_result(None))
+
+    def copied(self, table_id: int, differing: int) -> None:
+        """The table is live; or its re-copy found so many rows ``differing``."""
         for tracked in self._tables.values():
+            if tracked.recopy_id == table_id:
+                self.recopies.done(tracked, differing)
             if tracked.table_id == table_id:
                 tracked.retries = 0
                 tracked.retry_at = 0.0
@@ -345,6 +379,7 @@ class Tracking:
     ) -> None:
         """Nothing changed; a copy that an earlier run began goes on."""
         assert tracked.table_id is not None and tracked.shape is not None
+        self.recopies.keep(tracked, source, transaction, copying)
         record = transaction.tables[tracked.table_id]
         if record.status is Status.COPYING:
             if copying.get(record.id) is None:
@@ -370,6 +405,7 @@ class Tracking:
         if isinstance(problem, SelectDenied) and record.status is Status.LIVE:
             return  # the stream needs no SELECT
         copying.remove(tracked.table_id)
+        self.recopies.drop(tracked, transaction, str(problem))
         self._disconnect(tracked)
         transaction.put_table(replace(record, status=Status.FAILED, error=str(problem), copy={}))
         self._batch.touch(record.id)
@@ -382,6 +418,7 @@ class Tracking:
         _log.warning(
             "table closed; it is copied anew", table=record.qualified, reason=tracked.closing
         )
+        self.recopies.drop(tracked, transaction, f"the table is copied anew: {tracked.closing}")
         self._disconnect(tracked)
         if record.status is Status.LIVE:
             closed = replace(record, status=Status.CLOSED, closed_at=position)

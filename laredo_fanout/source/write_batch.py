@@ -53,6 +53,8 @@ class WriteBatch:
         self._committed_at = time.monotonic()
         self._cost = 0.0
         self._counters = counters
+        self.copy_beside: dict[int, int] = {}
+        """Live incarnations with a re-copy, which takes the same changes: its id."""
 
     @property
     def is_open(self) -> bool:
@@ -104,6 +106,8 @@ class WriteBatch:
                 self.transaction.apply(route.table_id, changes)
             except RowIncomplete as incomplete:
                 raise MustClose(route.table_id, str(incomplete)) from incomplete
+            if (copied := self.copy_beside.get(route.table_id)) is not None:
+                self.transaction.apply(copied, changes)
             self._tables.add(route.table_id)
             for action in Action:
                 self._counters.changes[action] += changes.actions.count(action)

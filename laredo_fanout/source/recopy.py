@@ -1,0 +1,180 @@
+"""Re-copies that operators ask for, beside live tables whose readers go on.
+
+The copy is a second incarnation, hidden, which takes the stream's changes as the live one
+does, and copied rows where none are yet. At its barrier both are consistent at one
+position: what differs is what the live one had wrong, and enters its journal there as
+ordinary changes. Until then the store holds the table's rows twice.
+
+The hidden incarnation's record says beside which one it is copied, so a restart goes on.
+Whatever ends the live incarnation (another schema, a lost slot) ends it too: the table is
+then copied anew anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.source import shape
+from laredo_fanout.source.table_copy import TableCopy
+from laredo_fanout.store.table import Status
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.catalog import SourceTable
+    from laredo_fanout.source.copying import Copying
+    from laredo_fanout.source.status import Counters
+    from laredo_fanout.source.tracking import TrackedTable
+    from laredo_fanout.source.write_batch import WriteBatch
+    from laredo_fanout.store.table import TableRecord
+    from laredo_fanout.store.transaction import Transaction
+
+_log = structlog.get_logger()
+
+BESIDE = "beside"
+"""In a record's ``copy``: the id of the live incarnation."""
+
+
+class RecopyAsked(NamedTuple):
+    """Somebody wants this table re-copied; ``answer`` is done when that is durable.
+
+    Its exception is a :class:`RecopyRefused`, or a SourceUnavailable if the stream ended.
+    """
+
+    table: str
+    answer: Future[None]
+
+    def is_awaited(self) -> bool:
+        """Whether whoever asked is still there to be answered; ask once."""
+        return self.answer.set_running_or_notify_cancel()
+
+
+@dataclass(frozen=True)
+class LastRecopy:
+    """How the table's last re-copy ended, at ``ended_at`` (Unix time): with so many rows that
+    differed, or with an error."""
+
+    ended_at: float
+    differing: int = 0
+    error: str | None = None
+
+
+class Recopies:
+    """The re-copies of one life of the stream; used by the ingest thread."""
+
+    def __init__(self, batch: WriteBatch, counters: Counters) -> None:
+        self._batch = batch
+        self._counters = counters
+
+    def begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
+        """Begin one beside this table.
+
+        :raises RecopyRefused: if there is one, or the table isn't live, or has no key.
+        """
+        name = tracked.options.qualified
+        if tracked.recopy_id is not None:
+            raise RecopyRefused(name, "a re-copy is under way", "wait for its end")
+        source, known = tracked.source, tracked.shape
+        record = None if tracked.table_id is None else transaction.tables[tracked.table_id]
+        if record is None or source is None or known is None or tracked.version is None:
+            raise RecopyRefused(name, "it isn't replicated just now", "see its error in /status")
+        if record.status is not Status.LIVE or tracked.closing is not None:
+            raise RecopyRefused(name, "it is being copied already", "wait until it is live")
+        if tracked.intake is not None:
+            raise RecopyRefused(
+                name,
+                "it is append-only, without a key to compare its rows by",
+                "to have it copied anew, take it out of the configuration, restart, and put it"
+                " back",
+            )
+        copied = transaction.add_table(
+            record.schema,
+            record.name,
+            record.oid,
+            record.columns,
+            identity=record.identity,
+            copy={**shape.to_json(known, tracked.version), BESIDE: record.id},
+        )
+        self._connect(tracked, record.id, copied.id)
+        self._add(tracked, source, copied, copying)
+        _log.info("table is to be copied again beside its readers", table=name)
+
+    def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
+        """Take up the one that an earlier life began, if the live table is still the same."""
+        beside = record.copy[BESIDE]
+        if tracked.table_id == beside and transaction.tables[beside].status is Status.LIVE:
+            self._connect(tracked, beside, record.id)
+            return
+        transaction.drop_table(record.id)
+        self._gave_up(tracked, "the table is copied anew")
+
+    def keep(
+        self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copying
+    ) -> None:
+        """The table is as it was: a re-copy that an earlier life began goes on."""
+        if tracked.recopy_id is not None and copying.get(tracked.recopy_id) is None:
+            self._add(tracked, source, transaction.tables[tracked.recopy_id], copying)
+
+    def drop(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
+        """End the table's re-copy, if there is one, without a result."""
+        if tracked.recopy_id is None:
+            return
+        if tracked.recopy_id in transaction.tables:  # and not forgotten before it was durable
+            transaction.drop_table(tracked.recopy_id)
+        self._disconnect(tracked)
+        self._gave_up(tracked, error)
+
+    def done(self, tracked: TrackedTable, differing: int) -> None:
+        """What differed is in the live table's journal."""
+        self._disconnect(tracked)
+        self._ended(tracked, LastRecopy(time.time(), differing))
+
+    def _add(
+        self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copying: Copying
+    ) -> None:
+        copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+
+    def _connect(self, tracked: TrackedTable, live_id: int, copied_id: int) -> None:
+        tracked.recopy_id = copied_id
+        self._batch.copy_beside[live_id] = copied_id
+
+    def _disconnect(self, tracked: TrackedTable) -> None:
+        beside = self._batch.copy_beside
+        for live_id in [key for key, value in beside.items() if value == tracked.recopy_id]:
+            del beside[live_id]
+        tracked.recopy_id = None
+
+    def _gave_up(self, tracked: TrackedTable, error: str) -> None:
+        self._ended(tracked, LastRecopy(time.time(), error=error))
+        _log.error("re-copy ended without a result", table=tracked.options.qualified, error=error)
+
+    def _ended(self, tracked: TrackedTable, ended: LastRecopy) -> None:
+        name = tracked.options.qualified
+        self._counters.last_recopies[name] = ended
+        outcome = "done" if ended.error is None else "given_up"
+        counted = self._counters.asked_recopies
+        counted[name, outcome] = counted.get((name, outcome), 0) + 1
+        self._counters.recopied_rows[name] = (
+            self._counters.recopied_rows.get(name, 0) + ended.differing
+        )
+
+
+def publish(
+    copy: TableCopy,
+    transaction: Transaction,
+    position: int,
+    time_us: int,
+    between: Callable[[], None],
+) -> tuple[TableRecord, int]:
+    """The barrier of a re-copy has passed: the live table as it is now, and how many rows of it
+    differed."""
+    live_id = copy.beside
+    assert live_id is not None
+    before = transaction.tables[live_id].sequence
+    record = transaction.publish_differences(copy.table_id, position, time_us, between)
+    return record, record.sequence - before

@@ -1,0 +1,102 @@
+"""A table's re-copy as operators ask for it: by command and by POST, shown while it is under way,
+killed in the middle; its readers see ordinary changes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.writer import Store
+from laredo_model.change import Action
+from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fix_postgres import Database
+from tests.processes import wait_until
+
+ROWS = 900
+THROTTLED = "\nsources.pg.copy { workers = 1, max_rows_per_second = 150 }"
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    """One table."""
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
+        owner.execute("ANALYZE a")
+    return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+
+
+def _spoil(server: Fanout) -> None:
+    """Rows of the stopped server's store made wrong: one each of the three ways."""
+    with Store.open(server.directory / "state", max_size=1 << 30) as store:
+        live = next(each for each in store.tables.values() if each.live)
+        changes = TableChanges(
+            bytearray([Action.UPDATE, Action.DELETE, Action.INSERT]),
+            [b"7", b"8", b"5000"],
+            [b'{"id":7,"v":"wrong"}', b"", b'{"id":5000,"v":"nowhere"}'],
+            [3],
+            [store.position],
+            [1],
+        )
+        with store.transaction() as transaction:
+            transaction.apply(live.id, changes)
+
+
+def _recopy(server: Fanout) -> dict[str, Any]:
+    return server.table("public.a")["recopy"] or {}
+
+
+def _post(server: Fanout, table: str) -> httpx.Response:
+    return httpx.post(f"{server.program.http}/tables/{table}/recopy", timeout=15)
+
+
+async def test_readers_see_what_differed_as_changes_although_the_server_is_killed(
+    server: Fanout, database: Database
+) -> None:
+    with started(server):
+        assert _post(server, "public.other").status_code == 404
+    _spoil(server)
+    with server.program.config.open("a") as config:
+        config.write(THROTTLED)
+    with started(server):
+        async with server.follower("public.a") as follower:
+            await follower.until([b"%d" % n for n in (*range(1, ROWS + 1), 5000) if n != 8])
+            assert b"wrong" in follower.rows[b"7"]
+            seen = len(follower.positions)
+            asked = _post(server, "public.a")
+            assert asked.status_code == 202
+            assert asked.json()["recopy"]["active"]
+            refused = _post(server, "public.a")
+            assert refused.status_code == 409
+            assert refused.json()["recopy"]["active"]
+            wait_until(
+                lambda: (_recopy(server)["progress"] or {}).get("ranges_done"), "a range is done"
+            )
+            shown = _recopy(server)["progress"]
+            assert 0 < shown["rows"] < ROWS
+            assert 0 < shown["fraction"] < 1
+            assert server.metrics['laredo_recopy_active{table="public.a"}'] == 1
+            server.program.kill()
+            with database.connect() as owner:
+                owner.execute("DELETE FROM a WHERE id = 20")
+            server.program.start()
+            server.program.wait_ready()
+            await follower.until([b"%d" % n for n in range(1, ROWS + 1) if n != 20], timeout=60)
+            assert follower.rows[b"7"] == b'{"id":7,"v":"v7"}'
+            wait_until(lambda: not _recopy(server)["active"], "it is done")
+            assert _recopy(server)["last"]["differing"] == 3
+            assert server.metrics['laredo_recopy_differing_rows_total{table="public.a"}'] == 3
+            assert len(follower.positions) == seen + 2
+            assert server.table("public.a")["status"] == "live"
+
+
+def test_a_re_copy_can_be_watched(server: Fanout) -> None:
+    with started(server):
+        watched = server.run("recopy", "public.a", "--watch")
+        assert watched.returncode == 0, watched.stderr
+        assert "public.a: 0 rows differed" in watched.stdout
+        assert "rows/s" in watched.stdout
