@@ -120,6 +120,9 @@ class Tables(Protocol):
     def route(self, relation: Relation) -> Route:
         """Where the changes of a relation that was just announced go."""
 
+    def announced_again(self, relation: Relation) -> None:
+        """A relation was announced as it was before: something of it may have been altered."""
+
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded; its changes from here on are ignored."""
 
@@ -325,6 +328,8 @@ class StreamDecoder:
                 if self.relations.get(relation.oid) != relation:
                     self.relations[relation.oid] = relation
                     self._routes[message[26:30]] = self._tables.route(relation)
+                else:
+                    self._tables.announced_again(relation)
             case message_.TRUNCATE:
                 for oid in message_.truncate(message).oids:
                     self._truncate(self._routes.get(oid.to_bytes(4, "big"), IGNORED))

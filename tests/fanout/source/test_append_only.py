@@ -127,6 +127,9 @@ class _NoTables:
     def route(self, relation: Relation) -> Route:
         return IGNORED
 
+    def announced_again(self, relation: Relation) -> None:
+        raise AssertionError
+
     def broken(self, route: Route, error: Exception) -> None:
         raise AssertionError from error
 

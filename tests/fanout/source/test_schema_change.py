@@ -330,3 +330,29 @@ def test_publication_that_is_narrowed_shows_nothing_until_it_is_whole(
     ingest.wait_live()
     ingest.assert_equal()
     assert ingest.status.tables["public.t"].error is None
+
+
+def test_silent_rewrite_is_noticed_at_the_next_change_long_before_the_next_heartbeat(
+    database: Database, ingesting: Start
+) -> None:
+    """PostgreSQL announces the relation again, word for word."""
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a int)",
+        "INSERT INTO t SELECT g, g FROM generate_series(1, 50) g",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=600)
+    ingest.wait_live()
+    before = ingest.record("public.t")
+    _run(database, "UPDATE t SET a = 0 WHERE id = 1")
+    ingest.assert_equal()
+    _run(
+        database,
+        "ALTER TABLE t ALTER a TYPE int USING a * 2",
+        "UPDATE t SET a = 1 WHERE id = 2",
+    )
+    ingest.wait_until(
+        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()
