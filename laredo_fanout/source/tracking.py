@@ -91,7 +91,6 @@ class Tracking:
         self._decoder: StreamDecoder | None = None
         self.recopies = Recopies(batch, counters)
         self._hinted = self._answered = 0
-        self._hinted = self._answered = 0
         self.carries_appends = False
         """Whether the stream has the publication of append-only tables."""
         self.may_begin_anew = True
@@ -166,12 +165,6 @@ class Tracking:
         return self._decoding(tracked)
 
     def announced_again(self, relation: Relation) -> None:
-        """Have a look soon: a statement that rewrites values says no more in the stream than this."""
-        tracked = self._by_oid(relation.oid)
-        if tracked is not None and self._hinted <= self._answered:
-            self._hinted = self._request_look()
-
-    def announced_again(self, relation: Relation) -> None:
         """Have a look soon: a statement that rewrites values says no more than this."""
         tracked = self._by_oid(relation.oid)
         if tracked is not None and self._hinted <= self._answered:
@@ -239,7 +232,6 @@ class Tracking:
         self, look: Look, transaction: Transaction, position: int, copying: Copying
     ) -> None:
         """The stream has passed this look's message: begin, close or refuse tables as it says."""
-        self._answered = look.answers
         self._answered = look.answers
         source_identity = transaction.head.source
         published = look.publication or (source_identity and source_identity.publication)
