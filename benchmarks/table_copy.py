@@ -1,5 +1,9 @@
-"""Copy into the durable store, beside what psql needs to throw the same rows away."""
+"""Copy into the durable store, beside what psql needs to throw the same rows away; what it takes
+meanwhile of memory, and of WAL that the slot keeps while somebody writes."""
 
+import shutil
+import threading
+from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 from typing import Any
@@ -8,46 +12,138 @@ import orjson
 
 from benchmarks import bench_table
 from benchmarks.figures import Figure
-from benchmarks.processes import wait_until
-from benchmarks.scenario import Scenario
+from benchmarks.processes import AnonymousMemory, Program, wait_until
+from benchmarks.scenario import SLOT, Scenario
 
 SUBJECT = "copy"
 _STATEMENT = f"COPY (SELECT row_to_json(t) FROM {bench_table.NAME} t) TO STDOUT"
 _BEGINS, _LIVE = "copy begins", "table live"
+_MEGABYTE = 1_000_000
+_INGEST = "ingest"
+_LOOK_EVERY = 0.1
+_ROWS_A_WRITE = 50
+_KEPT = (
+    "SELECT pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - '0/0'::pg_lsn"
+    " FROM pg_replication_slots WHERE slot_name = %s"
+)
+
+
+@dataclass
+class _Copy:
+    """``rate`` in rows/s, ``memory`` the most anonymous memory of the ingesting process."""
+
+    rate: float
+    memory: float
 
 
 def run(scenario: Scenario) -> list[Figure]:
-    """The first start of the server, by its own log: from the first chunk to the live table."""
-    before = [scenario.psql(_STATEMENT) for _ in range(2)]
-    server = scenario.start_server()
-
-    def ended() -> dict[str, Any] | None:
-        server.check()
-        found = {
-            entry["event"]: entry
-            for line in server.log.read_bytes().splitlines()
-            if line.startswith(b"{") and (entry := orjson.loads(line)).get("event")
-        }
-        return found if _LIVE in found else None
-
-    # Its log, because each look at /status would take time from the copy.
-    found: dict[str, Any] = wait_until(ended, timeout=600, what="the copy's end", pause=0.1)
-    assert found[_LIVE]["rows"] == scenario.rows
-    seconds = (_time(found[_LIVE]) - _time(found[_BEGINS])).total_seconds()
-    scenario.wait_ready()
-    after = [scenario.psql(_STATEMENT) for _ in range(2)]
-    return [
-        Figure(
-            SUBJECT,
-            "copy into the durable store",
-            scenario.rows / seconds,
-            "rows/s",
-            scenario.rows / median([*before, *after]),
-            "psql COPY of row_to_json",
-            target=0.8,
-            target_is_ratio=True,
+    """First starts of the server, by its own log: from the first chunk to the live table."""
+    figures = []
+    for workers in (1, 4, 2):
+        psql = [scenario.psql(_STATEMENT)]
+        copied = _copy(scenario, workers)
+        scenario.wait_ready()
+        psql.append(scenario.psql(_STATEMENT))
+        figures.append(
+            Figure(
+                SUBJECT,
+                f"copy into the durable store, {workers} worker{'s' if workers > 1 else ''}",
+                copied.rate,
+                "rows/s",
+                scenario.rows / median(psql),
+                "psql COPY of row_to_json",
+                target=0.8 if workers == 2 else None,
+                target_is_ratio=True,
+                note=f"most anonymous memory {copied.memory / _MEGABYTE:.0f} MB",
+            )
         )
-    ]
+    figures.append(_kept_under_writes(scenario))
+    return figures
+
+
+def _copy(scenario: Scenario, workers: int) -> _Copy:
+    """One copy from nothing."""
+    _forget(scenario)
+    server = scenario.start_server(f"sources.pg.copy.workers={workers}")
+    memory = AnonymousMemory()
+    memory.watch(server.pid, _INGEST)
+    try:
+        # Its log, because each look at /status would take time from the copy.
+        found = wait_until(
+            lambda: _ended(server), timeout=600, what="the copy's end", pause=_LOOK_EVERY
+        )
+    finally:
+        memory.stop()
+    assert found[_LIVE]["rows"] >= scenario.rows
+    seconds = (_time(found[_LIVE]) - _time(found[_BEGINS])).total_seconds()
+    return _Copy(scenario.rows / seconds, memory.peaks[_INGEST])
+
+
+def _kept_under_writes(scenario: Scenario) -> Figure:
+    """The most that the slot keeps while rows are copied and others are updated, beside the WAL
+    that was written: it stays flat however long the copy takes."""
+    stop = threading.Event()
+    kept: list[tuple[int, int]] = []
+
+    def write() -> None:
+        with scenario.connect() as database:
+            while not stop.is_set():
+                bench_table.update_in_order(
+                    database, 20 * _ROWS_A_WRITE, scenario.rows, _ROWS_A_WRITE
+                )
+
+    def look() -> None:
+        with scenario.connect() as database:
+            while not stop.wait(_LOOK_EVERY):
+                row = database.execute(_KEPT, (SLOT,)).fetchone()
+                if row is not None:
+                    kept.append((int(str(row[0])), int(str(row[1]))))
+
+    threads = [threading.Thread(target=each) for each in (write, look)]
+    for thread in threads:
+        thread.start()
+    try:
+        _copy(scenario, 2)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    written = kept[-1][1] - kept[0][1]
+    half = len(kept) // 2
+    first, second = (max(size for size, _ in part) for part in (kept[:half], kept[half:]))
+    return Figure(
+        SUBJECT,
+        "WAL that the slot keeps while copying under writes, at most",
+        max(first, second) / _MEGABYTE,
+        "MB",
+        written / _MEGABYTE,
+        "WAL written meanwhile",
+        less_is_better=True,
+        note=f"first half {first / _MEGABYTE:.1f}, second {second / _MEGABYTE:.1f} MB",
+    )
+
+
+def _forget(scenario: Scenario) -> None:
+    """The next start is a first one."""
+    scenario.stop_server()
+    shutil.rmtree(scenario.directory / "state", ignore_errors=True)
+    (scenario.directory / "fanout.log").unlink(missing_ok=True)
+    with scenario.connect() as database:
+        database.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE slot_name = %s",
+            (SLOT,),
+        )
+
+
+def _ended(server: Program) -> dict[str, Any] | None:
+    server.check()
+    found = {
+        entry["event"]: entry
+        for line in server.log.read_bytes().splitlines()
+        if line.startswith(b"{") and (entry := orjson.loads(line)).get("event")
+    }
+    return found if _LIVE in found else None
 
 
 def _time(entry: dict[str, Any]) -> datetime:

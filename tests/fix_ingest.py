@@ -252,8 +252,13 @@ class Gate:
         """Let so many rows through before it closes."""
         self._after = rows
 
-    def close_again(self) -> None:
-        """Hold what is read from now on."""
+    def open(self) -> None:
+        """Let everything through."""
+        self._open.set()
+
+    def close_again(self, after: int = 0) -> None:
+        """Hold what is read from now on, after so many rows."""
+        self._after = self.rows + after
         self._reading.clear()
         self._open.clear()
 

@@ -146,9 +146,10 @@ def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
     _fill(database)
-    gate.close_after(700)
+    gate.open()
     ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
     ingest.wait_live()
+    gate.close_again(after=100)
     _ask(ingest)
     with gate.holding(ingest):
         sequence = _live(ingest).sequence
@@ -171,9 +172,10 @@ def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
 
 def test_truncate_meanwhile(database: Database, ingesting: Start, gate: Gate) -> None:
     _fill(database, 20)
-    gate.close_after(20)
+    gate.open()
     ingest = ingesting(_TABLE, workers=1)
     ingest.wait_live()
+    gate.close_again()
     _ask(ingest)
     with gate.holding(ingest):
         _run(database, "TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven')")
@@ -187,13 +189,14 @@ def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
     _fill(database)
-    gate.close_after(660)
+    gate.open()
     ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
     ingest.wait_live()
     ingest.stop()
     _spoil_big(ingest, [b"100", b"400", b"401"])
     ingest.start()
     ingest.wait_live()
+    gate.close_again(after=60)
     _ask(ingest)
     with gate.holding(ingest):
         # The value that is wrong in the store isn't sent: the row takes it along.
@@ -247,9 +250,10 @@ def test_another_schema_ends_it_and_the_table_is_copied_anew(
     database: Database, ingesting: Start, gate: Gate, statements: tuple[str, ...]
 ) -> None:
     _fill(database, 20)
-    gate.close_after(20)
+    gate.open()
     ingest = ingesting(_TABLE, workers=1)
     ingest.wait_live()
+    gate.close_again()
     live = _live(ingest)
     _ask(ingest)
     with gate.holding(ingest):
@@ -268,14 +272,14 @@ def test_it_goes_on_after_a_restart_where_it_was(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
     _fill(database)
-    gate.close_after(600)
+    gate.open()
     ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
     ingest.wait_live()
     ingest.stop()
     _spoil_big(ingest, [b"1", b"599"])
-    gate.close_after(gate.rows + 300)
     ingest.start()
     ingest.wait_live()
+    gate.close_again(after=300)
     _ask(ingest)
     with gate.holding(ingest):
         ingest.wait_until(lambda: ingest.status.tables[_TABLE].copy.ranges_done > 2, "ranges done")
