@@ -123,7 +123,7 @@ class _Server:
         self.snapshots.start()
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
-        from laredo_fanout.app import http
+        from laredo_fanout.app import copy_bars, http
 
         web = http.HttpServer(
             http.application(
@@ -146,10 +146,12 @@ class _Server:
             tables=[table.name for table in self.config.tables],
         )
         announcing = asyncio.create_task(self._announce_readiness())
+        bars = asyncio.create_task(copy_bars.draw(self.view.status))
         await self._stopping.wait()
         self.view.draining = True
         await self._stop()
         announcing.cancel()
+        bars.cancel()
         await web.stop()
         return self._exit_code
 
