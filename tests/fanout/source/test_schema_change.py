@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from laredo_fanout.source.status import CommitInfo
 from laredo_fanout.store.table import Status
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
@@ -54,8 +55,6 @@ DDL = {
         "ALTER TABLE t RENAME TO elsewhere",
         "UPDATE elsewhere SET a = 'unseen?'",
         "ALTER TABLE elsewhere RENAME TO t",
-        "ALTER PUBLICATION {publication} DROP TABLE t",
-        "ALTER PUBLICATION {publication} ADD TABLE t",
     ),
     "another table under the name": (
         "ALTER TABLE t RENAME TO elsewhere",
@@ -64,8 +63,8 @@ DDL = {
         "UPDATE elsewhere SET a = 'not ours'",
     ),
     "an index as the replica identity": (
-        "ALTER TABLE t ADD CONSTRAINT extra_key UNIQUE (extra), ALTER extra SET NOT NULL",
-        "ALTER TABLE t REPLICA IDENTITY USING INDEX extra_key",
+        "BEGIN; ALTER TABLE t ADD CONSTRAINT extra_key UNIQUE (extra), ALTER extra SET NOT NULL;"
+        " ALTER TABLE t REPLICA IDENTITY USING INDEX extra_key; COMMIT",
         "UPDATE t SET extra = -extra WHERE id < 9",
         "DELETE FROM t WHERE id = 20",
     ),
@@ -356,3 +355,28 @@ def test_silent_rewrite_is_noticed_at_the_next_change_long_before_the_next_heart
         "the table was copied anew",
     )
     ingest.assert_equal()
+
+
+def test_a_table_that_was_rewritten_stops_before_the_look_that_noticed_it(
+    database: Database, ingesting: Start
+) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a int)",
+        "INSERT INTO t SELECT g, g FROM generate_series(1, 50) g",
+    )
+    ingest = ingesting("public.t", heartbeat_interval=0.5)
+    ingest.wait_live()
+    closed: list[tuple[int, int]] = []
+
+    def look_for_closed(commit: CommitInfo) -> None:
+        records = ingest.store.tables.values()
+        ends = [each.closed_at for each in records if each.status is Status.CLOSED]
+        if ends and not closed:
+            closed.append((ends[0], commit.position))
+
+    ingest.on_commit = look_for_closed
+    _run(database, "ALTER TABLE t ALTER a TYPE int USING a * 2")
+    ingest.wait_until(lambda: closed, "it is noticed")
+    (shown_until, noticed), *_ = closed
+    assert shown_until < noticed
