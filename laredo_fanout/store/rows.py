@@ -98,6 +98,11 @@ class Rows:
         self._last_deleted = olds[-1] if is_streamed else None
         return olds
 
+    def widest(self, keys: list[bytes]) -> int:
+        """Bytes of the longest of these rows' lines; 0 if none of them is there."""
+        stored = layout.stored_keys(self._prefix, keys)
+        return max((len(self._value(key) or b"") for key in stored), default=0)
+
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
         """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
         stored = self._stored(keys, sum(map(len, lines)))

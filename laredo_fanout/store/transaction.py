@@ -25,7 +25,8 @@ from laredo_model.change import Action
 from laredo_model.column import Column
 
 _PART_BYTES = 8 << 20
-_FIRST_STEP, _STEPS_GROWTH, _MOST_CHANGES = 500, 8, 20_000
+_STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
+_SAMPLED = 8
 
 
 class Transaction:
@@ -175,7 +176,9 @@ class Transaction:
                 self._open.discard(table_id)
                 self._end_open_record(record)
             return
-        for part in changes.parts(lambda: self._steps.get(table_id, _FIRST_STEP)):
+        if table_id not in self._steps:
+            self._steps[table_id] = self._first_step(record, changes.keys)
+        for part in changes.parts(lambda: self._steps[table_id]):
             record = self._record(table_id)
             apply = self._apply_live if record.live else self._apply_copying
             size = max(1, apply(record, part))
@@ -185,6 +188,12 @@ class Transaction:
             self._open.add(table_id)
         else:
             self._open.discard(table_id)
+
+    def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
+        """How many changes to begin with, by the rows that some of them replace."""
+        sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
+        width = self._rows_of(record).widest(sample)
+        return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
 
     def _apply_copying(self, record: TableRecord, changes: TableChanges) -> int:
         """Returns how many bytes of rows were in memory for it."""

@@ -55,7 +55,6 @@ def test_parts_are_the_whole(counts: list[int], data: st.DataObject, is_open: bo
 def test_applied_in_parts_it_is_the_same(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_, "_FIRST_STEP", step)
     monkeypatch.setattr(transaction_, "_MOST_CHANGES", step)
     moved: list[Step] = [delete("b"), (Action.INSERT, "c", partial("c", 3))]
     transactions = [
