@@ -432,7 +432,10 @@ class Streaming:
         if look is not None:
             payload = watermark.look_payload(self._options.slot_name, self._run_token, number)
             self.batch.transaction.set_marker(Marker(decoder.position, payload))
-            self.tracking.reconcile(look, self.batch.transaction, decoder.position, self.copying)
+            # What the look shows was so before its message: a closed table was right before it.
+            self.tracking.reconcile(
+                look, self.batch.transaction, decoder.position_before, self.copying
+            )
 
     def _take_reports(self) -> None:
         for report in self._mail.take():

@@ -231,7 +231,10 @@ class Tracking:
     def reconcile(
         self, look: Look, transaction: Transaction, position: int, copying: Copying
     ) -> None:
-        """The stream has passed this look's message: begin, close or refuse tables as it says."""
+        """The stream has passed this look's message: begin, close or refuse tables as it says.
+
+        ``position``: the last one before the message.
+        """
         self._answered = look.answers
         source_identity = transaction.head.source
         published = look.publication or (source_identity and source_identity.publication)
