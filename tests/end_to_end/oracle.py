@@ -120,6 +120,13 @@ class Oracle:
             bisect_right(self._looks, position) - bisect_right(self._looks, changes[-1]) < 2
         )
 
+    def changes_before(self, table: str, position: int) -> str:
+        """The last that nobody could see in the stream, and the looks since, for a failure."""
+        self._read_commits()
+        changes = [end for end, state in self._states(table) if state.blind and end <= position]
+        looks = [end for end in self._looks if changes and changes[-1] < end <= position]
+        return f"last changed in form at {changes[-1:]}, looked at {looks[:4]}"
+
     def _states(self, table: str) -> list[tuple[int, State]]:
         """Where each commit ends, and what was held from there on."""
         known = [(self._ends[xid], state) for xid, state in self._notes[table] if xid in self._ends]
@@ -175,9 +182,14 @@ def assert_same(oracle: Oracle, table: str, position: int, lines: list[bytes]) -
     archived = oracle.rows_of(held.form, lines)
     assert archived == held.rows, (
         f"{table} differs at {position >> 32:X}/{position & 0xFFFFFFFF:X}\n"
-        f"only in the archive: {sorted(archived - held.rows)}\n"
-        f"only in PostgreSQL: {sorted(held.rows - archived)}"
+        f"only in the archive: {_shown(archived - held.rows)}\n"
+        f"only in PostgreSQL: {_shown(held.rows - archived)}"
     )
+
+
+def _shown(rows: Rows) -> str:
+    some = [row if len(row) <= 400 else f"{row[:400]}..." for row in sorted(rows)[:5]]
+    return f"{rows.total()} rows, such as {some}"
 
 
 def boundaries(

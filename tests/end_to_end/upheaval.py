@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -65,7 +66,9 @@ class Upheaval:
         self.chance = random.Random(f"faults {seed}")
         self.history: list[str] = []
         """What was done, for whom reads why it failed."""
-        self.compared = self.blind = 0
+        self.compared = 0
+        self.blind: Counter[str] = Counter()
+        """States of a time when nobody could know of a change, by who held them."""
         self._directory = directory
         self._stack = stack
         self.postgres: EmbeddedPostgres = clusters.new(self.chance.choice([16, 18]), **POSTGRES)
@@ -351,13 +354,14 @@ class Upheaval:
 
     def _compare(self, whose: str, table: str, position: int, lines: list[bytes]) -> None:
         if self.oracle.is_blind(table, position):
-            self.blind += 1
+            self.blind[whose.split(maxsplit=1)[0]] += 1
             return
         self.compared += 1
         try:
             assert_same(self.oracle, table, position, lines)
         except AssertionError as differs:
-            raise AssertionError(f"{whose}: {differs}") from None
+            known = self.oracle.changes_before(table, position)
+            raise AssertionError(f"{whose}: {differs}\n{position}: {known}") from None
 
     def _check_store(self, table: str) -> None:
         reader = StoreReader.open(self._directory / "state")
