@@ -16,7 +16,6 @@ from laredo_model.change import Action
 
 _PIECE = 2000
 _BLOCK = 1000
-_BLOCKS_BETWEEN = 50
 
 _Pair = tuple[bytes, bytes | None, bytes | None]
 """Where a row lies (without the space), its live line, and its copied one."""
@@ -57,7 +56,7 @@ class Barrier:
         """What turns the live rows into the copied ones, as one transaction in pieces.
 
         Each piece is read whole before it is handed out, because the caller
-        writes to the live rows meanwhile. ``between`` is called every few
+        writes to the live rows meanwhile. ``between`` is called every
         thousand rows that were compared.
         """
         after = b""
@@ -91,6 +90,8 @@ class Barrier:
             for pair in block:
                 if pair[1] != pair[2]:
                     yield pair
+            if between is not None:
+                between()
             if len(block) < _BLOCK:
                 return
             after = block[-1][0]
@@ -103,14 +104,12 @@ class Barrier:
         Nearly all of them are: rows are looked at one by one only where a block differs.
         The key is a part of the line, so lines say enough.
         """
-        blocks = 0
         while True:
             ours, theirs = self._block(live, after), self._block(copied, after)
             if len(ours) < _BLOCK or [line for _, line in ours] != [line for _, line in theirs]:
                 return after
             after = ours[-1][0][layout.PREFIX_BYTES :]
-            blocks += 1
-            if between is not None and blocks % _BLOCKS_BETWEEN == 0:
+            if between is not None:
                 between()
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,6 @@
 """Incarnations: a table copied anew beside the one that is shown, and what is left of the old."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +183,49 @@ def test_a_copy_without_differences_adds_nothing(store: Store) -> None:
         transaction.fill(copy, [b"a"], [row("a", 1)])
         transaction.publish_differences(copy, 20, 0)
     assert store.tables[table].entries == 1
+
+
+@pytest.mark.parametrize("block", [1, 3, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_differences_are_found_wherever_they_lie(
+    store: Store, block: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", block)
+    dice = random.Random(seed)
+    names = [f"k{number:03}" for number in range(400)]
+    live = {name: 1 for name in names if dice.random() < 0.9}
+    copied = dict(live)
+    for name in dice.sample(names, dice.choice([0, 1, 5, 100])):
+        if name in copied and dice.random() < 0.5:
+            del copied[name]
+        else:
+            copied[name] = 2
+    table = live_table(store)
+    commit(store, table, (10, [insert(name, value) for name, value in live.items()]))
+    # Of another table, right behind: it must not be taken for this one's.
+    other = live_table(store, "other")
+    commit(store, other, (11, [insert(name, 1) for name in names]))
+    after = store.tables[table].sequence
+    looks = 0
+
+    def between() -> None:
+        nonlocal looks
+        looks += 1
+
+    with store.transaction() as transaction:
+        copy = transaction.add_table("public", "users", 1, COLUMNS).id
+        lines = [row(name, value) for name, value in copied.items()]
+        transaction.fill(copy, [name.encode() for name in copied], lines)
+        transaction.publish_differences(copy, 30, 33, between)
+        transaction.set_position(30, 33)
+    reader = store.reader()
+    assert state_of(reader, table) == {
+        name.encode(): row(name, value) for name, value in copied.items()
+    }
+    found = {entry[2].key.decode() for entry in journal_of(reader, table, after)}
+    assert found == {name for name in names if live.get(name) != copied.get(name)}
+    assert len(journal_of(reader, table, after)) == len(found)
+    assert looks >= len(live) // block
 
 
 def test_differences_need_a_live_table(store: Store) -> None:
