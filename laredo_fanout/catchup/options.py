@@ -36,3 +36,5 @@ class CatchupOptions:
     spool_max_bytes: int = 8 << 30
     piece_bytes: int = 64 << 20
     """A spool's files are about so large, and removed one by one."""
+    keep_interval: float = 5.0
+    """How often the store is told how far the segments are."""

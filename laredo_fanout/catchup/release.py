@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_KEEP_INTERVAL = 5.0
 _MOST_FAILURES = 5
 _PAUSE_FROM, _GO_ON_BELOW = 0.9, 0.7
 _LOOK_INTERVAL = 0.1
@@ -104,7 +103,7 @@ class Release:
             self._looked_at = now
             self._look_after_segments()
         taken = self._read()
-        if now - self._kept_at >= _KEEP_INTERVAL and not self._ending:
+        if now - self._kept_at >= self._options.keep_interval and not self._ending:
             self._keep()
         return max(taken, int(any(heard)))
 
@@ -155,6 +154,12 @@ class Release:
         unread = self._reader.unread_bytes
         heard = self.runs[-1].heard
         return self.only_tail and heard and unread < self._options.min_segment_bytes
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a power loss would leave everything that the segments have told of."""
+        kept = {segment.number: segment for segment in self._plan.segments}
+        return all(kept.get(run.number) == run.segment for run in self.runs[self.head :])
 
     @property
     def restarts(self) -> int:

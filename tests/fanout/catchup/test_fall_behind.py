@@ -33,6 +33,7 @@ def options(tmp_path: Path) -> CatchupOptions:
         check_interval=0.02,
         min_segment_bytes=50_000,
         piece_bytes=100_000,
+        keep_interval=0.1,
     )
 
 

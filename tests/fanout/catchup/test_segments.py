@@ -11,6 +11,7 @@ import pytest
 from laredo_fanout.catchup.plan import Segment, bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.errors import SourceUnavailable
+from laredo_fanout.source import message
 from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,
@@ -31,12 +32,13 @@ def _backlog(database: Database, seed: int, steps: int = 600) -> None:
     overlapping.close()
 
 
-def _cut(database: Database, seed: int) -> tuple[Segment, ...]:
-    """Segments at any positions, however odd."""
+def _cut(database: Database, truth: list[bytes], seed: int) -> tuple[Segment, ...]:
+    """Segments at any positions, however odd, and at the very edges of commits."""
     chance = random.Random(seed)
     start, end = start_of(database), place(database)
-    between = sorted(chance.randint(start, end) for _ in range(chance.choice([1, 3, 5])))
-    return bounded([start, *between])
+    commits = [int.from_bytes(each[1:9], "big") for each in truth if each[0] == message.BEGIN]
+    edges = {chance.choice(commits) + chance.choice([0, 0, 1]) for _ in range(2)}
+    return bounded([start, *sorted({*edges, chance.randint(start, end)})])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -45,7 +47,7 @@ def test_segments_are_what_one_slot_gives(database: Database, tmp_path: Path, se
     _backlog(database, seed)
     truth = single(database)
     reading = SegmentedReading(database, tmp_path)
-    reading.begin(_cut(database, seed))
+    reading.begin(_cut(database, truth, seed))
     assert reading.life()
     assert normal(reading.messages) == truth
     assert len(truth) > 300
@@ -80,7 +82,7 @@ def test_segments_survive_kills(database: Database, tmp_path: Path, seed: int) -
     _backlog(database, seed)
     truth = single(database)
     reading = SegmentedReading(database, tmp_path)
-    reading.begin(_cut(database, seed))
+    reading.begin(_cut(database, truth, seed))
     killing = _Killing(seed)
     while not reading.life(killing):
         continue
@@ -88,16 +90,45 @@ def test_segments_survive_kills(database: Database, tmp_path: Path, seed: int) -
     assert killing.killed > 0
 
 
+def test_release_goes_on_within_any_spool(database: Database, tmp_path: Path) -> None:
+    """Everything is spooled first; then each life releases a little of it."""
+    _backlog(database, 6, steps=300)
+    truth = single(database)
+    reading = SegmentedReading(database, tmp_path)
+    reading.begin(bounded([start_of(database), place(database)]))
+    reading.commits_a_turn = 0
+    assert not reading.life(lambda release: release.runs[0].segment.done and release.is_kept)
+    reading.commits_a_turn = 2
+    lives = 1
+    while not reading.life(_EndAfter(turns=2)):
+        lives += 1
+    assert normal(reading.messages) == truth
+    assert lives > 5
+
+
+class _EndAfter:
+    """Ends a life after a few of its turns have released something."""
+
+    def __init__(self, turns: int) -> None:
+        self._left = turns
+        self._durable = 0
+
+    def __call__(self, release: Release) -> bool:
+        if release.durable > self._durable:
+            self._durable = release.durable
+            self._left -= 1
+        return self._left == 0
+
+
 def test_a_slot_that_was_moved_beyond_is_refused(database: Database, tmp_path: Path) -> None:
     """START_REPLICATION would begin where the slot is, in silence."""
     _backlog(database, 5, steps=300)
     reading = SegmentedReading(database, tmp_path)
-    segments = _cut(database, 5)
-    reading.begin(segments)
+    reading.begin(_cut(database, single(database), 5))
     with database.connect() as connection:
         connection.execute(
             "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot_of(database),)
         )
     with pytest.raises(SourceUnavailable, match=r"was moved to .*, beyond "):
         reading.life()
-    assert reading.messages == []
+    assert normal(reading.messages) == []
