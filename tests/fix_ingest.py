@@ -50,7 +50,9 @@ class RunningIngest:
         catchup: CatchupOptions | None = None,
         append_only: tuple[str, ...] = (),
         copy: CopyOptions | None = None,
+        max_size: int = 4 << 30,
     ) -> None:
+        self.max_size = max_size
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None
         self.asks_to_catch_up = False
@@ -79,7 +81,7 @@ class RunningIngest:
         """Start it; with ``tables``, on these from now on."""
         if tables:
             self.tables = self._configured(tables)
-        self.store = Store.open(self.path, max_size=4 << 30)
+        self.store = Store.open(self.path, max_size=self.max_size)
         if self.catchup is not None:
             self.fall_behind = FallBehind(self.catchup, self.options, self.store)
             if self.asks_to_catch_up:

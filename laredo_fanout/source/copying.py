@@ -396,4 +396,5 @@ class Copying:
     def _give_up(self, copy: TableCopy, problem: str) -> None:
         """What was copied is thrown away."""
         name = copy.table.qualified
-        self._failed(copy.table_id, CopyFailed(name, problem, "it is tried again later"))
+        then = "it is tried again later" if copy.beside is None else "ask again for the re-copy"
+        self._failed(copy.table_id, CopyFailed(name, problem, then))

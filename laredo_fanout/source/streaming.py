@@ -38,6 +38,7 @@ from laredo_fanout.source.start import Preparation
 from laredo_fanout.source.stream_decoder import Drained, MustClose, StreamDecoder
 from laredo_fanout.source.tracking import Tracking
 from laredo_fanout.source.write_batch import OnCommit, WriteBatch
+from laredo_fanout.store.errors import StoreFull
 from laredo_fanout.store.meta import Marker
 from laredo_model import position as position_
 
@@ -147,6 +148,16 @@ class Streaming:
         :raises StoreError: if the store can't be written.
         """
         try:
+            self._live()
+        except StoreFull as full:
+            self.tracking.give_up_recopies(self._store, str(full))
+            raise
+        finally:
+            self.connected = False
+            self._close()
+
+    def _live(self) -> None:
+        try:
             self._open()
             while not self._stopping.is_set() and not self._is_over():
                 self._turn()
@@ -157,9 +168,9 @@ class Streaming:
         except MustClose as found:
             self.batch.abandon()
             self.tracking.close_durably(found, self._store)
-        finally:
-            self.connected = False
-            self._close()
+        except Exception as error:
+            self.batch.abandon(error)
+            raise
 
     # ------------------------------------------------------------ begin and end
 

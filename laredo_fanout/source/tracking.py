@@ -321,6 +321,16 @@ class Tracking:
                 if tracked.intake is not None:
                     tracked.intake.go_live()
 
+    def give_up_recopies(self, store: Store, reason: str) -> None:
+        """There is no room for rows twice: those that readers have come first.
+
+        :raises StoreFull: if there is none even to say so.
+        """
+        for tracked in self._tables.values():
+            if tracked.recopy_id is not None:
+                with store.transaction() as transaction:
+                    self.recopies.drop(tracked, transaction, reason)
+
     def close_durably(self, found: MustClose, store: Store) -> None:
         """Close one table at the durable position; the next life of the stream copies it anew."""
         for tracked in self._tables.values():

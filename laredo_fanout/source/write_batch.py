@@ -162,11 +162,14 @@ class WriteBatch:
         tables = self._store.tables if self._transaction is None else self._transaction.tables
         return tables[table_id].generation
 
-    def abandon(self) -> None:
-        """Forget what isn't committed."""
+    def abandon(self, because: Exception | None = None) -> None:
+        """Forget what isn't committed.
+
+        :raises StoreError: if that is what ``because`` means, which LMDB raised.
+        """
         context, self._context, self._transaction = self._context, None, None
         self._tables.clear()
         self._when_durable.clear()
         if context is not None:
-            error = _Abandoned()
-            context.__exit__(_Abandoned, error, None)
+            error = because or _Abandoned()
+            context.__exit__(type(error), error, error.__traceback__)

@@ -293,6 +293,23 @@ def test_it_goes_on_after_a_restart_where_it_was(
     assert 0 < again < 600 * (progress.ranges - progress.ranges_done + 1) / progress.ranges
 
 
+def test_one_that_does_not_fit_into_the_store_is_given_up(
+    database: Database, ingesting: Start
+) -> None:
+    _fill(database)
+    ingest = ingesting(_TABLE, max_size=4 << 20)
+    ingest.wait_live()
+    _ask(ingest)
+    with pytest.raises(AssertionError, match=r"state\.max_size"):
+        ingest.wait_until(lambda: False, "it is full")
+    assert "max_size" in ingest.status.tables[_TABLE].last_recopy.error
+    ingest.error = None
+    ingest.restart()
+    _run(database, "UPDATE t SET a = 0 WHERE id < 20", "DELETE FROM t WHERE id < 10")
+    ingest.assert_equal()
+    ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
+
+
 def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate: Gate) -> None:
     _fill(database, 20)
     _run(database, "CREATE TABLE log (a int)")
