@@ -100,8 +100,15 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
 
     def look(_: object) -> None:
-        if ingest.is_live("public.t"):
-            rows = ingest.state("public.t")
+        reader = ingest.store.reader()
+        for view in (each for each in reader.tables() if each.shown):
+            with reader.snapshot(view.id) as snapshot:
+                rows = {
+                    key: line
+                    for keys, lines in snapshot.batches()
+                    for key, line in zip(keys, lines, strict=True)
+                }
+            assert {b"300", b"1"} <= rows.keys()
             first, second = (
                 int(rows[key].split(b'"a":')[1].split(b",")[0]) for key in (b"300", b"1")
             )
@@ -129,11 +136,21 @@ def test_deletes_while_chunks_wait_at_random(
     stop = threading.Event()
     deleted = 0
 
+    commits, until = 0, 0
+
     def late(copying: Copying, ready: Iterable[CopyReader]) -> int:
-        # What was read waits, while the stream goes on.
-        return 0 if dice.random() < 0.9 else pump(copying, ready)
+        # What was read waits, while the stream's changes are written.
+        nonlocal until
+        readers = list(ready)
+        if readers and commits >= until and dice.random() < 0.4:
+            until = commits + dice.randint(1, 3)
+        return 0 if commits < until else pump(copying, readers)
 
     monkeypatch.setattr(Copying, "pump", late)
+
+    def count(_: object) -> None:
+        nonlocal commits
+        commits += 1
 
     def write() -> None:
         nonlocal deleted
@@ -150,7 +167,8 @@ def test_deletes_while_chunks_wait_at_random(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        ingest = ingesting("public.t", workers=2, range_bytes=_SMALL_RANGES)
+        ingest = ingesting("public.t", workers=2, range_bytes=2 * _SMALL_RANGES)
+        ingest.on_commit = count
         ingest.wait_live()
     finally:
         stop.set()
