@@ -92,6 +92,18 @@ def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> No
     assert not options.source_options(load(tmp_path, off)).stream_transactions
 
 
+def test_copies_are_bounded_as_configured(tmp_path: Path) -> None:
+    unbounded = options.source_options(load(tmp_path, MINIMAL)).copy
+    assert (unbounded.connections, unbounded.max_rows_per_second) == (2, None)
+    said = MINIMAL + (
+        "sources.pg.copy { workers = 3, max_connections = 5, max_rows_per_second = 20000,"
+        " max_memory = 16 MiB }\n"
+    )
+    bounded = options.source_options(load(tmp_path, said)).copy
+    assert (bounded.workers, bounded.connections) == (3, 5)
+    assert (bounded.max_rows_per_second, bounded.max_memory) == (20_000, 16 << 20)
+
+
 def test_fall_behind_mode_is_as_configured(tmp_path: Path) -> None:
     said = options.catchup_options(load(tmp_path, DESIGN))
     assert said is not None
