@@ -23,6 +23,8 @@ from laredo_fanout.client import (
     Subscription,
     SyncOptions,
 )
+from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from tests.processes import BIN, Program, free_port
 
@@ -77,6 +79,22 @@ class Fanout:
             timeout=60,
             check=False,
         )
+
+    def spoil(self) -> None:
+        """Of the stopped server's only table, whose rows are ``id`` and ``v``: 7 is made wrong, 8
+        goes, 5000 comes, without PostgreSQL knowing."""
+        with Store.open(self.directory / "state", max_size=1 << 30) as store:
+            live = next(each for each in store.tables.values() if each.live)
+            changes = TableChanges(
+                bytearray([Action.UPDATE, Action.DELETE, Action.INSERT]),
+                [b"7", b"8", b"5000"],
+                [b'{"id":7,"v":"wrong"}', b"", b'{"id":5000,"v":"nowhere"}'],
+                [3],
+                [store.position],
+                [1],
+            )
+            with store.transaction() as transaction:
+                transaction.apply(live.id, changes)
 
     def follower(self, table: str, name: str = "follower") -> Follower:
         return Follower(Endpoint(f"127.0.0.1:{self.grpc_port}"), table, name)

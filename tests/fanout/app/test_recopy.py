@@ -9,9 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from laredo_fanout.store.changes import TableChanges
-from laredo_fanout.store.writer import Store
-from laredo_model.change import Action
 from tests.fanout.app.fanout_program import Fanout, fanout, started
 from tests.fix_postgres import Database
 from tests.processes import wait_until
@@ -30,22 +27,6 @@ def server(tmp_path: Path, database: Database) -> Fanout:
     return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
 
 
-def _spoil(server: Fanout) -> None:
-    """Rows of the stopped server's store made wrong: one each of the three ways."""
-    with Store.open(server.directory / "state", max_size=1 << 30) as store:
-        live = next(each for each in store.tables.values() if each.live)
-        changes = TableChanges(
-            bytearray([Action.UPDATE, Action.DELETE, Action.INSERT]),
-            [b"7", b"8", b"5000"],
-            [b'{"id":7,"v":"wrong"}', b"", b'{"id":5000,"v":"nowhere"}'],
-            [3],
-            [store.position],
-            [1],
-        )
-        with store.transaction() as transaction:
-            transaction.apply(live.id, changes)
-
-
 def _recopy(server: Fanout) -> dict[str, Any]:
     return server.table("public.a")["recopy"] or {}
 
@@ -59,7 +40,7 @@ async def test_readers_see_what_differed_as_changes_although_the_server_is_kille
 ) -> None:
     with started(server):
         assert _post(server, "public.other").status_code == 404
-    _spoil(server)
+    server.spoil()
     with server.program.config.open("a") as config:
         config.write(THROTTLED)
     with started(server):

@@ -1,0 +1,80 @@
+"""A server that has rows wrong, an archive that was begun from them, and a re-copy: then the
+archive equals PostgreSQL."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from laredo_archive.reader import Archive
+from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fix_postgres import Database
+from tests.processes import BIN, Program, free_port, wait_until
+
+ROWS = 300
+SNAPSHOTTER = """
+snapshotter {{
+  source {{ server = "127.0.0.1:{grpc}" }}
+  diff {{ interval = 300ms }}, seen_interval = 300ms
+  destinations = [ {{ type = local, path = "{directory}/archive" }} ]
+  formats {{ snapshot = [jsonl], diff = [jsonl] }}
+  http {{ host = "127.0.0.1", port = {http} }}
+  tables = [ {{ source {{ table = t }} }} ]
+}}
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Iterator[Fanout]:
+    """With the table copied, and some of its rows made wrong in its store since."""
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        owner.execute("INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
+    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    with started(server):
+        pass
+    server.spoil()
+    with started(server):
+        yield server
+
+
+def _archived(directory: Path) -> dict[bytes, bytes]:
+    archive = Archive.at(str(directory / "archive" / "t"))
+    return {
+        line.split(b",")[0]: line for _, lines in archive.rows(archive.boundary()) for line in lines
+    }
+
+
+def test_an_archive_of_wrong_rows_is_put_right(
+    server: Fanout, database: Database, tmp_path: Path
+) -> None:
+    http = free_port()
+    config = tmp_path / "snapshotter.conf"
+    config.write_text(SNAPSHOTTER.format(grpc=server.grpc_port, directory=tmp_path, http=http))
+    with Program("laredo-snapshotter", config, http, log=tmp_path / "writer.log") as writer:
+        writer.wait_ready()
+        wait_until(lambda: b"wrong" in _archived(tmp_path)[b'{"id":7'], "the archive is begun")
+        asked = httpx.post(f"{server.program.http}/tables/public.t/recopy", timeout=15)
+        assert asked.status_code == 202
+        wait_until(
+            lambda: b"wrong" not in _archived(tmp_path)[b'{"id":7'], "the archive has the changes"
+        )
+        rows = _archived(tmp_path)
+        assert len(rows) == ROWS
+        assert b'{"id":8' in rows
+        verified = subprocess.run(
+            [
+                BIN / "laredo-archive",
+                "verify",
+                str(tmp_path / "archive" / "t"),
+                "--against",
+                database.dsn,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert verified.returncode == 0, f"{verified.stdout}{verified.stderr}"
+        assert server.table("public.t")["recopy"]["last"]["differing"] == 3
