@@ -24,8 +24,6 @@ from laredo_model import position as position_
 FAILED = 1
 MAIN_IS_GONE = 3
 
-# Whoever serves clients, and the release, come first.
-_NICENESS = 5
 _MESSAGES_A_TURN = 20_000
 _BUSY_BYTES = 64 << 10
 _NAP = 0.002
@@ -219,7 +217,6 @@ class Segment:
 
 
 def main() -> int:
-    os.nice(_NICENESS)
     order = orders.order_from_bytes(_first_line())
 
     def tell(report: Report) -> None:

@@ -20,9 +20,11 @@ from tests.fanout.source.interleaving import TABLES, Interleaving
 from tests.fanout.source.journal_oracle import Replay
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database, on_versions
+from tests.processes import wait_until
 
 Start = Callable[..., RunningIngest]
 _STEPS = 400
+_PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -43,22 +45,23 @@ def _status(ingest: RunningIngest) -> CatchupStatus:
 
 
 def _wait_split(ingest: RunningIngest) -> CatchupStatus:
-    seen: list[CatchupStatus] = []
+    def split() -> CatchupStatus | None:
+        assert ingest.error is None
+        status = _status(ingest)
+        return status if status.segments else None
 
-    def split() -> bool:
-        seen.append(_status(ingest))
-        return bool(seen[-1].segments)
-
-    ingest.wait_until(split, "the backlog is split")
-    return seen[-1]
+    found: CatchupStatus = wait_until(split, "the backlog is split", _PATIENCE_S)
+    return found
 
 
 def _wait_level(ingest: RunningIngest) -> None:
-    """The slot's own stream goes on."""
-    ingest.wait_until(
-        lambda: ingest.status.phase == "streaming" and not _status(ingest).segments,
-        "the slot's own stream goes on",
-    )
+    """The slot's own stream goes on: segments' processes have come and gone."""
+
+    def streams() -> bool:
+        assert ingest.error is None
+        return ingest.status.phase == "streaming" and not _status(ingest).segments
+
+    wait_until(streams, "the slot's own stream goes on", _PATIENCE_S)
 
 
 def _start_behind(ingest: RunningIngest, *tables: str) -> None:
@@ -138,12 +141,11 @@ def test_every_commit_of_a_backlog_is_in_the_journal_as_it_was(
             if chance.random() < 0.1:
                 _kill_one(ingest, chance)
         work.finish()
+        _wait_level(ingest)
         ingest.wait_live()
         ingest.assert_equal()
         for start in starts:
             assert start.compare(work.commits) > 20
-        _wait_level(ingest)
-        ingest.assert_equal()
     assert _slots(database) == [ingest.options.slot_name]
     assert not list(options.spool_directory.iterdir())
 
@@ -177,8 +179,8 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
     for _ in range(20):
         work.step()
     ingest.start()
-    ingest.assert_equal()
     _wait_level(ingest)
+    ingest.assert_equal()
     assert _status(ingest).plans == 0
 
 
@@ -198,6 +200,7 @@ def test_segments_are_as_many_as_there_is_room_for(
     _start_behind(ingest)
     with held.holding():
         assert len(_status(ingest).segments) == 2
+    _wait_level(ingest)
     ingest.assert_equal()
 
 
@@ -231,8 +234,8 @@ def test_slots_that_went_meanwhile_are_done_without(
                     connection.execute("SELECT pg_create_physical_replication_slot(%s)", (name,))
                     made.append(name)
             ingest.start()
+            wait_until(lambda: _status(ingest).given_up, "the plan is given up", _PATIENCE_S)
             ingest.assert_equal()
-            ingest.wait_until(lambda: _status(ingest).given_up == 1, "the plan is given up")
         finally:
             for name in made:
                 connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
@@ -284,8 +287,8 @@ def test_it_begins_by_itself_above_the_threshold(
     ingest.on_commit = wait_for_checks
     ingest.start()
     _wait_split(ingest)
-    ingest.assert_equal()
     _wait_level(ingest)
+    ingest.assert_equal()
     assert _status(ingest).plans >= 1
 
 
@@ -295,8 +298,8 @@ def test_it_begins_when_asked_for(
     ingest, _ = behind
     ingest.catchup = replace(options, mode=Mode.MANUAL)
     _start_behind(ingest)
-    ingest.assert_equal()
     _wait_level(ingest)
+    ingest.assert_equal()
 
 
 def test_spools_stay_within_their_bound(
@@ -308,8 +311,8 @@ def test_spools_stay_within_their_bound(
     seen: list[CatchupStatus] = []
     ingest.on_commit = lambda _: seen.append(_status(ingest))
     _start_behind(ingest)
-    ingest.assert_equal()
     _wait_level(ingest)
+    ingest.assert_equal()
     assert max(status.spool_bytes for status in seen) > 0
 
 
@@ -321,5 +324,5 @@ def test_a_long_transaction_holds_nothing_up(
         connection.execute("CREATE TEMP TABLE unfinished (a int)")
         connection.execute("SELECT pg_current_xact_id()")
         _start_behind(ingest)
-        ingest.assert_equal()
         _wait_level(ingest)
+        ingest.assert_equal()
