@@ -24,6 +24,7 @@ _MEGABYTE = 1_000_000
 _INGEST = "ingest"
 _LOOK_EVERY = 0.1
 _ROWS_A_WRITE = 50
+_SLOW_S = 50
 _KEPT = (
     "SELECT pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - '0/0'::pg_lsn"
     " FROM pg_replication_slots WHERE slot_name = %s"
@@ -89,10 +90,10 @@ def _again(scenario: Scenario, first: float) -> Figure:
     )
 
 
-def _copy(scenario: Scenario, workers: int) -> _Copy:
+def _copy(scenario: Scenario, workers: int, *sets: str) -> _Copy:
     """One copy from nothing."""
     _forget(scenario)
-    server = scenario.start_server(f"sources.pg.copy.workers={workers}")
+    server = scenario.start_server(f"sources.pg.copy.workers={workers}", *sets)
     memory = AnonymousMemory()
     memory.watch(server.pid, _INGEST)
     try:
@@ -131,7 +132,9 @@ def _kept_under_writes(scenario: Scenario) -> Figure:
     for thread in threads:
         thread.start()
     try:
-        _copy(scenario, 2)
+        # So slowly that checkpoints' and running transactions' records come several times.
+        rate = max(1, int(scenario.rows / _SLOW_S))
+        _copy(scenario, 2, f"sources.pg.copy.max_rows_per_second={rate}")
     finally:
         stop.set()
         for thread in threads:
@@ -141,7 +144,7 @@ def _kept_under_writes(scenario: Scenario) -> Figure:
     first, second = (max(size for size, _ in part) for part in (kept[:half], kept[half:]))
     return Figure(
         SUBJECT,
-        "WAL that the slot keeps while copying under writes, at most",
+        f"WAL that the slot keeps in a copy of {_SLOW_S} s under writes, at most",
         max(first, second) / _MEGABYTE,
         "MB",
         written / _MEGABYTE,
