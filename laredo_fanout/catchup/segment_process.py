@@ -26,7 +26,7 @@ MAIN_IS_GONE = 3
 
 _MESSAGES_A_TURN = 20_000
 _BUSY_BYTES = 64 << 10
-_NAP = 0.002
+_NAP, _SHORT_NAP = 0.002, 0.001
 _REPORT_INTERVAL = 1.0
 _SYNC_INTERVAL = 2.0
 _STATUS_INTERVAL = 5.0
@@ -47,6 +47,7 @@ class Segment:
         self._whole = 0
         self._position = self._reached = order.start
         self._begun = 0
+        self._gathered = 0
         self._changes = 0
         self._in_transaction = False
         self._reply_wanted = False
@@ -75,8 +76,10 @@ class Segment:
                 self._heard_at = time.monotonic()
             self._more = self._drain()
             self._piece.flush()
-            if taken > _BUSY_BYTES and not self._more:
-                time.sleep(_NAP)
+            self._gathered = self._gathered + taken if taken else 0
+            if self._gathered > _BUSY_BYTES and not self._more:
+                # The server's sender gets faster when its reader isn't woken for each message.
+                time.sleep(_SHORT_NAP if self._stream.local else _NAP)
         if self.finishing and not self._in_transaction:
             self.done = True
         self._stay_in_touch()
