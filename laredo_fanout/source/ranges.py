@@ -45,7 +45,10 @@ def plan(
         "SELECT sum(pg_relation_size(oid)), sum(pg_table_size(oid)) FROM unnest(%s::oid[]) t(oid)",
         (table.oids,),
     ).fetchone()
-    heap, whole = sizes or (0, 0)
+    heap, whole = sizes or (None, None)
+    if heap is None or whole is None:
+        # It was dropped meanwhile; whoever reads it finds out, and has the catalog looked at.
+        return []
     pages = max(1, int(heap) // _PAGE_BYTES)
     wanted = int(whole) // range_bytes + 1
     if range_rows is not None:
