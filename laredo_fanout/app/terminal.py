@@ -22,7 +22,7 @@ from laredo_fanout.errors import FanoutError
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
 _LOOK_EVERY = 0.5
-_PATIENCE_S = 15
+_PATIENCE_S, _LONGER_PATIENCE_S = 5, 15
 # Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
 _WIDTH = None if sys.stdout.isatty() else 220
 
@@ -36,7 +36,7 @@ def fetch(url: str) -> dict[str, Any]:
 
     :raises NoAnswer: if it doesn't.
     """
-    return _answer(urllib.request.Request(f"{url.rstrip('/')}/status"))
+    return _answer(urllib.request.Request(f"{url.rstrip('/')}/status"), _PATIENCE_S)
 
 
 def ask(url: str, what: str) -> dict[str, Any]:
@@ -44,13 +44,14 @@ def ask(url: str, what: str) -> dict[str, Any]:
 
     :raises NoAnswer: if it doesn't answer, or refuses.
     """
-    return _answer(urllib.request.Request(f"{url.rstrip('/')}/{what}", method="POST"))
+    request = urllib.request.Request(f"{url.rstrip('/')}/{what}", method="POST")
+    return _answer(request, _LONGER_PATIENCE_S)
 
 
-def _answer(request: urllib.request.Request) -> dict[str, Any]:
+def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
     address = request.full_url
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
             found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as refused:
         said = refused.read().decode(errors="replace")
