@@ -147,13 +147,23 @@ def test_a_table_with_rows_missing_columns_is_not_published(store: Store, table:
             transaction.publish(table, 20, 0)
 
 
-def test_a_moved_row_takes_its_missing_columns_along(store: Store, table: int) -> None:
+def test_a_row_that_the_stream_wrote_moves_with_its_columns(store: Store, table: int) -> None:
     moved = [delete("a"), (INSERT, "z", partial("z", 2))]
     with store.transaction() as transaction:
-        transaction.fill(table, [b"a"], [row("a", 1, "toast")])
-        apply(transaction, table, (10, moved))
+        apply(transaction, table, (5, [insert("a", 1, "toast")]), (10, moved))
         assert list(transaction.partial_keys(table)) == []
     assert publish(store, table) == {b"z": row("z", 2, "toast")}
+
+
+def test_a_copied_row_may_be_later_than_its_move(store: Store, table: int) -> None:
+    """What the chunk read was put in the place of the row that moved: not that row's columns."""
+    moved = [delete("a"), (INSERT, "z", partial("z", 2)), insert("a", 3, "another's")]
+    with store.transaction() as transaction:
+        transaction.fill(table, [b"a"], [row("a", 3, "another's")])
+        apply(transaction, table, (10, moved))
+        assert list(transaction.partial_keys(table)) == [b"z"]
+        transaction.fill(table, [b"z"], [row("z", 2, "toast")])
+    assert publish(store, table) == {b"a": row("a", 3, "another's"), b"z": row("z", 2, "toast")}
 
 
 def test_a_row_moved_before_it_was_copied_stays_partial_until_its_new_key_is_read(
