@@ -55,7 +55,7 @@ def test_a_lineage_holds_its_ancestors_up_to_where_they_were_left() -> None:
     first, second, third = (history.History(7, timeline, 5) for timeline in (1, 2, 3))
     ancestors = (history.Ancestor(first, 100), history.Ancestor(second, 200))
     lineage = history.Lineage(third, ancestors)
-    for known, position, held in (
+    for known, reached, held in (
         (third, 1 << 60, True),
         (second, 200, True),
         (second, 201, False),
@@ -64,6 +64,6 @@ def test_a_lineage_holds_its_ancestors_up_to_where_they_were_left() -> None:
         (first._replace(restored=1), 100, False),
         (third._replace(database_oid=6), 1, False),
     ):
-        assert lineage.holds(known, position) is held, (known, position)
+        assert lineage.holds(known, reached) is held, (known, reached)
     stored = history.ancestors_to_json(ancestors)
     assert history.ancestors_from_json(stored) == ancestors
