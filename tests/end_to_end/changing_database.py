@@ -93,6 +93,16 @@ class ChangingDatabase:
             elif session.is_open:
                 self._commit(session)
 
+    def much(self) -> None:
+        """A transaction that is larger than others, of each session that can."""
+        for session in self._sessions:
+            if not session.is_prepared:
+                if not session.is_open:
+                    session.execute("BEGIN")
+                    session.is_open = True
+                self._much(session)
+                self._commit(session)
+
     def step(self) -> None:
         """Something of one of the sessions."""
         session = self.random.choice(self._sessions)

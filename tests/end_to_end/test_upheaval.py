@@ -10,7 +10,7 @@ from tests.end_to_end.upheaval import run
 from tests.fix_clusters import Clusters
 
 SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
-SCENES = int(os.environ.get("LAREDO_TEST_SCENES", "6"))
+SCENES = int(os.environ.get("LAREDO_TEST_SCENES", "5"))
 
 
 @pytest.mark.timeout(60 + 120 * SCENES)
@@ -18,4 +18,4 @@ def test_what_anybody_held_is_what_postgresql_held(clusters: Clusters, tmp_path:
     print(f"LAREDO_TEST_SEED={SEED} LAREDO_TEST_SCENES={SCENES} repeats it")
     made = run(SEED, clusters, tmp_path, SCENES)
     print(f"{made.history}: {made.compared} states compared, not to be known {dict(made.blind)}")
-    assert made.compared > 30
+    assert made.compared > 20

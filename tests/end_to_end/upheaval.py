@@ -34,8 +34,8 @@ from tests.processes import BIN, Program, free_port, wait_until
 FANOUT = """
 state {{ path = "{directory}/state", max_size = 4 GB }}
 sources {{ pg {{ connection = "{dsn}", heartbeat_interval = 300ms, copy {{ workers = {workers} }}
-    catchup {{ mode = auto, threshold_bytes = 300000, check_interval = 50ms
-               min_segment_bytes = 100000, max_segments = {segments} }} }} }}
+    catchup {{ mode = auto, threshold_bytes = 60000, check_interval = 10ms
+               min_segment_bytes = 30000, max_segments = {segments} }} }} }}
 fanout {{ grpc {{ host = "127.0.0.1", port = {grpc}, workers = {serving} }}, drain_grace = 1s }}
 http {{ host = "127.0.0.1", port = {http} }}
 tables = [ {tables} ]
@@ -265,7 +265,9 @@ class Upheaval:
         server = psutil.Process(self.server.pid)
         server.suspend()
         try:
-            self._steps(self.chance.choice([50, 150]))
+            self._steps(self.chance.choice([10, 100]))
+            for _ in range(self.chance.choice([3, 12])):
+                self.database.much()
         finally:
             server.resume()
         if self.chance.random() < 0.5:
@@ -339,6 +341,9 @@ class Upheaval:
     # ------------------------------------------------------------ what must be true
 
     def _check(self) -> None:
+        for program in (self.server, self.snapshotter):
+            log = program.log.read_text(errors="replace")
+            assert "Exception in thread" not in log, f"{program.script}: a thread ended: {log}"
         for table in self.database.tables:
             archive = self._directory / "archive" / table.name
             found = boundaries(archive)
