@@ -49,7 +49,7 @@ check: lint types test  ## what CI runs
 bench: $(STAMP)  ## each figure beside its limit, measured in the same run
 	$(BIN)/python -m benchmarks
 
-soak: $(STAMP)  ## faults, kills and rivals by ever new seeds, for SECONDS=...
+soak: $(STAMP)  ## upheavals of the source, faults, kills and rivals by ever new seeds, for SECONDS=...
 	$(BIN)/python -m tests.end_to_end.soak $(or $(SECONDS),600)
 
 proto: $(STAMP)  ## generate the protobuf code anew
