@@ -106,7 +106,13 @@ class Trouble(NamedTuple):
     error: SourceError
 
 
-Report = Look | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble
+class Crashed(NamedTuple):
+    """A defect of ours ended the thread: nobody looks at the catalog any more."""
+
+    error: BaseException
+
+
+Report = Look | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble | Crashed
 
 
 class PrepareRequest(NamedTuple):
@@ -320,6 +326,12 @@ class Attendant:
             self._connection.close()
 
     def _run(self) -> None:
+        try:
+            self._run_until_stopped()
+        except BaseException as error:  # noqa: BLE001  # the ingest ends with it
+            self._report(Crashed(error))
+
+    def _run_until_stopped(self) -> None:
         self._schedule(0, self._heartbeat)
         pause = _FIRST_PAUSE
         while not self._stopping.is_set():

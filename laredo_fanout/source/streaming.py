@@ -22,6 +22,7 @@ from laredo_fanout.source.attendant import (
     LOCK_TIMEOUT,
     Attendant,
     ConnectionReady,
+    Crashed,
     Look,
     LookRequest,
     Prepared,
@@ -471,6 +472,8 @@ class Streaming:
                     self.tracking.recopy(report, self.batch.transaction, self.copying)
                 case ConnectionReady(connection):
                     self.copying.connected(connection)
+                case Crashed(error):
+                    raise error
                 case Trouble(error):
                     if self.trouble is None:
                         _log.warning("side connection failed; it is tried again", error=str(error))

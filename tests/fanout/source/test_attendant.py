@@ -1,0 +1,46 @@
+"""What isn't foreseen in the attendant's thread."""
+
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.source.detour import Feed
+from laredo_fanout.source.ingest import Ingest
+from laredo_fanout.source.options import PublicationOptions, SourceOptions, TableOptions
+from laredo_fanout.source.session import Connection
+from laredo_fanout.source.write_batch import WriteBatch
+from laredo_fanout.store.writer import Store
+from tests.fix_postgres import Database
+
+
+class Defective:
+    """A detour that fails as only a defect does."""
+
+    interval = 0.01
+
+    def measure(self, connection: Connection) -> None:
+        raise ZeroDivisionError("measured by nothing")
+
+    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
+        return None
+
+    def is_over(self, level: int) -> bool:
+        return False
+
+
+@pytest.mark.timeout(60)
+def test_a_defect_ends_the_ingest_which_else_would_never_look_again(
+    database: Database, tmp_path: Path
+) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    options = SourceOptions(
+        database.dsn, slot_name=f"slot_{database.name}", publication=PublicationOptions("defective")
+    )
+    store = Store.open(tmp_path, max_size=1 << 30)
+    ingest = Ingest(
+        options, [TableOptions("public", "users")], store, lambda _: None, detour=Defective()
+    )
+    with pytest.raises(ZeroDivisionError, match="measured by nothing"):
+        ingest.run()
+    store.close()
