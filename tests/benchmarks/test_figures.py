@@ -65,7 +65,10 @@ def test_every_row_of_the_table_has_a_subject() -> None:
         "s3",
         "latency",
         "backlog",
+        "catchup",
+        "giant_transaction",
         "restart",
+        "spark",
         "memory",
     ]
     refused = CliRunner().invoke(main, ["nonsense"])
