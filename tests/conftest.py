@@ -42,7 +42,7 @@ LONG = (
     "tests/spark/test_stream.py",
     "tests/end_to_end/test_cold_replay.py",
 )
-"""Begun first: one of them left for the end would run alone while the other workers have nothing."""
+"""Begun first: one of them left for the end would run alone, while other workers have nothing."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

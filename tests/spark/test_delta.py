@@ -15,9 +15,9 @@ def test_delta_targets(tmp_path: Path) -> None:
     """Their own report is shown where one of them fails."""
     assert PYTHON.exists(), "Delta's tests need .venv-delta: `make test` makes it, and runs all"
     ours = ("PYTEST", "PYSPARK", "SPARK")
+    options = ("-p", "no:cacheprovider", f"--basetemp={tmp_path / 'delta'}")
     done = subprocess.run(
-        [PYTHON, "-m", "pytest", "tests/spark/delta", "-p", "no:cacheprovider"]
-        + [f"--basetemp={tmp_path / 'delta'}"],
+        [PYTHON, "-m", "pytest", "tests/spark/delta", *options],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith(ours)},
         stdout=subprocess.PIPE,
