@@ -1,5 +1,6 @@
 """``read_table`` and ``format("laredo")``: the table at any boundary."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
-from laredo_spark import read_table, register
-from laredo_spark.errors import OptionRefused, said
+from laredo_spark import read_changes, read_table, register
+from laredo_spark.errors import KeyMissing, OptionRefused, said
 from laredo_spark.table import PUSH_FILTERS
 from tests.archive.building import Builder
 from tests.spark.reading import names as _state
@@ -163,3 +164,16 @@ def test_files_without_order_are_joined(
         assert sorted(found.select("id", "name", "doc").collect()) == rows(names)
     found = read_table(spark, str(archive), "0/20", columns=["name"], key="200")
     assert found.collect() == [Row(name="new")]
+
+
+@pytest.mark.parametrize("read", [read_table, read_changes])
+def test_a_table_without_a_key_is_refused(spark: SparkSession, archive: Path, read: object) -> None:
+    manifest = json.loads((archive / "manifest.json").read_text())
+    for artifact in manifest["artifacts"]:
+        artifact["key_fields"] = []
+        for column in artifact.get("columns", []):
+            column["key_ordinal"] = None
+    (archive / "manifest.json").write_text(json.dumps(manifest))
+    assert callable(read)
+    with pytest.raises(KeyMissing, match=r"has no key.*laredo-archive cat"):
+        read(spark, str(archive))
