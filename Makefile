@@ -14,7 +14,9 @@ help:  ## what there is
 
 venv: $(STAMP)  ## the virtual environment with the project and its extras
 
-$(STAMP): pyproject.toml
+COMPILED := laredo_fanout/source/_row_scan.c laredo_fanout/wire/_repeated.c
+
+$(STAMP): pyproject.toml $(COMPILED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

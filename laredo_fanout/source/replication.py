@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _GULP_BYTES = 8 << 20
-"""How much one gulp takes at most: libpq's buffer keeps the size it once had."""
+"""How much is taken at most before it is used: libpq's buffer keeps the size it once had."""
 
 _FLUSH_S = 5.0
 
@@ -68,6 +68,7 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._confirmed = 0
+        self._ahead = 0
         self.local = self.pgconn.host.startswith(b"/")
         """Whether it is a unix socket, which napping would starve."""
         self.ended = False
@@ -143,13 +144,19 @@ class ReplicationStream:
 
     def gulp(self) -> int:
         """Take what the socket has into libpq's buffer; how many bytes there were."""
+        self._ahead = 0
+        return self.gulp_ahead()
+
+    def gulp_ahead(self) -> int:
+        """The same while what the last gulp brought is still worked on, within one bound."""
         taken = 0
         pending = array("i", [0])
-        while taken < _GULP_BYTES:
+        while self._ahead < _GULP_BYTES:
             fcntl.ioctl(self._socket, termios.FIONREAD, pending)
             if not pending[0] and (taken or not self._readable()):
                 break
             taken += max(1, pending[0])
+            self._ahead += max(1, pending[0])
             try:
                 self.pgconn.consume_input()
             except psycopg.OperationalError as cut:

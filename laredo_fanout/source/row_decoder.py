@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
 from laredo_fanout.errors import StreamBroken
-from laredo_fanout.source import row_pattern
+from laredo_fanout.source import plain_rows, row_pattern
+from laredo_fanout.source.plain_rows import QUOTED_AS_IS
 from laredo_model import fragment, key, line
 from laredo_model.change import Action
 from laredo_model.rule import Rule, TypeInfo, base_of, rule_of
@@ -28,6 +29,10 @@ PADDING = b"\0\0\0\0"
 _FIRST_TUPLE = 30
 """Offset of the first tuple's kind byte in INSERT, UPDATE and DELETE messages."""
 _NEW, _OLD_ROW = ord("N"), ord("O")
+
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.plain_rows import PlainRows
 
 
 class Sink(Protocol):
@@ -47,6 +52,8 @@ class RowDecoder(NamedTuple):
     put: Callable[[bytes, int], None]
     """INSERT and UPDATE messages; the number is the action."""
     delete: Callable[[bytes], None]
+    plain: PlainRows | None = None
+    """The same for plain rows, where that is compiled."""
 
 
 def compile_decoder(
@@ -69,7 +76,7 @@ def compile_decoder(
     exec(compile(source, f"<decoder of {', '.join(names)[:60]}>", "exec"), scope)
     slow.values = scope["values"]
     put = _put_whole(names, types, positions, scope, sink) if positions else scope["put"]
-    return RowDecoder(put, slow.delete)
+    return RowDecoder(put, slow.delete, plain_rows.plain_rows(names, types, positions, sink))
 
 
 def _put_whole(
@@ -221,7 +228,7 @@ def _value(number: int, type_info: TypeInfo) -> str:  # noqa: PLR0911
             )
         case Rule.JSON if base.name == "jsonb":
             return f"{name} = m[a:p]"
-        case Rule.TEXT if built_in and base.name in row_pattern.QUOTED_AS_IS:
+        case Rule.TEXT if built_in and base.name in QUOTED_AS_IS:
             return f"{name} = b'\"%b\"' % m[a:p]"
         case Rule.TEXT:
             return f"{name} = dumps(m[a:p].decode())"

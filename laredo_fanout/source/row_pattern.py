@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from laredo_fanout.source.plain_rows import QUOTED_AS_IS
 from laredo_model import fragment, key, line
 from laredo_model.rule import Rule, TypeInfo, base_of, rule_of
-
-QUOTED_AS_IS = {"date", "time", "timetz", "uuid", "inet", "cidr", "macaddr", "interval"}
-"""Built-in types whose text never holds what JSON escapes."""
 
 _HEADER = rb"t\0\0(?s:..)"
 _ANY = rb"([^\0]*)"

@@ -1,8 +1,7 @@
 """The stream's messages, gathered as changes per table, in whole transactions.
 
-The loop here runs once for each message of a backlog, so it is flat: routes are
-found by a relation id's four bytes, rows go straight into the lists that the
-store is handed, and what is rare is done elsewhere.
+Plain rows, of which a backlog consists, are taken in bulk (row_scan.py), straight
+into the lists that the store is handed; what comes between them passes here.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ from typing import Protocol
 from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import message as message_
 from laredo_fanout.source.message import Commit, Emitted, Relation
-from laredo_fanout.source.row_decoder import PADDING, RowDecoder
+from laredo_fanout.source.route import IGNORED, Route
+from laredo_fanout.source.row_scan import scan
 from laredo_fanout.source.streamed import Get, Spool, Spools
-from laredo_fanout.store.changes import TableChanges
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
 
 _SPOOL_FROM_BYTES = 32 << 20
 _PIECE_CHANGES = 20_000
+_ROWS = (message_.UPDATE, message_.INSERT, message_.DELETE)
 _WHOLE = 0
 """The xid of a transaction that comes at its commit; no real one has it."""
 
@@ -38,71 +38,6 @@ class Drained(Enum):
     """A transaction ended that has ``events``: handle them before the next drain."""
     ENDED = auto()
     """The server ended the stream."""
-
-
-class Route:
-    """Where one relation's changes go; without ``table_id`` they are ignored."""
-
-    __slots__ = ("changes", "counted", "delete", "numbered", "open", "put", "table_id", "takes")
-
-    def __init__(self, table_id: int | None = None) -> None:
-        self.table_id = table_id
-        self.changes = TableChanges()
-        self.counted = 0
-        self.open = False
-        self.put: Callable[[bytes, int], None] = _ignore
-        self.delete: Callable[[bytes], None] = _ignore_delete
-        self.takes: Callable[[], bool] | None = None
-        """Whether the transaction that is being decoded counts; None: every one does."""
-        self.numbered = False
-        """Keys are digests of lines, which the store tells apart by numbers."""
-
-    def decode_by(self, decoder: RowDecoder) -> None:
-        """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
-        self.put, self.delete = decoder.put, decoder.delete
-
-    def count(self, position: int, time_us: int) -> None:
-        """The changes since the last call were one transaction's (or its next piece)."""
-        changes = self.changes
-        total = len(changes.keys)
-        if total > self.counted:
-            changes.counts.append(total - self.counted)
-            changes.positions.append(position)
-            changes.times_us.append(time_us)
-            self.counted = total
-
-    def discard(self) -> None:
-        """Forget the changes of the transaction that isn't whole yet."""
-        changes = self.changes
-        for part in (changes.actions, changes.keys, changes.lines):
-            del part[self.counted :]
-
-    def whole(self) -> TableChanges:
-        """The counted changes; those of a transaction that is still arriving stay behind."""
-        changes, counted = self.changes, self.counted
-        if len(changes.keys) == counted:
-            return changes
-        return TableChanges(
-            changes.actions[:counted],
-            changes.keys[:counted],
-            changes.lines[:counted],
-            changes.counts,
-            changes.positions,
-            changes.times_us,
-            changes.open,
-        )
-
-    def clear(self) -> None:
-        """Forget the counted changes: they were applied. The lists stay, decoders are bound
-        to them."""
-        changes, counted = self.changes, self.counted
-        del changes.actions[:counted]
-        del changes.keys[:counted]
-        del changes.lines[:counted]
-        for part in (changes.counts, changes.positions, changes.times_us):
-            part.clear()
-        changes.open = False
-        self.counted = 0
 
 
 class MustClose(Exception):
@@ -128,17 +63,6 @@ class Tables(Protocol):
 
     def apply(self, routes: list[Route]) -> None:
         """Take these routes' changes, some of them parts of a giant transaction."""
-
-
-def _ignore(message: bytes, action: int) -> None:
-    """An INSERT or UPDATE of a relation that isn't ours."""
-
-
-def _ignore_delete(message: bytes) -> None:
-    """A DELETE of a relation that isn't ours."""
-
-
-IGNORED = Route()
 
 
 class StreamDecoder:
@@ -246,70 +170,61 @@ class StreamDecoder:
             if result is not None:
                 return result
 
-    def _drain(self, get: Get, limit: int) -> Drained | None:  # noqa: PLR0912, PLR0915
+    def _drain(self, get: Get, limit: int) -> Drained | None:
         """Take messages; None: what follows goes elsewhere."""
-        join, padding = b"".join, PADDING
-        routes, touched = self._routes, self._touched
-        route = IGNORED
-        current, put = b"", route.put
         received = begun = 0
-        message = b""
+        left = limit
         result: Drained | None = Drained.MORE
-        for _ in range(limit):
-            size, data = get(1)
-            if size <= 0:
-                result = Drained.EMPTY if size == 0 else Drained.ENDED
+        while left > 0:
+            size, message, taken, size_in_all, wal_end = scan(
+                get, left, self._routes, self._touched
+            )
+            left -= taken
+            received += size_in_all
+            self.wal_end = max(self.wal_end, wal_end)
+            if message is None:
+                if size <= 0:
+                    result = Drained.EMPTY if size == 0 else Drained.ENDED
                 break
-            received += size
-            message = join((data, padding))
-            if message[0] != 119:
+            if message[0] != message_.XLOG_DATA:
                 self._other(message)
                 continue
-            kind = message[25]
-            try:
-                if kind in (85, 73):
-                    if message[26:30] != current:
-                        current = message[26:30]
-                        route = routes.get(current, IGNORED)
-                        put = route.put
-                        if route is not IGNORED:
-                            touched[route] = None
-                    put(message, 2 if kind == 85 else 1)
-                elif kind == 66:
-                    self.in_transaction = True
-                    self._xid = message[42:46]
-                    begun, self._bytes = received, 0
-                    current = b""
-                elif kind == 67:
-                    self._commit(message_.commit(message))
-                    current = b""
-                    if self.must_stop:
-                        result = Drained.EVENT
-                        break
-                elif kind == 68:
-                    current = message[26:30]
-                    route = routes.get(current, IGNORED)
-                    put = route.put
-                    if route is not IGNORED:
-                        touched[route] = None
-                    route.delete(message)
-                else:
-                    self._rare(kind, message)
-                    current = b""
-                    if self._part is not None or self._streamed is not None:
-                        result = None
-                        break
-            except (StreamBroken, ModelError, UnicodeDecodeError) as error:
-                if kind not in (85, 73, 68):
-                    raise
-                self._tables.broken(route, error)
-                self._routes[message[26:30]] = IGNORED
-                current = b""
+            kind = message[message_.ENVELOPE]
+            if kind == message_.BEGIN:
+                self.in_transaction = True
+                self._xid = message[42:46]
+                begun, self._bytes = received, 0
+            elif kind in _ROWS:
+                self._row(kind, message)
+            elif kind == message_.COMMIT:
+                self.wal_end = max(self.wal_end, message_.wal_end(message))
+                self._commit(message_.commit(message))
+                if self.must_stop:
+                    result = Drained.EVENT
+                    break
+            else:
+                self._rare(kind, message)
+                if self._part is not None or self._streamed is not None:
+                    result = None
+                    break
         self._bytes += received - begun
         self.pending_bytes += received
-        if message[:1] == b"w":
-            self.wal_end = max(self.wal_end, message_.wal_end(message))
         return result
+
+    def _row(self, kind: int, message: bytes) -> None:
+        """A row that isn't plain."""
+        relation = message[26:30]
+        route = self._routes.get(relation, IGNORED)
+        if route is not IGNORED:
+            self._touched[route] = None
+        try:
+            if kind == message_.DELETE:
+                route.delete(message)
+            else:
+                route.put(message, Action.UPDATE if kind == message_.UPDATE else Action.INSERT)
+        except (StreamBroken, ModelError, UnicodeDecodeError) as error:
+            self._tables.broken(route, error)
+            self._routes[relation] = IGNORED
 
     def _commit(self, commit: Commit) -> None:
         for route in self._touched:

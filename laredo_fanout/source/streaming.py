@@ -114,6 +114,7 @@ class Streaming:
         self._told_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._gathered = 0
+        self._more = False
         self.busy = False
         self.connected = False
         self.was_connected = False
@@ -215,6 +216,7 @@ class Streaming:
             )
             # Whoever held the slot before us doesn't any more.
             self.batch.transaction.set_streams((name,))
+            self.batch.meanwhile = self._gulp_ahead
         if self._detour is not None:
             self._attendant.every(self._detour.interval, self._detour.measure)
         self._counters.slot.look(look.slot)
@@ -316,10 +318,7 @@ class Streaming:
         """Take what the stream has brought, a bounded part of it."""
         stream, decoder = self._stream, self._decoder
         assert stream is not None and decoder is not None
-        taken = stream.gulp()
-        self._gathered += taken
-        if taken:
-            self._heard_at = time.monotonic()
+        taken = self._gulp()
         try:
             result = decoder.drain(stream.get, _MESSAGES_A_TURN)
         except OSError as failed:
@@ -327,6 +326,7 @@ class Streaming:
                 f"a giant transaction can't be put aside in {self._store.path}: {failed};"
                 " free some space there, the server then goes on where it stopped"
             ) from failed
+        self._more = result is Drained.MORE
         if result is Drained.ENDED:
             raise stream.end()
         if result is Drained.EVENT:
@@ -344,6 +344,22 @@ class Streaming:
         if self._gathered > _BUSY_BYTES and result is Drained.EMPTY:
             self._let_it_fill()
         return result
+
+    def _gulp(self) -> int:
+        """Take what has come, if what came before is used up; how many bytes."""
+        assert self._stream is not None
+        return 0 if self._more else self._heard(self._stream.gulp())
+
+    def _gulp_ahead(self) -> None:
+        """While rows are written: the server's sender would sleep with a full socket."""
+        assert isinstance(self._stream, ReplicationStream)
+        self._heard(self._stream.gulp_ahead())
+
+    def _heard(self, taken: int) -> int:
+        self._gathered += taken
+        if taken:
+            self._heard_at = time.monotonic()
+        return taken
 
     def _let_it_fill(self) -> None:
         """In a backlog: do something else for a moment, so that the buffer fills.

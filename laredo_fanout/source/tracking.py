@@ -19,7 +19,7 @@ from laredo_fanout.errors import RecopyRefused, SelectDenied, StreamBroken, Tabl
 from laredo_fanout.source import row_decoder, shape
 from laredo_fanout.source.append_only import Intake
 from laredo_fanout.source.recopy import BESIDE, Recopies
-from laredo_fanout.source.stream_decoder import IGNORED, Route
+from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
 from laredo_fanout.store.table import Status
 
@@ -201,7 +201,7 @@ class Tracking:
         if tracked.intake is not None:
             route.takes = self._takes(tracked.intake)
             route.numbered = True
-            decoder = decoder._replace(put=_only_if(route.takes, decoder.put))
+            decoder = decoder._replace(put=_only_if(route.takes, decoder.put), plain=None)
         route.decode_by(decoder)
         return route
 

@@ -15,13 +15,13 @@ from laredo_model import key
 from laredo_model.change import Action
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.stream_decoder import Route
+    from laredo_fanout.source.route import Route
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
 
 OnCommit = Callable[[CommitInfo], None]
 
-_SHARE = 4
+_SHARE = 10
 """Under load at most one part in so many of the time goes into commits."""
 _SHORTEST_INTERVAL = 0.05
 
@@ -53,6 +53,8 @@ class WriteBatch:
         self._committed_at = time.monotonic()
         self._cost = 0.0
         self._counters = counters
+        self.meanwhile: Callable[[], None] | None = None
+        """What is done now and then while many rows are written."""
         self.copy_beside: dict[int, int] = {}
         """Live incarnations with a re-copy, which takes the same changes: its id."""
 
@@ -67,6 +69,8 @@ class WriteBatch:
         if self._transaction is None:
             self._context = self._store.transaction()
             self._transaction = self._context.__enter__()
+            if self.meanwhile is not None:
+                self._transaction.meanwhile = self.meanwhile
         return self._transaction
 
     @property

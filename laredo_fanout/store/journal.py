@@ -124,7 +124,7 @@ class Journal:
             times_us=entries.times_us[first : last + 1],
             open=still_open,
         ).SerializeToString()
-        old_body = b"".join(_OLD_LINES.pieces(entries.olds[start:stop]))
+        old_body = _OLD_LINES.joined(entries.olds[start:stop])
         header = Header(
             last_sequence=sequence + stop - start - 1,
             first_position=entries.positions[first],
@@ -135,9 +135,9 @@ class Journal:
             continues=start > before or (start == 0 and entries.continues),
         )
         # The message's last fields, by hand: three values of each change are most of its cost.
-        keys = _KEYS.pieces(entries.keys[start:stop])
-        lines = _LINES.pieces(entries.lines[start:stop])
-        value = b"".join((header.to_bytes(), scalars, *keys, *lines))
+        keys = _KEYS.joined(entries.keys[start:stop])
+        lines = _LINES.joined(entries.lines[start:stop])
+        value = b"".join((header.to_bytes(), scalars, keys, lines))
         key = layout.record_key(table_id, sequence)
         self._reserve(3, len(value) + len(old_body))
         put = self._transaction.put

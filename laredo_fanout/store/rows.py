@@ -10,8 +10,8 @@ isn't what it was, and says nothing about the key that the row moved to.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from laredo_model.change import Action
 
 _RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
 _SORT_FROM = 32
+_SLICE = 400
+"""Rows written before what else is to be done gets its turn: about two milliseconds'."""
 _SWEEP_STEP = 1000
 
 
@@ -48,10 +50,18 @@ class Rows:
     """The rows of one space, within one write transaction."""
 
     def __init__(
-        self, transaction: Any, databases: Databases, reserve: Reserve, table: str, space: int
+        self,
+        transaction: Any,
+        databases: Databases,
+        reserve: Reserve,
+        table: str,
+        space: int,
+        *,
+        meanwhile: Callable[[], None],
     ) -> None:
         self._table = table
         self._reserve = reserve
+        self._meanwhile = meanwhile
         self._prefix = layout.prefix(space)
         self._state = transaction.cursor(db=databases.state)
         self._marks = transaction.cursor(db=databases.marks)
@@ -177,10 +187,11 @@ class Rows:
         order = sorted(range(count), key=stored.__getitem__)
         pick = itemgetter(*order)
         olds: list[bytes | None] = [None] * count
-        for index, old in zip(
-            order, map(self._state.replace, pick(stored), pick(lines)), strict=True
-        ):
-            olds[index] = old
+        replaced = zip(order, map(self._state.replace, pick(stored), pick(lines)), strict=True)
+        for _ in range(0, count, _SLICE):
+            for index, old in islice(replaced, _SLICE):
+                olds[index] = old
+            self._meanwhile()
         return olds
 
     def _fill_and_replace(

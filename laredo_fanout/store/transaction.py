@@ -29,6 +29,10 @@ _STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
 _SAMPLED = 8
 
 
+def _nothing() -> None:
+    """Nobody has anything to do while rows are written."""
+
+
 class Transaction:
     """Open between ``Store.transaction()``'s begin and commit; used by one thread.
 
@@ -64,6 +68,8 @@ class Transaction:
         self._open_record: set[int] = set()
         """Of these tables the newest journal record is to be continued."""
         self.left_garbage = False
+        self.meanwhile: Callable[[], None] = _nothing
+        """Called now and then while many rows are written."""
         self.head = head
         self.position, self.time_us = position
         self.tables = dict(tables)
@@ -453,6 +459,7 @@ class Transaction:
                 self._disk.reserve,
                 record.qualified,
                 record.space,
+                meanwhile=lambda: self.meanwhile(),  # noqa: PLW0108 (it is set later)
             )
             self._rows[record.space] = rows
         return rows

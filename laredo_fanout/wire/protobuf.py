@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+try:
+    from laredo_fanout.wire._repeated import repeated
+except ImportError:  # there was no C compiler when this was installed
+    repeated = None
+
 _CACHED = 1 << 14
 
 
@@ -64,3 +69,9 @@ class RepeatedBytes:
             ]
         pieces[1::2] = values
         return pieces
+
+    def joined(self, values: list[bytes]) -> bytes:
+        """The whole field."""
+        if repeated is not None:
+            return repeated(self._tag, values)
+        return b"".join(self.pieces(values))

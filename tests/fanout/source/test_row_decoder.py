@@ -13,7 +13,7 @@ from laredo_model import fragment, key, line
 from laredo_model.change import Action
 from laredo_model.rule import TypeInfo
 
-_TYPES = {
+TYPES = {
     "int8": TypeInfo(20, "int8"),
     "text": TypeInfo(25, "text"),
     "numeric": TypeInfo(1700, "numeric"),
@@ -46,39 +46,43 @@ _texts = st.one_of(
     st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=8),
     st.sampled_from(_LENGTHS).map(lambda size: "t" * size),
 )
-_NULL, _UNCHANGED = object(), object()
+NULL, UNCHANGED = object(), object()
 
 
 @st.composite
-def _rows(draw: st.DrawFn) -> tuple[list[str], list[list[object]]]:
+def drawn_rows(draw: st.DrawFn) -> tuple[list[str], list[list[object]]]:
     """Types, and rows of them: a value, a null, or an unchanged TOAST value."""
-    types = ["text", *draw(st.lists(st.sampled_from(list(_TYPES)), max_size=5))]
+    types = ["text", *draw(st.lists(st.sampled_from(list(TYPES)), max_size=5))]
     values = {
         name: st.sampled_from(_SAMPLES[name]) if name in _SAMPLES else _texts for name in types
     }
-    absent = st.sampled_from([_NULL, _UNCHANGED])
+    absent = st.sampled_from([NULL, UNCHANGED])
     row = st.tuples(
         values["text"], *(st.one_of(values[name], values[name], absent) for name in types[1:])
     ).map(list)
     return types, draw(st.lists(row, min_size=1, max_size=6))
 
 
-def _message(row: list[object]) -> bytes:
+def tuple_of(row: list[object]) -> bytes:
+    """TupleData."""
     columns = []
     for value in row:
         if isinstance(value, str):
             encoded = value.encode()
             columns.append(b"t" + pack(">I", len(encoded)) + encoded)
         else:
-            columns.append(b"n" if value is _NULL else b"u")
-    header = bytes(25) + b"I" + pack(">I", 7) + b"N" + pack(">H", len(row))
-    return header + b"".join(columns) + PADDING
+            columns.append(b"n" if value is NULL else b"u")
+    return pack(">H", len(row)) + b"".join(columns)
+
+
+def _message(row: list[object]) -> bytes:
+    return bytes(25) + b"I" + pack(">I", 7) + b"N" + tuple_of(row) + PADDING
 
 
 def _fragment(name: str, value: object) -> bytes:
     if isinstance(value, str):
-        return fragment.encoder(_TYPES[name])(value.encode())
-    return b"null" if value is _NULL else line.MISSING
+        return fragment.encoder(TYPES[name])(value.encode())
+    return b"null" if value is NULL else line.MISSING
 
 
 def _expected(types: list[str], row: list[object]) -> tuple[bytes, bytes]:
@@ -88,12 +92,12 @@ def _expected(types: list[str], row: list[object]) -> tuple[bytes, bytes]:
     return key.of_fragments(fragments[:1]), partial + whole
 
 
-@given(_rows())
+@given(drawn_rows())
 def test_rows_are_decoded_by_the_rules(drawn: tuple[list[str], list[list[object]]]) -> None:
     types, rows = drawn
     changes = TableChanges()
     names = [f"c{number}" for number in range(len(types))]
-    decoder = compile_decoder(names, [_TYPES[name] for name in types], ["c0"], changes)
+    decoder = compile_decoder(names, [TYPES[name] for name in types], ["c0"], changes)
     for row in rows:
         decoder.put(_message(row), Action.INSERT)
     found = list(zip(changes.keys, changes.lines, strict=True))
@@ -107,11 +111,11 @@ def test_rows_with_and_without_nulls_in_turn(nulls: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(row_pattern, "_UNTRIED", 40)
     types = ["text", "int8"]
     rows: list[list[object]] = [
-        [f"k{number}", _NULL if (number // 100 + number) % nulls == 0 else "1"]
+        [f"k{number}", NULL if (number // 100 + number) % nulls == 0 else "1"]
         for number in range(1000)
     ]
     changes = TableChanges()
-    decoder = compile_decoder(["c0", "c1"], [_TYPES[name] for name in types], ["c0"], changes)
+    decoder = compile_decoder(["c0", "c1"], [TYPES[name] for name in types], ["c0"], changes)
     for row in rows:
         decoder.put(_message(row), Action.INSERT)
     found = list(zip(changes.keys, changes.lines, strict=True))
@@ -123,7 +127,7 @@ def test_keys_of_several_columns(names: list[str]) -> None:
     types = ["text", "timestamptz", "bool"]
     row: list[object] = ['a"b', "2024-02-29 10:00:00+00", "t"]
     changes = TableChanges()
-    decoder = compile_decoder(["c0", "c1", "c2"], [_TYPES[name] for name in types], names, changes)
+    decoder = compile_decoder(["c0", "c1", "c2"], [TYPES[name] for name in types], names, changes)
     decoder.put(_message(row), Action.INSERT)
     fragments = {f"c{number}": _fragment(types[number], row[number]) for number in range(3)}
     assert changes.keys == [key.of_fragments([fragments[name] for name in names])]
