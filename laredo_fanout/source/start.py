@@ -20,6 +20,7 @@ from laredo_fanout.source import (
     checks,
     continuity,
     publication,
+    session,
     slot,
     slot_holder,
     slot_waiting,
@@ -71,15 +72,22 @@ class Preparation:
         self._counters = counters
         self._tell = tell
         self._stopping = stopping
+        self._patience: session.Patience
 
     def run(self, connection: Connection, stream: ReplicationStream) -> Look:
         """Prepare publication, slot and store; a first look.
+
+        A connection that doesn't answer is broken off after ``receive_timeout``.
 
         :raises ServerUnfit: if a setting or the publication is in the way.
         :raises RightsMissing: if the role lacks a right.
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises SlotInUse: if somebody else streams from the slot.
         """
+        with session.Patience(connection, self._options.receive_timeout) as self._patience:
+            return self._prepare(connection, stream)
+
+    def _prepare(self, connection: Connection, stream: ReplicationStream) -> Look:
         options, store = self._options, self._store
         for problem in checks.server_problems(connection):
             raise problem
@@ -136,7 +144,8 @@ class Preparation:
         ):
             return verdict
         self._tell("comparing the server's WAL with what the store followed")
-        other = differs_at(marker, options, connection, self._stopping)
+        with self._patience.suspended():
+            other = differs_at(marker, options, connection, self._stopping)
         return verdict if other is None else continuity.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
@@ -192,7 +201,7 @@ class Preparation:
             transaction.set_source(identity)
             transaction.set_marker(None)
         slot.drop(connection, name)
-        with slot_waiting.told(options, connection.info.backend_pid, self._tell):
+        with self._patience.suspended(), slot_waiting.told(options, connection, self._tell):
             start = slot.create(connection, name)
         with store.transaction() as transaction:
             transaction.set_source(replace(identity, since=start))
