@@ -90,6 +90,8 @@ class Source(Section):
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
+    # What brings no sign of life for so long is broken off, and opened anew.
+    receive_timeout: Duration = Field(default=60.0, ge=1)
     # Big transactions are sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"

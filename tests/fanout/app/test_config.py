@@ -87,9 +87,10 @@ def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
 
 
 def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> None:
-    off = MINIMAL + "sources.pg.stream_transactions = off\n"
+    off = MINIMAL + "sources.pg.stream_transactions = off, sources.pg.receive_timeout = 5s\n"
     assert options.source_options(load(tmp_path, MINIMAL)).stream_transactions
     assert not options.source_options(load(tmp_path, off)).stream_transactions
+    assert options.source_options(load(tmp_path, off)).receive_timeout == 5
 
 
 def test_copies_are_bounded_as_configured(tmp_path: Path) -> None:
