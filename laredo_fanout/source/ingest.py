@@ -117,6 +117,15 @@ class Ingest:
         if self._streaming is not None:
             self._streaming.stop()
 
+    def look_soon(self) -> None:
+        """Have the catalog looked at as soon as looks may be made; from any thread.
+
+        While the stream isn't followed it comes to nothing: whoever waits asks again.
+        """
+        streaming = self._streaming
+        if streaming is not None and streaming.connected:
+            streaming.look_soon()
+
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` copied again beside its readers; done when a restart would go on with it.
 

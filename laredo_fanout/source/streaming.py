@@ -28,6 +28,7 @@ from laredo_fanout.source.attendant import (
     Prepared,
     PrepareFailed,
     Report,
+    SoonRequest,
     Trouble,
     Waiting,
 )
@@ -126,6 +127,10 @@ class Streaming:
         side = self._side
         if side is not None and not self.connected:
             session.cancel(side)
+
+    def look_soon(self) -> None:
+        """Have the catalog looked at; from any thread."""
+        self._attendant.request(SoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
         """Have a table copied again beside its readers; from any thread."""
@@ -448,6 +453,7 @@ class Streaming:
             self.tracking.reconcile(
                 look, self.batch.transaction, decoder.position_before, self.copying
             )
+            self.tracking.verify(look)
 
     def _take_reports(self) -> None:
         for report in self._mail.take():
@@ -455,6 +461,7 @@ class Streaming:
                 case Look():
                     self._looks[report.number] = report
                     self._counters.slot.look(report.slot)
+                    self.tracking.verify(report)
                     self.trouble = None
                     self._looked_at = time.monotonic()
                 case Prepared():

@@ -70,6 +70,8 @@ class TrackedTable:
     """The LookRequest that must be answered before it begins again."""
     closed_by_stream: bool = False
     """The stream showed its new form, perhaps before the catalog did."""
+    altered_by: frozenset[int] = frozenset()
+    """Who the last look saw that may be changing it; a prepared transaction is 0."""
     retries: int = 0
     retry_at: float = 0.0
 
@@ -131,6 +133,9 @@ class Tracking:
                 self._resume_one(known, record, look)
                 if known.closing is not None:
                     self._close(known, transaction, position)
+                elif record.verified > position:
+                    # WAL beyond what is durable here may be gone by now, after a failover.
+                    transaction.set_verified(record.id, position)
 
     def _resume_one(self, tracked: TrackedTable, record: TableRecord, look: Look) -> None:
         source = look.tables.get(record.qualified)
@@ -266,12 +271,37 @@ class Tracking:
                 self._close(tracked, transaction, position)
             if look.answers < tracked.wanted_look or time.monotonic() < tracked.retry_at:
                 continue
-            if tracked.closed_by_stream and not look.being_altered.isdisjoint(source.oids):
+            if tracked.closed_by_stream and not look.altering.exclusive.isdisjoint(source.oids):
                 tracked.wanted_look = self._request_look(_ALTERED_PAUSE_S)
                 continue
             if tracked.options.append_only and not self._carried(look):
                 continue
             self._begin(tracked, source, now, transaction, copying)
+
+    def verify(self, look: Look) -> None:
+        """Up to where this look shows that no value was rewritten in silence; see altering.py.
+
+        Also before the stream has passed its message: behind a backlog that is long after.
+        """
+        for name, tracked in self._tables.items():
+            source = look.tables.get(name)
+            if source is None or not self._is_as_known(tracked, source, look.problems.get(name)):
+                continue
+            tracked.altered_by = look.altering.of(source)
+            assert tracked.table_id is not None
+            if not tracked.altered_by:
+                self._batch.verified(tracked.table_id, look.altering.reach)
+
+    def _is_as_known(
+        self, tracked: TrackedTable, source: SourceTable, problem: TableRefused | None
+    ) -> bool:
+        """Whether nothing happened to the incarnation that takes changes."""
+        if tracked.table_id is None or tracked.closing is not None or tracked.version is None:
+            return False
+        if problem is not None and not isinstance(problem, SelectDenied):
+            return False
+        unchanged = shape.of_table(source) == tracked.shape
+        return unchanged and source.changed_since(tracked.version) is None
 
     def _carried(self, look: Look) -> bool:
         """Whether the stream, or the one that is begun as soon as this is durable, has an

@@ -127,6 +127,12 @@ class WriteBatch:
         keys = self.transaction.numbered(table_id, list(map(key.digest, lines)))
         self.transaction.fill(table_id, keys, lines, generation)
 
+    def verified(self, table_id: int, position: int) -> None:
+        """No statement at or before ``position`` has rewritten the table's values in silence."""
+        tables = self._store.tables if self._transaction is None else self._transaction.tables
+        if table_id in tables and tables[table_id].verified < position:
+            self.transaction.set_verified(table_id, position)
+
     def touch(self, table_id: int) -> None:
         """Tell whoever waits for commits of this table."""
         self._tables.add(table_id)

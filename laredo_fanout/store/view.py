@@ -84,6 +84,15 @@ class TableView:
         return self.record.rows
 
     @property
+    def boundary(self) -> int:
+        """What is kept of the table may end at a position up to here.
+
+        A look at the source's catalog has shown that no value up to here was rewritten in
+        silence; never beyond ``position``.
+        """
+        return min(self.record.verified, self.position)
+
+    @property
     def floor(self) -> int:
         """From this position on the journal is complete."""
         return self.record.floor
