@@ -33,8 +33,9 @@ class Disorder(NamedTuple):
     released as it was decoded.
 
     All entries before are at ``start`` or before it, all of these beyond it and at ``end`` or
-    before it, which is of ``end_time_us``. While it goes on, ``last`` and ``end`` are 0, and
-    ``marks`` is the space of the positions that win.
+    before it, which is of ``end_time_us``: together they turn the rows of ``start`` into those of
+    ``end``. While it goes on, ``last`` and ``end`` are 0, and ``marks`` is the space of the
+    positions that win.
     """
 
     first: int
@@ -53,9 +54,12 @@ class Disorder(NamedTuple):
         """Whether this entry is one of them."""
         return self.first <= sequence and (self.goes_on or sequence <= self.last)
 
-    def covers(self, position: int) -> bool:
-        """Whether who has seen everything up to here may lack any of them."""
-        return self.start <= position and (self.goes_on or position < self.end)
+    def hides(self, position: int) -> bool:
+        """Whether the journal doesn't lead on from the rows of this position.
+
+        A row that came and went within may have left no entry.
+        """
+        return self.start < position and (self.goes_on or position < self.end)
 
 
 @dataclass(frozen=True, slots=True)
