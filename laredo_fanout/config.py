@@ -95,6 +95,8 @@ class Source(Section):
     # Big transactions are sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
+    # Processes that decode a backlog; with 0 the ingest process does.
+    decode_workers: int = Field(default=0, ge=0, le=16)
     catchup: Catchup = Catchup()
 
     @field_validator("connection")

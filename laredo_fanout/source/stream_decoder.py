@@ -7,10 +7,10 @@ store is handed, and what is rare is done elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import message as message_
@@ -20,6 +20,9 @@ from laredo_fanout.source.streamed import Get, Spool, Spools
 from laredo_fanout.store.changes import TableChanges
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.decode_wire import Decoded, Layout, Part
 
 _SPOOL_FROM_BYTES = 32 << 20
 _PIECE_CHANGES = 20_000
@@ -43,7 +46,17 @@ class Drained(Enum):
 class Route:
     """Where one relation's changes go; without ``table_id`` they are ignored."""
 
-    __slots__ = ("changes", "counted", "delete", "numbered", "open", "put", "table_id", "takes")
+    __slots__ = (
+        "changes",
+        "counted",
+        "delete",
+        "layout",
+        "numbered",
+        "open",
+        "put",
+        "table_id",
+        "takes",
+    )
 
     def __init__(self, table_id: int | None = None) -> None:
         self.table_id = table_id
@@ -56,6 +69,8 @@ class Route:
         """Whether the transaction that is being decoded counts; None: every one does."""
         self.numbered = False
         """Keys are digests of lines, which the store tells apart by numbers."""
+        self.layout: Callable[[], Layout | None] = _no_layout
+        """How another process would decode its rows now; None: they must be decoded here."""
 
     def decode_by(self, decoder: RowDecoder) -> None:
         """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
@@ -76,6 +91,34 @@ class Route:
         changes = self.changes
         for part in (changes.actions, changes.keys, changes.lines):
             del part[self.counted :]
+
+    def trim(self) -> None:
+        """Forget what was added of a row that turned out not to be decodable."""
+        changes = self.changes
+        for part in (changes.keys, changes.lines):
+            del part[len(changes.actions) :]
+
+    def add(self, part: Part, first: tuple[int, int] | None) -> None:
+        """Add what another process decoded; ``first`` is the first commit among it, if any."""
+        changes = self.changes
+        before = len(changes.keys) - self.counted
+        changes.actions += part.actions
+        changes.keys += part.keys
+        changes.lines += part.lines
+        counts, positions, times_us = part.counts, part.positions, part.times_us
+        if before and first is not None:
+            if positions and positions[0] == first[0]:
+                counts[0] += before
+            else:
+                counts, positions, times_us = (
+                    [before, *counts],
+                    [first[0], *positions],
+                    [first[1], *times_us],
+                )
+        changes.counts += counts
+        changes.positions += positions
+        changes.times_us += times_us
+        self.counted += sum(counts)
 
     def whole(self) -> TableChanges:
         """The counted changes; those of a transaction that is still arriving stay behind."""
@@ -136,6 +179,10 @@ def _ignore(message: bytes, action: int) -> None:
 
 def _ignore_delete(message: bytes) -> None:
     """A DELETE of a relation that isn't ours."""
+
+
+def _no_layout() -> None:
+    """Of rows that another process couldn't decode."""
 
 
 IGNORED = Route()
@@ -214,6 +261,48 @@ class StreamDecoder:
     def set_route(self, oid: int, route: Route | None) -> None:
         """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
         self._routes[oid.to_bytes(4, "big")] = route or IGNORED
+
+    def layouts(self) -> dict[bytes, Layout | None]:
+        """How other processes would decode the rows of the relations that are followed now."""
+        return {oid: route.layout() for oid, route in self._routes.items() if route is not IGNORED}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what comes next is decoded as it comes, not put aside."""
+        giant = self.in_transaction and self._bytes > _SPOOL_FROM_BYTES
+        return self._part is None and self._streamed is None and not giant
+
+    def take(self, decoded: Decoded) -> None:
+        """Take what another process decoded by :meth:`layouts` of what comes next."""
+        first = decoded.commits[0] if decoded.commits else None
+        parts = {self._routes[oid]: part for oid, part in decoded.parts.items()}
+        for route, part in parts.items():
+            route.add(part, first)
+            self._touched[route] = None
+        if first is not None:
+            self._end_transactions(decoded, first, parts)
+        if decoded.in_transaction is not None:
+            self.in_transaction = decoded.in_transaction
+        if decoded.xid:
+            self._xid = decoded.xid
+            self._bytes = 0
+        self._bytes += decoded.open_bytes
+        self.pending_bytes += decoded.received
+        self.wal_end = max(self.wal_end, decoded.wal_end)
+        self.reply_wanted = self.reply_wanted or decoded.reply_wanted
+
+    def _end_transactions(
+        self, decoded: Decoded, first: tuple[int, int], parts: Mapping[Route, Part]
+    ) -> None:
+        for route in self._touched:
+            if route not in parts:
+                route.count(*first)
+            if route.counted or route.open:
+                self._pending[route] = None
+        self._touched = {route: None for route in parts if len(route.changes.keys) > route.counted}
+        before = self.position if len(decoded.commits) == 1 else decoded.commits[-2][0]
+        self.position_before = before
+        self.position, self.time_us = decoded.commits[-1]
 
     def forget(self, table_id: int | None, reason: str) -> None:
         """Drop the unfinished transaction's changes of this table, and stop at its end.

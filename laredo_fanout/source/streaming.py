@@ -33,6 +33,7 @@ from laredo_fanout.source.attendant import (
     Waiting,
 )
 from laredo_fanout.source.copying import Copying
+from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
 from laredo_fanout.source.mailbox import Mailbox
 from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.replication import ReplicationStream
@@ -110,6 +111,7 @@ class Streaming:
         self._look_requests = 0
         self._stream: Feed | None = None
         self._decoder: StreamDecoder | None = None
+        self._decoding: Decoding | None = None
         self._side: session.Connection | None = None
         self._heard_at = time.monotonic()
         self._told_at = time.monotonic()
@@ -142,6 +144,16 @@ class Streaming:
         decoded = self._decoder.wal_end if self._decoder is not None else 0
         slot = self._counters.slot.slot
         return max(decoded, (slot and slot.wal_position) or 0)
+
+    @property
+    def decode_workers(self) -> int:
+        """How many processes are there to decode a backlog."""
+        return 0 if self._decoding is None else self._decoding.workers
+
+    @property
+    def decode_blocks(self) -> int:
+        """How many blocks of messages they have."""
+        return 0 if self._decoding is None else self._decoding.blocks
 
     def _waits(self, why: str) -> None:
         """What the preparation waits for, as /status shows it."""
@@ -210,6 +222,7 @@ class Streaming:
         if detour is not None:
             stream.close()
             self._stream = detour
+            self._decoding = Decoding(detour, self._decoder)
         else:
             stream.start(
                 self._options.slot_name,
@@ -220,6 +233,7 @@ class Streaming:
             )
             # Whoever held the slot before us doesn't any more.
             self.batch.transaction.set_streams((name,))
+            self._decoding = self._decode(stream, self._decoder)
         if self._detour is not None:
             self._attendant.every(self._detour.interval, self._detour.measure)
         self._counters.slot.look(look.slot)
@@ -230,8 +244,22 @@ class Streaming:
         self.phase = "streaming" if detour is None else "catching up"
         _log.info(self.phase, slot=self._options.slot_name, position=position_.text(position))
 
+    def _decode(self, stream: ReplicationStream, decoder: StreamDecoder) -> Decoding:
+        if not self._options.decode_workers:
+            return Decoding(stream, decoder)
+        return DecodePipeline(
+            stream,
+            decoder,
+            self._options.decode_workers,
+            counters=self._counters,
+            wake=self._mail.ring,
+            patience=self._options.receive_timeout,
+        )
+
     def _close(self) -> None:
         self.batch.abandon()
+        if self._decoding is not None:
+            self._decoding.close()
         self._attendant.stop()
         self.copying.close()
         if self._side is not None:
@@ -298,8 +326,8 @@ class Streaming:
     def _wait(self) -> set[int]:
         """Wait for a socket; the ones that have something."""
         poll = select.poll()
-        assert self._stream is not None
-        descriptors = [self._stream.fileno(), self._mail.fileno()]
+        assert self._decoding is not None
+        descriptors = [*self._decoding.descriptors, self._mail.fileno()]
         descriptors += [reader.fileno() for reader in self.copying.readers()]
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
@@ -319,14 +347,14 @@ class Streaming:
 
     def _take_stream(self) -> Drained:
         """Take what the stream has brought, a bounded part of it."""
-        stream, decoder = self._stream, self._decoder
-        assert stream is not None and decoder is not None
-        taken = stream.gulp()
+        stream, decoder, decoding = self._stream, self._decoder, self._decoding
+        assert stream is not None and decoder is not None and decoding is not None
+        taken = decoding.gulp()
         self._gathered += taken
         if taken:
             self._heard_at = time.monotonic()
         try:
-            result = decoder.drain(stream.get, _MESSAGES_A_TURN)
+            result = decoding.drain(_MESSAGES_A_TURN)
         except OSError as failed:
             raise SpoolFull(
                 f"a giant transaction can't be put aside in {self._store.path}: {failed};"

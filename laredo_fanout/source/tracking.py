@@ -18,6 +18,7 @@ import structlog
 from laredo_fanout.errors import RecopyRefused, SelectDenied, StreamBroken, TableRefused
 from laredo_fanout.source import row_decoder, shape
 from laredo_fanout.source.append_only import Intake
+from laredo_fanout.source.decode_wire import Layout
 from laredo_fanout.source.recopy import BESIDE, Recopies
 from laredo_fanout.source.stream_decoder import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
@@ -197,12 +198,14 @@ class Tracking:
         source = tracked.source
         assert source is not None
         route = Route(tracked.table_id)
-        decoder = row_decoder.compile_decoder(
-            [column.name for column in source.columns],
-            [column.type_info for column in source.columns],
-            source.key,
-            route.changes,
+        layout = Layout(
+            tuple(column.name for column in source.columns),
+            tuple(column.type_info for column in source.columns),
+            tuple(source.key),
         )
+        intake = tracked.intake
+        decoder = row_decoder.compile_decoder(*layout, route.changes)
+        route.layout = lambda: layout if intake is None or intake.live else None
         if tracked.intake is not None:
             route.takes = self._takes(tracked.intake)
             route.numbered = True
