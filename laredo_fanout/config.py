@@ -54,7 +54,8 @@ class Copy(Section):
 
 class Catchup(Section):
     """Fall-behind mode: above ``threshold_bytes`` the backlog is split into segments, each decoded
-    from a copy of the slot, released in commit order. ``mode = manual``: when asked for.
+    from a copy of the slot. ``mode = manual``: when asked for. They are released in commit order;
+    with ``ordering = relaxed`` as they are decoded.
 
     ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
     directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
@@ -69,15 +70,6 @@ class Catchup(Section):
     reserve_slots: int = Field(default=2, ge=0)
     spool_dir: Path | None = None
     spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
-
-    @field_validator("ordering")
-    @classmethod
-    def _strict(cls, ordering: str) -> str:
-        if ordering == "relaxed":
-            raise ValueError(
-                "this version releases a backlog in commit order only; write ordering = strict"
-            )
-        return ordering
 
 
 class Source(Section):

@@ -34,6 +34,7 @@ from laredo_fanout.source.attendant import (
 )
 from laredo_fanout.source.copying import Copying
 from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
+from laredo_fanout.source.early import Early
 from laredo_fanout.source.mailbox import Mailbox
 from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.replication import ReplicationStream
@@ -216,7 +217,8 @@ class Streaming:
         )
         tracking.follow(self._decoder)
         appends = append_only.streamed(self._options, self._store.tables.values())
-        detour = None if self._detour is None else self._detour.open(side, self.batch)
+        early = Early(tracking, self._decoder, self._options.slot_name)
+        detour = None if self._detour is None else self._detour.open(side, self.batch, early)
         tracking.carries_appends = appends is not None
         tracking.may_begin_anew = detour is None
         if detour is not None:
