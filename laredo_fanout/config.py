@@ -54,7 +54,8 @@ class Copy(Section):
 
 class Catchup(Section):
     """Fall-behind mode: above ``threshold_bytes`` the backlog is split into segments, each decoded
-    from a copy of the slot, released in commit order. ``mode = manual``: when asked for.
+    from a copy of the slot. ``mode = manual``: when asked for. They are released in commit order;
+    with ``ordering = relaxed`` as they are decoded.
 
     ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
     directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
@@ -70,15 +71,6 @@ class Catchup(Section):
     spool_dir: Path | None = None
     spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
 
-    @field_validator("ordering")
-    @classmethod
-    def _strict(cls, ordering: str) -> str:
-        if ordering == "relaxed":
-            raise ValueError(
-                "this version releases a backlog in commit order only; write ordering = strict"
-            )
-        return ordering
-
 
 class Source(Section):
     """One PostgreSQL database and the slot in it. The connection may hold a password."""
@@ -90,9 +82,13 @@ class Source(Section):
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
+    # What brings no sign of life for so long is broken off, and opened anew.
+    receive_timeout: Duration = Field(default=60.0, ge=1)
     # Big transactions are sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
+    # Processes that decode a backlog; with 0 the ingest process does.
+    decode_workers: int = Field(default=0, ge=0, le=16)
     catchup: Catchup = Catchup()
 
     @field_validator("connection")

@@ -1,12 +1,14 @@
 """The real console scripts as processes of a test: started, waited for, killed, stopped by pid."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,11 +18,17 @@ import httpx
 BIN = Path(sys.executable).parent
 
 
+_PORTS = range(12_000, 32_000)
+"""Below those that the system gives to connections: whoever is killed finds its own free again."""
+
+
 def free_port() -> int:
     """A TCP port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:

@@ -76,6 +76,10 @@ class IngestThread:
         """What the source says of itself now."""
         return self._ingest.status()
 
+    def look_soon(self) -> None:
+        """Have the catalog looked at (see ``Ingest.look_soon``)."""
+        self._ingest.look_soon()
+
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` copied again beside its readers (see ``Ingest.recopy``)."""
         return self._ingest.recopy(table)

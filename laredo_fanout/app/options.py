@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laredo_fanout.catchup.options import CatchupOptions, Mode
+from laredo_fanout.catchup.options import CatchupOptions, Mode, Ordering
 from laredo_fanout.config import Config, Table
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source import options as source
@@ -24,8 +24,10 @@ def source_options(config: Config) -> source.SourceOptions:
             max_connections=said.copying.max_connections,
         ),
         heartbeat_interval=said.heartbeat_interval,
+        receive_timeout=said.receive_timeout,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
         stream_transactions=said.stream_transactions,
+        decode_workers=said.decode_workers,
     )
 
 
@@ -43,6 +45,7 @@ def catchup_options(config: Config) -> CatchupOptions | None:
         min_segment_bytes=said.min_segment_bytes,
         reserve=said.reserve_slots,
         spool_max_bytes=said.spool_max_bytes,
+        ordering=Ordering(said.ordering),
     )
 
 

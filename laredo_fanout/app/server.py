@@ -96,6 +96,7 @@ class _Server:
             clients=self.clients,
             bell=self.bell,
             log_settings=log_settings,
+            ask_look=self.ingest.look_soon,
         )
         self.snapshots = SnapshotSchedule(config, self._is_shown, log_settings)
         self.archives = ArchiveWatch(config, store)

@@ -7,6 +7,7 @@ import random
 import socket
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -32,6 +33,11 @@ _LONGEST_PAUSE = 10.0
 _HEALTHY_AFTER = 30.0
 _BEYOND_GRACE = 5.0
 
+
+def _nobody_looks() -> None:
+    """No ingest is there that could look."""
+
+
 log = structlog.get_logger("laredo_fanout.serving")
 
 
@@ -50,6 +56,7 @@ class _Child:
 class ServingChildren:
     """``workers`` serving processes, each started anew when it dies, with growing pauses.
 
+    :param ask_look: has the source's catalog looked at soon, because a client waits for it.
     :ivar restarts: how often one was started anew.
     :ivar replays: clients that an archive was to bring level, by table and outcome.
     :ivar error: what the last one that couldn't serve said; None once one listens.
@@ -61,6 +68,7 @@ class ServingChildren:
     clients: Clients
     bell: Bell
     log_settings: LogSettings
+    ask_look: Callable[[], None] = _nobody_looks
     restarts: int = 0
     error: str | None = None
     replays: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -176,23 +184,31 @@ class ServingChildren:
                 self.error = message["message"]
             case "register":
                 return self._register(key, message)
-            case "update":
-                for lease, sequence, depth, state in message["leases"]:
-                    self.clients.update((child.number, lease), sequence, depth, state)
+            case "update" | "unpin" | "close":
+                self._note(child, key, message)
             case "pin":
                 self.clients.pin(key, message["table"], message["after"])
                 return {}
-            case "unpin":
-                self.clients.unpin(key)
-            case "close":
-                self.clients.leave(key, message["reason"])
             case "replay":
                 self.replays[message["table"], message["outcome"]] += 1
+            case "look":
+                self.ask_look()
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:
                 raise AssertionError(f"control message {unknown!r} from a serving process")
         return None
+
+    def _note(self, child: _Child, key: tuple[int, int], message: Message) -> None:
+        """What a session says of itself, and nobody answers."""
+        match message["op"]:
+            case "update":
+                for lease, sequence, depth, state in message["leases"]:
+                    self.clients.update((child.number, lease), sequence, depth, state)
+            case "unpin":
+                self.clients.unpin(key)
+            case "close":
+                self.clients.leave(key, message["reason"])
 
     def _register(self, key: tuple[int, int], message: Message) -> Message:
         try:

@@ -196,7 +196,8 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
             segment["state"],
             f"{segment['spooled_bytes']:,} B",
         )
-    return [Text(f"catching up, released to {catchup['release_position']}"), table]
+    order = ", beyond it out of order" if catchup["out_of_order"] else ""
+    return [Text(f"catching up, released to {catchup['release_position']}{order}"), table]
 
 
 def _kept_wal(slot: dict[str, Any]) -> str:

@@ -26,18 +26,20 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``stop`` is None for the last one. ``done``: every transaction of it is in its pieces."""
+    """``stop`` is None for the last one. ``done``: every transaction of it is in its pieces.
+    ``released``: what ends at or before this was released early; it isn't released again."""
 
     number: int
     start: int
     stop: int | None
     pieces: tuple[Piece, ...] = ()
     done: bool = False
+    released: int = 0
 
     @property
     def position(self) -> int:
         """Where its decoding goes on."""
-        return self.pieces[-1].position if self.pieces else self.start
+        return max(self.released, self.pieces[-1].position if self.pieces else self.start)
 
     @property
     def next_piece(self) -> int:
@@ -95,6 +97,7 @@ def _segment_to_json(segment: Segment) -> dict[str, Any]:
         "stop": None if segment.stop is None else position_.text(segment.stop),
         "pieces": [list(piece) for piece in segment.pieces],
         "done": segment.done,
+        "released": segment.released,
     }
 
 
@@ -105,4 +108,5 @@ def _segment_from_json(read: dict[str, Any]) -> Segment:
         None if read["stop"] is None else position_.parse(read["stop"]),
         tuple(Piece(*piece) for piece in read["pieces"]),
         read["done"],
+        read.get("released", 0),
     )

@@ -1,9 +1,10 @@
-"""Segments' transactions, released in commit order: what a life of the stream takes instead of
-the slot's own stream.
+"""Segments' transactions, released: what a life of the stream takes instead of the slot's own
+stream.
 
-Only the head segment is read, while it is still being decoded, then the next. What is
-released goes through the very same decoder, tables, copies, looks and barriers as the
-slot's own stream does.
+The head segment is read, while it is still being decoded, then the next. What is released
+goes through the very same decoder, tables, copies, looks and barriers as the slot's own
+stream does. With relaxed ordering the segments behind the head are released beside it, as
+they are decoded (``early_release.py``); what is left of one goes on here when it is the head.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.catchup import spool
+from laredo_fanout.catchup.early_release import EarlyRelease
+from laredo_fanout.catchup.options import Ordering
 from laredo_fanout.catchup.orders import Failure
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.catchup.spool import SegmentReader
@@ -30,7 +33,8 @@ from laredo_model import position as position_
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.catchup.orders import Order
-    from laredo_fanout.catchup.plan import Plan
+    from laredo_fanout.catchup.plan import Piece, Plan
+    from laredo_fanout.source.early import EarlyTables
     from laredo_fanout.source.write_batch import WriteBatch
 
 _log = structlog.get_logger()
@@ -58,6 +62,7 @@ class Release:
         position: int,
         *,
         is_small: Callable[[int], bool],
+        early: EarlyTables | None = None,
     ) -> None:
         self._options = options
         self._directory = Path(order.directory)
@@ -72,6 +77,10 @@ class Release:
         remaining = [spool.remaining(self._directory, each, position) for each in plan.segments]
         self.runs = [SegmentRun(segment, order) for segment in remaining]
         self.head = 0
+        self._early = early
+        self._beside = None
+        if early is not None and options.ordering is Ordering.RELAXED:
+            self._beside = EarlyRelease(self._directory, self.runs[1:], batch, early)
         self._reader = self._reader_of(self.runs[0])
         self._finishing = self._ending = False
         self._kept_at = self._looked_at = 0.0
@@ -103,9 +112,17 @@ class Release:
             self._looked_at = now
             self._look_after_segments()
         taken = self._read()
+        if self._beside is not None and not self._ending and (beside := self._beside.step()):
+            taken += beside
+            self._put_plan()
+        os.eventfd_write(self._more, 1) if self._has_more() else self._calm()
         if now - self._kept_at >= self._options.keep_interval and not self._ending:
             self._keep()
         return max(taken, int(any(heard)))
+
+    def gulp_ahead(self) -> int:
+        """Nothing: what the segments decode waits in their spools."""
+        return 0
 
     def confirm(self, position: int, *, reply: bool = False) -> None:
         """So much is durable: spools of it aren't needed any more."""
@@ -121,6 +138,8 @@ class Release:
         for run in self.runs:
             run.kill()
         self._reader.close()
+        if self._beside is not None:
+            self._beside.close()
         self._poll.close()
         os.close(self._more)
 
@@ -178,6 +197,8 @@ class Release:
                 state=self._state(run),
                 spooled_bytes=run.spooled_bytes,
                 pid=run.pid,
+                released=run.segment.released or None,
+                waits=self._beside is not None and self._beside.waits(run),
             )
             for run in self.runs
         )
@@ -257,7 +278,13 @@ class Release:
     # ------------------------------------------------------------ release
 
     def _reader_of(self, run: SegmentRun) -> SegmentReader:
-        return SegmentReader(self._directory, run.number, self._after)
+        """A reader of what wasn't released of the segment that is the head now."""
+        if self._beside is not None:
+            self._beside.leave(run)
+        released = run.segment.released
+        if self._early is not None and released:
+            self._early.arrived(released)
+        return SegmentReader(self._directory, run.number, max(self._after, released))
 
     def _read(self) -> int:
         run = self.runs[self.head]
@@ -277,11 +304,11 @@ class Release:
         except OSError as failed:
             self.give_up(f"its spool can't be read: {failed}")
             return 0
-        os.eventfd_write(self._more, 1) if self._has_more() else self._calm()
         return taken
 
     def _has_more(self) -> bool:
-        return not self._reader.at_end or self.runs[self.head].done
+        beside = self._beside is not None and self._beside.has_more
+        return beside or not self._reader.at_end or self.runs[self.head].done
 
     def _calm(self) -> None:
         try:
@@ -294,24 +321,36 @@ class Release:
     def _keep(self) -> None:
         """Write the plan as it is into the store's transaction; then remove what was released."""
         self._kept_at = time.monotonic()
-        for run in self.runs[: self.head + 1]:
-            gone = [
-                piece
-                for piece in run.pieces
-                if piece.position <= self.durable
-                and (run.number < self.runs[self.head].number or piece.number < self._reader.piece)
-            ]
+        for run in self.runs:
+            gone = [piece for piece in run.pieces if self._is_over(run, piece)]
             if gone:
                 run.forget(gone)
                 self._unlinking += [
                     spool.path(self._directory, run.number, piece.number) for piece in gone
                 ]
+        if self._put_plan():
+            self._batch.when_durable(self._unlink)
+
+    def _is_over(self, run: SegmentRun, piece: Piece) -> bool:
+        """Whether nobody will read this piece any more."""
+        head = self.runs[self.head].number
+        if run.number > head:
+            reading = None if self._beside is None else self._beside.piece(run)
+            # The newest may still grow.
+            older = piece.number < run.pieces[-1].number and piece.number != reading
+            return older and piece.position <= run.segment.released
+        read = run.number < head or piece.number < self._reader.piece
+        return piece.position <= self.durable and read
+
+    def _put_plan(self) -> bool:
+        """Write the plan into the store's transaction; whether it has changed."""
         segments = tuple(run.segment for run in self.runs if not self._is_released(run))
         plan = replace(self._plan, segments=segments)
-        if plan != self._plan:
+        changed = plan != self._plan
+        if changed:
             self._plan = plan
             self._batch.transaction.set_catchup_plan(plan.to_bytes())
-            self._batch.when_durable(self._unlink)
+        return changed
 
     def _is_released(self, run: SegmentRun) -> bool:
         return run.number < self.runs[self.head].number and not run.pieces

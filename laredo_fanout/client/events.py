@@ -33,7 +33,8 @@ class Handshake:
     belongs to the stream before: it must drop it, it is sent again from its
     start. ``position`` and ``sequence`` are the server's own at this moment, not yet
     this stream's; ``position`` and ``history`` are None when the server doesn't
-    tell them. ``batches``: whether many rows travel in one message.
+    tell them. ``batches``: whether many rows travel in one message. ``boundary``: see
+    :class:`Heartbeat`.
     """
 
     mode: Mode
@@ -45,6 +46,7 @@ class Handshake:
     resume_from_sequence: int
     snapshot_id: str
     batches: bool
+    boundary: Position | None = None
 
     @property
     def snapshot_follows(self) -> bool:
@@ -81,6 +83,7 @@ class SnapshotEnd:
 
     ``rows`` and ``state_checksum`` (32 hex digits) are the whole table's at
     ``position``, whatever the filters; None when the server doesn't tell them.
+    ``boundary``: see :class:`Heartbeat`.
     """
 
     position: Position | None
@@ -88,6 +91,7 @@ class SnapshotEnd:
     rows_sent: int
     rows: int | None
     state_checksum: str | None
+    boundary: Position | None = None
 
 
 class TransactionPart(NamedTuple):
@@ -188,11 +192,18 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Everything up to ``position`` was sent before it, whole transactions only."""
+    """Everything up to ``position`` was sent before it, whole transactions only.
+
+    ``boundary``: up to there a look at PostgreSQL's catalog has shown that no statement rewrote
+    values without a trace in the stream, so that what is kept of the table may end there. It
+    is told when asked for (``SyncOptions.boundaries``) and by a server that knows it, else None.
+    What it says holds for the rows before the next SnapshotBegin.
+    """
 
     position: Position | None
     sequence: int
     server_time: datetime | None
+    boundary: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)

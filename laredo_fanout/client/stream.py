@@ -10,7 +10,7 @@ from laredo_fanout.client.endpoint import Endpoint
 from laredo_fanout.client.errors import BadTableName, of_status
 from laredo_fanout.client.events import Event
 from laredo_fanout.client.filters import Filter
-from laredo_fanout.client.translate import BATCH_CAPABILITY, Translator
+from laredo_fanout.client.translate import BATCH_CAPABILITY, BOUNDARY_CAPABILITY, Translator
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire import replication_pb2_grpc
 from laredo_model import position as position_
@@ -25,7 +25,8 @@ class SyncOptions:
     ``table``: schema.table. ``position`` (the last whole transaction seen) with
     its ``history``, or else ``sequence`` (the last entry seen), say where to
     resume; with neither the stream starts with a snapshot. ``want_old``: changes carry
-    the old rows too. ``batches`` False asks for the base wire form.
+    the old rows too. ``batches`` False asks for the base wire form. ``boundaries``: have the server
+    say up to where PostgreSQL's catalog was looked at, and look sooner; only with batches.
     """
 
     table: str
@@ -36,6 +37,7 @@ class SyncOptions:
     filters: tuple[Filter, ...] = ()
     want_old: bool = False
     batches: bool = True
+    boundaries: bool = False
 
     def request(self) -> wire.SyncRequest:
         """:raises BadTableName: if ``table`` isn't schema.table."""
@@ -50,9 +52,14 @@ class SyncOptions:
             ),
             history="" if self.history is None else str(self.history),
             filters=[condition.to_wire() for condition in self.filters],
-            capabilities=[BATCH_CAPABILITY] if self.batches else [],
+            capabilities=self._capabilities(),
             want_old=self.want_old,
         )
+
+    def _capabilities(self) -> list[str]:
+        if not self.batches:
+            return []
+        return [BATCH_CAPABILITY, BOUNDARY_CAPABILITY] if self.boundaries else [BATCH_CAPABILITY]
 
 
 def split_table(table: str) -> tuple[str, str]:

@@ -35,6 +35,7 @@ from laredo_model.history import History
 from laredo_model.position import Position
 
 BATCH_CAPABILITY = "batch/json.v1"
+BOUNDARY_CAPABILITY = "boundary.v1"
 
 _BASE_ROWS_AT_ONCE = 500
 _MODES = frozenset(int(mode) for mode in Mode)
@@ -137,6 +138,7 @@ class Translator:
                 told.resume_from_sequence,
                 told.snapshot_id,
                 BATCH_CAPABILITY in told.capabilities,
+                _position(told.boundary_position),
             ),
         )
 
@@ -176,6 +178,7 @@ class Translator:
                 end.rows_sent,
                 end.rows if told else None,
                 end.state_checksum if told else None,
+                _position(end.boundary_position),
             ),
         ]
 
@@ -251,7 +254,8 @@ class Translator:
         if unfinished is not None and beat.current_sequence <= unfinished.first_sequence:
             ended = self._end_of_transaction()
         server_time = _time(beat.server_time) if beat.HasField("server_time") else None
-        return [*ended, Heartbeat(position, beat.current_sequence, server_time)]
+        boundary = _position(beat.boundary_position)
+        return [*ended, Heartbeat(position, beat.current_sequence, server_time, boundary)]
 
     def _go_away(self, away: wire.GoAway) -> Iterable[Event]:
         milliseconds = away.drain_deadline_unix_ms

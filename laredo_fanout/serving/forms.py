@@ -8,7 +8,7 @@ from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from laredo_fanout.serving.request import BATCH
+from laredo_fanout.serving.request import BATCH, BOUNDARY
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
@@ -67,8 +67,10 @@ def column_definitions(columns: Sequence[Column], *, extended: bool) -> list[wir
 class Messages:
     """The messages of a session that carry no rows; extensions only for whom asked for them."""
 
-    def __init__(self, *, extended: bool) -> None:
+    def __init__(self, *, extended: bool, boundaries: bool = False) -> None:
+        """`boundaries`: whether the client asked for them; it then asked for the rest too."""
         self._extended = extended
+        self._boundaries = boundaries
 
     def handshake(
         self,
@@ -81,6 +83,7 @@ class Messages:
         snapshot_id: str,
         position: int,
         history: str,
+        boundary: int,
     ) -> bytes:
         """What the server decided, and where it stands."""
         message = wire.SyncHandshake(
@@ -95,6 +98,9 @@ class Messages:
             message.source_position = position_.text(position)
             message.history = history
             message.capabilities.append(BATCH)
+        if self._boundaries:
+            message.capabilities.append(BOUNDARY)
+            message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(handshake=message).SerializeToString()
 
     def snapshot_begin(
@@ -108,7 +114,14 @@ class Messages:
         return wire.SyncResponse(snapshot_begin=message).SerializeToString()
 
     def snapshot_end(
-        self, *, sequence: int, rows_sent: int, rows: int, position: int, checksum: str
+        self,
+        *,
+        sequence: int,
+        rows_sent: int,
+        rows: int,
+        position: int,
+        checksum: str,
+        boundary: int,
     ) -> bytes:
         """All rows of the snapshot were sent."""
         message = wire.SnapshotEnd(sequence=sequence, rows_sent=rows_sent)
@@ -116,6 +129,8 @@ class Messages:
             message.source_position = position_.text(position)
             message.rows = rows
             message.state_checksum = checksum
+        if self._boundaries:
+            message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(snapshot_end=message).SerializeToString()
 
     def schema_change(self, sequence: int, old: Sequence[Column], new: Sequence[Column]) -> bytes:
@@ -127,11 +142,13 @@ class Messages:
         )
         return wire.SyncResponse(schema_change=message).SerializeToString()
 
-    def heartbeat(self, *, sequence: int, position: int) -> bytes:
+    def heartbeat(self, *, sequence: int, position: int, boundary: int) -> bytes:
         """Everything up to here was sent before."""
         message = wire.Heartbeat(current_sequence=sequence, server_time=timestamp(now_us()))
         if self._extended:
             message.source_position = position_.text(position)
+        if self._boundaries:
+            message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(heartbeat=message).SerializeToString()
 
     def go_away(self, reason: str, deadline_unix_ms: int) -> bytes:

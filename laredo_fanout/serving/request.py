@@ -15,6 +15,7 @@ from laredo_model.history import History
 from laredo_model.position import Position
 
 BATCH = "batch/json.v1"
+BOUNDARY = "boundary.v1"
 MAX_CLIENT_ID = 256
 
 
@@ -23,7 +24,8 @@ class SyncAsked:
     """A SyncRequest in our own terms.
 
     `position` and `sequence` are None where the client gave none; `history` is only given by
-    clients that know the extension.
+    clients that know the extension. `boundaries`: it wants to know up to where the source's
+    catalog was looked at.
     """
 
     table: str
@@ -35,6 +37,7 @@ class SyncAsked:
     predicates: tuple[wire.FieldPredicate, ...]
     batch: bool
     want_old: bool
+    boundaries: bool
 
 
 def parse_sync(data: bytes) -> SyncAsked:
@@ -62,6 +65,7 @@ def parse_sync(data: bytes) -> SyncAsked:
         predicates=tuple(asked.filters),
         batch=batch,
         want_old=batch and asked.want_old,
+        boundaries=batch and BOUNDARY in asked.capabilities,
     )
 
 

@@ -43,6 +43,10 @@ def _ignore(table: str, outcome: Outcome) -> None:
     """Nobody counts."""
 
 
+def _nobody_looks() -> None:
+    """There is no source whose catalog could be looked at."""
+
+
 async def serve(
     options: ServingOptions,
     reader: StoreReader,
@@ -52,11 +56,13 @@ async def serve(
     *,
     on_listening: Callable[[int], None] | None = None,
     on_replay: Callable[[str, Outcome], None] = _ignore,
+    ask_look: Callable[[], None] = _nobody_looks,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
     `on_listening` is called once with the bound port (useful with port 0), `on_replay` with the
-    table and the outcome of each replay from an archive.
+    table and the outcome of each replay from an archive. `ask_look` is called when a client waits
+    for a look at the source's catalog; it must not block.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -79,7 +85,7 @@ async def serve(
         asyncio.Lock(),
         archives,
     )
-    tails = Tails(options.tables, reader, wakeups)
+    tails = Tails(options.tables, reader, wakeups, ask_look)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
     server.add_generic_rpc_handlers((service.handlers(),))

@@ -17,6 +17,7 @@ from laredo_fanout.serving.archives import TableArchive
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
 from laredo_fanout.serving.bell import Bell
+from laredo_fanout.serving.boundary import Boundary
 from laredo_fanout.serving.errors import (
     BufferDropped,
     HistoryChanged,
@@ -67,7 +68,8 @@ class Session:
         self._lease = lease
         self._write = send
         self._snapshot_sequence = snapshot_sequence
-        self._messages = Messages(extended=asked.batch)
+        self._messages = Messages(extended=asked.batch, boundaries=asked.boundaries)
+        self._boundary = Boundary(tail, asked=asked.boundaries)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._bell = Bell()
@@ -90,6 +92,11 @@ class Session:
         """The store's position moved, with or without changes of this table."""
         if self.extended:
             self._position_due = True
+            self._bell.ring()
+
+    def boundary_moved(self) -> None:
+        """The source's catalog was looked at."""
+        if self._boundary.due:
             self._bell.ring()
 
     def look(self, before: TableView, now: TableView) -> None:
@@ -155,6 +162,7 @@ class Session:
     def _enter(self, view: TableView) -> None:
         """Take this incarnation of the table for the session's own."""
         self._view = view
+        self._boundary.enter(view)
         self._form = self._form_for(view)
         self._backlog = self._tail.backlog(view.id)
 
@@ -186,8 +194,10 @@ class Session:
                 snapshot_id=snapshot_id,
                 position=view.position,
                 history=str(self._source.history),
+                boundary=self._boundary.tell(),
             )
         )
+        self._boundary.sent(self._position)
 
     async def _plan_replay(self) -> tuple[TableArchive, replaying.Plan] | None:
         """What brings the client level instead of a snapshot; None if nothing does."""
@@ -305,6 +315,7 @@ class Session:
                 self._position = record.complete
                 if record.messages:
                     self._told_position = record.complete
+        self._boundary.sent(self._position)
         state = "live" if self._live else "catching_up"
         depth = max(view.sequence - self._cursor, 0)
         self._lease.update(sequence=self._cursor, depth=depth, state=state)
@@ -344,7 +355,9 @@ class Session:
     async def _send_snapshot(self, *, handshake: bool, because: str = "") -> None:
         view = self._view
         self._live = False
-        sender = SnapshotSender(self._messages, self._form, self._filter, self._send)
+        sender = SnapshotSender(
+            self._messages, self._form, self._filter, self._boundary, self._send
+        )
         async with SnapshotRows(
             self._shared.reader,
             view.id,
@@ -389,11 +402,16 @@ class Session:
         self._bell.ring()
 
     def _heartbeat_wanted(self) -> bool:
-        if self._beat_due:
+        if self._beat_due or self._boundary.due:
             return True
         return self._position_due and self._position > self._told_position
 
     async def _send_heartbeat(self) -> None:
         self._beat_due = self._position_due = False
         self._told_position = self._position
-        await self._send(self._messages.heartbeat(sequence=self._cursor, position=self._position))
+        boundary = self._boundary.tell()
+        await self._send(
+            self._messages.heartbeat(
+                sequence=self._cursor, position=self._position, boundary=boundary
+            )
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from laredo_fanout.serving.ahead import Ahead
+from laredo_fanout.serving.boundary import Boundary
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
 from laredo_fanout.serving.resume import streamed_snapshot_id
@@ -23,11 +24,13 @@ class SnapshotSender:
         messages: Messages,
         form: Form,
         row_filter: RowFilter | None,
+        boundary: Boundary,
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._messages = messages
         self._form = form
         self._filter = row_filter
+        self._boundary = boundary
         self._send = send
 
     async def handshake(self, rows: SnapshotRows, view: TableView, history: History) -> None:
@@ -42,6 +45,7 @@ class SnapshotSender:
                 snapshot_id=streamed_snapshot_id(view.id, rows.sequence),
                 position=rows.position,
                 history=str(history),
+                boundary=self._boundary.tell(),
             )
         )
 
@@ -50,6 +54,8 @@ class SnapshotSender:
 
         `because`: why it is sent to a client that would have gone on.
         """
+        # The look that its end waits for is made while the rows are sent.
+        self._boundary.sent(rows.position)
         await self._send(
             self._messages.snapshot_begin(
                 snapshot_id=streamed_snapshot_id(table_id, rows.sequence),
@@ -76,6 +82,7 @@ class SnapshotSender:
                 rows=checksum.rows,
                 position=rows.position,
                 checksum=checksum.hex(),
+                boundary=self._boundary.tell(),
             )
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from laredo_fanout.serving.backlog import Backlog
@@ -14,6 +14,7 @@ from laredo_fanout.store.view import TableView
 from laredo_model.history import History
 
 POSITION_PAUSE_S = 1.0
+LOOK_AGAIN_S = 1.0
 
 
 class Follower(Protocol):
@@ -27,6 +28,10 @@ class Follower(Protocol):
         """The store's position moved, with or without changes of this table."""
         ...
 
+    def boundary_moved(self) -> None:
+        """The source's catalog was looked at."""
+        ...
+
     def look(self, before: TableView, now: TableView) -> None:
         """The table moved; the session may be blocked in a write and must judge its backlog."""
         ...
@@ -37,10 +42,10 @@ class Tail:
 
     Sessions are rung when the table itself changed; those that care are told that the position
     moved, at most once in POSITION_PAUSE_S. `view` and `history` are None as long as the store
-    has no such table, or no source.
+    has no such table, or no source. `ask_look` has the source's catalog looked at soon.
     """
 
-    def __init__(self, name: str, reader: StoreReader) -> None:
+    def __init__(self, name: str, reader: StoreReader, ask_look: Callable[[], None]) -> None:
         self.name = name
         self.view: TableView | None = None
         self.history: History | None = None
@@ -49,6 +54,9 @@ class Tail:
         self._told_at = float("-inf")
         self._pending: asyncio.TimerHandle | None = None
         self._backlog: Backlog | None = None
+        self._ask_look = ask_look
+        self._wanted = 0
+        self._asked: asyncio.TimerHandle | None = None
 
     def refresh(self, history: History | None) -> None:
         """Read the table's figures and wake those whom they concern."""
@@ -59,6 +67,7 @@ class Tail:
             now = None
         self.view, self.history = now, history
         if before is None or now is None or history != history_before:
+            self._wanted = 0
             self.ring_all()
             return
         if _moved(before, now):
@@ -67,6 +76,8 @@ class Tail:
                 follower.look(before, now)
         if now.position != before.position:
             self._position_moved()
+        if now.boundary != before.boundary:
+            self._boundary_moved()
 
     def backlog(self, table_id: int) -> Backlog:
         """The counts that all sessions of this incarnation share."""
@@ -87,10 +98,35 @@ class Tail:
         for follower in self._followers:
             follower.ring()
 
+    def want_boundary(self, position: int) -> None:
+        """Somebody waits until the boundary has passed this position."""
+        self._wanted = max(self._wanted, position)
+        if self._asked is None:
+            self._ask_if_wanted()
+
     def close(self) -> None:
         """No timer stays behind."""
-        if self._pending is not None:
-            self._pending.cancel()
+        for timer in (self._pending, self._asked):
+            if timer is not None:
+                timer.cancel()
+
+    def _boundary_moved(self) -> None:
+        for follower in self._followers:
+            follower.boundary_moved()
+        if self._asked is not None:
+            self._asked.cancel()
+        self._ask_if_wanted()
+
+    def _ask_if_wanted(self) -> None:
+        """Ask for a look, and again until one has passed what is wanted: it may come to nothing."""
+        self._asked = None
+        view = self.view
+        if view is None or not self._followers:
+            return
+        if view.live and view.boundary < self._wanted:
+            self._ask_look()
+            loop = asyncio.get_running_loop()
+            self._asked = loop.call_later(LOOK_AGAIN_S, self._ask_if_wanted)
 
     def _position_moved(self) -> None:
         if self._pending is not None or not self._followers:
@@ -116,8 +152,14 @@ def _moved(before: TableView, now: TableView) -> bool:
 class Tails:
     """The tails of all tables that are served, kept up to date by one task."""
 
-    def __init__(self, names: Iterable[str], reader: StoreReader, wakeups: Wakeups) -> None:
-        self._tails = {name: Tail(name, reader) for name in names}
+    def __init__(
+        self,
+        names: Iterable[str],
+        reader: StoreReader,
+        wakeups: Wakeups,
+        ask_look: Callable[[], None],
+    ) -> None:
+        self._tails = {name: Tail(name, reader, ask_look) for name in names}
         self._reader = reader
         self._wakeups = wakeups
 

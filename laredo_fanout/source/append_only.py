@@ -59,13 +59,14 @@ class Intake:
     """
 
     def __init__(self, *, live: bool) -> None:
-        self._live = live
+        self.live = live
+        """The copy is done: every transaction is taken from here on."""
         self._left_out: set[int] = set()
         self._snapshot: Snapshot | None = None
 
     def takes(self, xid: int) -> bool:
         """Whether the changes of this transaction are to be applied."""
-        if self._live:
+        if self.live:
             return True
         if self._snapshot is None:
             self._left_out.add(xid)
@@ -82,7 +83,7 @@ class Intake:
 
     def go_live(self) -> None:
         """The copy is done, and the stream beyond all that it saw."""
-        self._live = True
+        self.live = True
 
 
 class Gate:

@@ -28,6 +28,7 @@ from laredo_fanout.errors import (
     TableRefused,
 )
 from laredo_fanout.source import (
+    altering,
     append_only,
     catalog,
     checks,
@@ -38,7 +39,8 @@ from laredo_fanout.source import (
     slot,
     watermark,
 )
-from laredo_fanout.source.lock_holders import Holder, being_altered, holders, still_holding
+from laredo_fanout.source.altering import Altering
+from laredo_fanout.source.lock_holders import Holder, holders, still_holding
 from laredo_fanout.source.partitions import Arrivals
 from laredo_fanout.source.slot import Slot
 
@@ -54,6 +56,9 @@ LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+_REST_AT_LEAST = 0.2
+_REST_SHARE = 20
+"""Looks that somebody waits for take at most one part in so many of the time."""
 
 
 class Look(NamedTuple):
@@ -69,8 +74,8 @@ class Look(NamedTuple):
     """The last LookRequest that came before it."""
     appends_may_stream: bool = False
     """Whether a stream that begins here finds the publication of the append-only tables."""
-    being_altered: frozenset[int] = frozenset()
-    """Tables whose form somebody may have been changing: the stream may know more of them."""
+    altering: Altering = Altering()
+    """Who may have been changing tables: the stream may know more of them."""
 
 
 class Prepared(NamedTuple):
@@ -140,11 +145,15 @@ class LookRequest(NamedTuple):
     after_s: float = 0.0
 
 
+class SoonRequest(NamedTuple):
+    """Look as soon as looks may be made: somebody waits until one has passed a position."""
+
+
 class ConnectionRequest(NamedTuple):
     """Open a connection for a copy reader."""
 
 
-Request = PrepareRequest | BarrierRequest | LookRequest | ConnectionRequest
+Request = PrepareRequest | BarrierRequest | LookRequest | SoonRequest | ConnectionRequest
 
 
 @dataclass(order=True)
@@ -171,8 +180,8 @@ def look(
     except (ServerUnfit, RightsMissing) as missing:
         return Look(number, {}, _unpublished(tables, missing), state, None)
     appends, problems = _ensure_appends(connection, options, tables)
-    # Before the tables are read: whoever is done by then is seen whole.
-    altered = being_altered(connection)
+    # Before the tables are read, as the proof in altering.py has it.
+    held = altering.read(connection, options.publication)
     found = catalog.read_tables(connection, tables, options.publication)
     added = False
     for wanted in tables:
@@ -196,7 +205,7 @@ def look(
         found = catalog.read_tables(connection, tables, options.publication)
         problems |= _still_absent(found, tables, problems)
     found = _judged(connection, found, arrivals)
-    return Look(number, found, problems, state, published.identity, being_altered=altered)
+    return Look(number, found, problems, state, published.identity, altering=held)
 
 
 def _publish(
@@ -284,6 +293,8 @@ class Attendant:
         self._arrivals = Arrivals()
         self._gate = append_only.Gate()
         self._asked = 0
+        self._rested_at = 0.0
+        self._soon = False
         self._stopping = threading.Event()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="laredo-attendant", daemon=True)
@@ -387,6 +398,8 @@ class Attendant:
         match request:
             case LookRequest():
                 self._schedule(request.after_s, partial(self._asked_look, request.number))
+            case SoonRequest():
+                self._look_soon()
             case ConnectionRequest():
                 self._schedule(0, self._open)
             case PrepareRequest():
@@ -402,7 +415,17 @@ class Attendant:
         self._asked = max(self._asked, number)
         self._look(connection)
 
+    def _look_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
+            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._soon_look)
+
+    def _soon_look(self, connection: Connection) -> None:
+        self._look(connection)
+        self._soon = False
+
     def _look(self, connection: Connection) -> None:
+        began = time.monotonic()
         asked = self._asked
         number = next(self._looks)
         seen = look(connection, self._options, self._tables, number, self._arrivals)
@@ -414,6 +437,8 @@ class Attendant:
         self._report(seen)
         slot_name = self._options.slot_name
         watermark.emit(connection, watermark.look_payload(slot_name, self._run_token, seen.number))
+        ended = time.monotonic()
+        self._rested_at = ended + max(_REST_AT_LEAST, _REST_SHARE * (ended - began))
 
     def _open(self, _: Connection) -> None:
         self._report(ConnectionReady(session.connect(self._options, role="copy")))

@@ -1,7 +1,8 @@
 """Another way than the slot's own stream for its changes to come, as the ingest sees it.
 
 What comes is the same, in the same order, so decoding, tables, copies, looks and
-barriers know nothing of it: one life of the stream takes one way or the other.
+barriers know nothing of it: one life of the stream takes one way or the other. What a
+detour brings early it writes itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from laredo_fanout.errors import SourceError
+    from laredo_fanout.source.early import EarlyTables
     from laredo_fanout.source.session import Connection
     from laredo_fanout.source.streamed import Get
     from laredo_fanout.source.write_batch import WriteBatch
@@ -31,6 +33,12 @@ class Feed(Protocol):
 
     def gulp(self) -> int:
         """Bring what has come; how many bytes, 0 only where there was no sign of life at all.
+
+        :raises SourceError: if it was cut.
+        """
+
+    def gulp_ahead(self) -> int:
+        """Bring more while what :meth:`gulp` brought is written, if that helps; how many bytes.
 
         :raises SourceError: if it was cut.
         """
@@ -58,10 +66,11 @@ class Detour(Protocol):
         :raises psycopg.Error: if it can't be asked.
         """
 
-    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
+    def open(self, connection: Connection, batch: WriteBatch, early: EarlyTables) -> Feed | None:
         """The way that a life of the stream which begins now must take; None: the slot's own.
 
-        What it keeps in the store it writes into ``batch``, which isn't open now.
+        What it keeps in the store it writes into ``batch``, which isn't open now; so it does with
+        changes that it brings before their turn, of tables that ``early`` tells.
 
         :raises SourceError: if the server isn't as it must be.
         :raises psycopg.Error: if it can't be asked.

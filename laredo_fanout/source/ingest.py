@@ -117,6 +117,15 @@ class Ingest:
         if self._streaming is not None:
             self._streaming.stop()
 
+    def look_soon(self) -> None:
+        """Have the catalog looked at as soon as looks may be made; from any thread.
+
+        While the stream isn't followed it comes to nothing: whoever waits asks again.
+        """
+        streaming = self._streaming
+        if streaming is not None and streaming.connected:
+            streaming.look_soon()
+
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` copied again beside its readers; done when a restart would go on with it.
 
@@ -172,6 +181,9 @@ class Ingest:
             asked_recopies=dict(self._counters.asked_recopies),
             copy_connections=0 if streaming is None else streaming.copying.connections,
             copy_bytes=0 if streaming is None else streaming.copying.bytes_in_flight,
+            decode_workers=0 if streaming is None else streaming.decode_workers,
+            decode_blocks=0 if streaming is None else streaming.decode_blocks,
+            decode_restarts=self._counters.decode_restarts,
             tables={table.qualified: self._table(table.qualified) for table in self._tables},
         )
 

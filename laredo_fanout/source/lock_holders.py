@@ -23,13 +23,6 @@ WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::oid[])
         'AccessExclusiveLock')
 """
 
-_ALTERING = """
-SELECT DISTINCT l.relation::int8
-FROM pg_locks l
-WHERE l.locktype = 'relation' AND l.granted AND l.mode = 'AccessExclusiveLock'
-    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
-
 _PREPARED = "-1/"
 
 
@@ -61,13 +54,3 @@ def still_holding(
         for holder in holders(connection, oids)
         if holder in before or holder.transaction.startswith(_PREPARED)
     )
-
-
-def being_altered(connection: Connection) -> frozenset[int]:
-    """The tables that somebody may be changing the form of: their oids.
-
-    A commit is streamed as soon as it is in the WAL, and visible to others a
-    little later (with synchronous_standby_names perhaps much later); its locks
-    are held until then.
-    """
-    return frozenset(row[0] for row in connection.execute(_ALTERING).fetchall())

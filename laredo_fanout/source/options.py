@@ -99,5 +99,7 @@ class SourceOptions:
     stream_transactions: bool = True
     busy_commit_interval: float = 1.0
     """The longest time between two commits under load."""
+    decode_workers: int = 0
+    """Processes that decode a backlog; 0: the ingest does it itself."""
     run: str = ""
     """Random, part of every connection's name: of which life of which server it is."""

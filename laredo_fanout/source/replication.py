@@ -12,6 +12,7 @@ import fcntl
 import re
 import select
 import termios
+import threading
 import time
 from array import array
 from struct import Struct
@@ -72,6 +73,8 @@ class ReplicationStream:
         self.local = self.pgconn.host.startswith(b"/")
         """Whether it is a unix socket, which napping would starve."""
         self.ended = False
+        self.lock = threading.Lock()
+        """Held while something is sent, or taken by another thread than the one that sends."""
 
     @classmethod
     def open(cls, options: SourceOptions) -> ReplicationStream:
@@ -181,11 +184,15 @@ class ReplicationStream:
         durable = self._confirmed
         message = _STATUS(b"r", durable, durable, durable, now_us, reply)
         try:
-            while self.pgconn.put_copy_data(message) == 0:
-                self._flush()
-            self._flush()
+            with self.lock:
+                self._put(message)
         except psycopg.OperationalError as cut:
             raise session.refusal(cut, "confirm") from cut
+
+    def _put(self, message: bytes) -> None:
+        while self.pgconn.put_copy_data(message) == 0:
+            self._flush()
+        self._flush()
 
     def close(self) -> None:
         """Close the connection."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
+import structlog
 from psycopg import conninfo
 
 from laredo_fanout.errors import RightsMissing, SourceUnavailable
@@ -16,6 +18,8 @@ from laredo_model import select
 
 if TYPE_CHECKING:
     from laredo_fanout.source.options import SourceOptions
+
+_log = structlog.get_logger()
 
 Connection = psycopg.Connection[Any]
 
@@ -95,6 +99,40 @@ def sever(connection: Connection) -> None:
     """Break a connection that another thread waits on: the wait ends with an error."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as one:
         one.shutdown(socket.SHUT_RDWR)
+
+
+class Patience:
+    """Breaks a connection when what is done over it within the block takes longer than ``seconds``.
+
+    A proxy that stopped forwarding sends neither the answer nor the connection's end.
+    """
+
+    def __init__(self, connection: Connection, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(self._seconds, self._lost)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """What may rightly take long; the time begins anew after it."""
+        self.__exit__()
+        yield
+        self.__enter__()
+
+    def _lost(self) -> None:
+        _log.warning("no answer; the connection is broken off", waited_s=self._seconds)
+        sever(self._connection)
 
 
 def cancel(connection: Connection) -> None:

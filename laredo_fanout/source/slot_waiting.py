@@ -39,21 +39,23 @@ WHERE a.backend_xid IS NOT NULL AND a.pid <> %(maker)s
         WHERE m.pid = %(maker)s))
 ORDER BY a.xact_start, a.pid
 """
+_WORKS = "SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s"
 _PREPARED = """
 SELECT gid, owner::text, prepared::timestamptz(0)::text FROM pg_prepared_xacts ORDER BY prepared
 """
 
 
 @contextmanager
-def told(options: SourceOptions, maker_pid: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs on the connection ``maker_pid``, ``tell`` whom it waits for.
+def told(options: SourceOptions, maker: Connection, tell: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs on the connection ``maker``, ``tell`` whom it waits for.
 
     ``tell`` is called in a thread of its own, with a sentence for people; a wait that is short
-    isn't told. The log has it when it changes, and once a minute.
+    isn't told. The log has it when it changes, and once a minute. Where the server has long
+    answered, or knows no such connection, ``maker`` is broken off: its answer is lost.
     """
     over = threading.Event()
     watcher = threading.Thread(
-        target=_watch, args=(options, maker_pid, tell, over), name="laredo-slot", daemon=True
+        target=_watch, args=(options, maker, tell, over), name="laredo-slot", daemon=True
     )
     watcher.start()
     try:
@@ -64,23 +66,43 @@ def told(options: SourceOptions, maker_pid: int, tell: Callable[[str], None]) ->
 
 
 def _watch(
-    options: SourceOptions, maker_pid: int, tell: Callable[[str], None], over: threading.Event
+    options: SourceOptions, maker: Connection, tell: Callable[[str], None], over: threading.Event
 ) -> None:
     if over.wait(_FIRST_LOOK_S):
         return
-    said, said_at = "", 0.0
-    try:
-        with session.connect(options, role="watch") as connection:
-            while not over.is_set():
-                waited_for = _sentence(connection, maker_pid)
-                tell(waited_for)
-                now = time.monotonic()
-                if waited_for != said or now - said_at >= _SAY_AGAIN_S:
-                    said, said_at = waited_for, now
-                    _log.warning("slot not made yet", slot=options.slot_name, why=waited_for)
-                over.wait(_LOOK_EVERY_S)
-    except (SourceError, psycopg.Error) as failed:
-        _log.warning("can't tell whom the slot waits for", error=" ".join(str(failed).split()))
+    pid = maker.info.backend_pid
+    said, said_at, answered = "", 0.0, 0
+    while not over.is_set():
+        try:
+            with (
+                session.connect(options, role="watch") as connection,
+                session.Patience(connection, options.receive_timeout) as patience,
+            ):
+                while not over.is_set():
+                    # It may have answered just now; twice means that nothing comes through.
+                    answered = 0 if _works(connection, pid) else answered + 1
+                    if answered > 1:
+                        _log.warning("the slot's making was answered, and no answer came")
+                        session.sever(maker)
+                        return
+                    waited_for = _sentence(connection, pid)
+                    tell(waited_for)
+                    now = time.monotonic()
+                    if waited_for != said or now - said_at >= _SAY_AGAIN_S:
+                        said, said_at = waited_for, now
+                        _log.warning("slot not made yet", slot=options.slot_name, why=waited_for)
+                    with patience.suspended():
+                        over.wait(_LOOK_EVERY_S)
+        except (SourceError, psycopg.Error) as failed:
+            text = " ".join(str(failed).split())
+            _log.warning("can't tell whom the slot waits for", error=text)
+            over.wait(_LOOK_EVERY_S)
+
+
+def _works(connection: Connection, pid: int) -> bool:
+    """Whether the server still works for it; also where we may not see what it does."""
+    row = connection.execute(_WORKS, (pid,)).fetchone()
+    return row is not None and row[0] is not False
 
 
 def _sentence(connection: Connection, maker_pid: int) -> str:

@@ -20,6 +20,7 @@ from laredo_fanout.source import (
     checks,
     continuity,
     publication,
+    session,
     slot,
     slot_holder,
     slot_waiting,
@@ -71,15 +72,22 @@ class Preparation:
         self._counters = counters
         self._tell = tell
         self._stopping = stopping
+        self._patience: session.Patience
 
     def run(self, connection: Connection, stream: ReplicationStream) -> Look:
         """Prepare publication, slot and store; a first look.
+
+        A connection that doesn't answer is broken off after ``receive_timeout``.
 
         :raises ServerUnfit: if a setting or the publication is in the way.
         :raises RightsMissing: if the role lacks a right.
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises SlotInUse: if somebody else streams from the slot.
         """
+        with session.Patience(connection, self._options.receive_timeout) as self._patience:
+            return self._prepare(connection, stream)
+
+    def _prepare(self, connection: Connection, stream: ReplicationStream) -> Look:
         options, store = self._options, self._store
         for problem in checks.server_problems(connection):
             raise problem
@@ -123,7 +131,8 @@ class Preparation:
         """Whether the server's WAL goes on from the store's position, by all that can be known."""
         options, store = self._options, self._store
         now_s = int(time.time())
-        verdict = continuity.judge(known, store.position, server, now_s)
+        # What came early counts: where it isn't in the server's WAL, the rows are wrong.
+        verdict = continuity.judge(known, store.reach, server, now_s)
         marker = store.marker
         if (
             verdict.broken is not None
@@ -136,7 +145,8 @@ class Preparation:
         ):
             return verdict
         self._tell("comparing the server's WAL with what the store followed")
-        other = differs_at(marker, options, connection, self._stopping)
+        with self._patience.suspended():
+            other = differs_at(marker, options, connection, self._stopping)
         return verdict if other is None else continuity.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
@@ -192,7 +202,7 @@ class Preparation:
             transaction.set_source(identity)
             transaction.set_marker(None)
         slot.drop(connection, name)
-        with slot_waiting.told(options, connection.info.backend_pid, self._tell):
+        with self._patience.suspended(), slot_waiting.told(options, connection, self._tell):
             start = slot.create(connection, name)
         with store.transaction() as transaction:
             transaction.set_source(replace(identity, since=start))
@@ -225,7 +235,7 @@ class Preparation:
         anew; but not when positions of the new history mean something else.
         """
         store = self._store
-        position = store.position
+        position, reach = store.position, store.reach
         with store.transaction() as transaction:
             for record in list(transaction.tables.values()):
                 if record.status is Status.LIVE and comparable:
@@ -233,7 +243,7 @@ class Preparation:
                     transaction.put_table(closed)
                 elif record.status is not Status.CLOSED or not comparable:
                     transaction.drop_table(record.id)
-        return 0 if comparable else max(position, known.former_reach)
+        return 0 if comparable else max(reach, known.former_reach)
 
 
 def _server(connection: Connection, stream: ReplicationStream) -> continuity.Server:

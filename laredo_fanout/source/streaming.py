@@ -28,10 +28,13 @@ from laredo_fanout.source.attendant import (
     Prepared,
     PrepareFailed,
     Report,
+    SoonRequest,
     Trouble,
     Waiting,
 )
 from laredo_fanout.source.copying import Copying
+from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
+from laredo_fanout.source.early import Early
 from laredo_fanout.source.mailbox import Mailbox
 from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.replication import ReplicationStream
@@ -109,12 +112,12 @@ class Streaming:
         self._look_requests = 0
         self._stream: Feed | None = None
         self._decoder: StreamDecoder | None = None
+        self._decoding: Decoding | None = None
         self._side: session.Connection | None = None
         self._heard_at = time.monotonic()
         self._told_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._gathered = 0
-        self._more = False
         self.busy = False
         self.connected = False
         self.was_connected = False
@@ -128,6 +131,10 @@ class Streaming:
         if side is not None and not self.connected:
             session.cancel(side)
 
+    def look_soon(self) -> None:
+        """Have the catalog looked at; from any thread."""
+        self._attendant.request(SoonRequest())
+
     def recopy(self, asked: RecopyAsked) -> None:
         """Have a table copied again beside its readers; from any thread."""
         self._mail.put(asked)
@@ -138,6 +145,16 @@ class Streaming:
         decoded = self._decoder.wal_end if self._decoder is not None else 0
         slot = self._counters.slot.slot
         return max(decoded, (slot and slot.wal_position) or 0)
+
+    @property
+    def decode_workers(self) -> int:
+        """How many processes are there to decode a backlog."""
+        return 0 if self._decoding is None else self._decoding.workers
+
+    @property
+    def decode_blocks(self) -> int:
+        """How many blocks of messages they have."""
+        return 0 if self._decoding is None else self._decoding.blocks
 
     def _waits(self, why: str) -> None:
         """What the preparation waits for, as /status shows it."""
@@ -200,12 +217,14 @@ class Streaming:
         )
         tracking.follow(self._decoder)
         appends = append_only.streamed(self._options, self._store.tables.values())
-        detour = None if self._detour is None else self._detour.open(side, self.batch)
+        early = Early(tracking, self._decoder, self._options.slot_name)
+        detour = None if self._detour is None else self._detour.open(side, self.batch, early)
         tracking.carries_appends = appends is not None
         tracking.may_begin_anew = detour is None
         if detour is not None:
             stream.close()
             self._stream = detour
+            self._decoding = Decoding(detour, self._decoder)
         else:
             stream.start(
                 self._options.slot_name,
@@ -216,7 +235,8 @@ class Streaming:
             )
             # Whoever held the slot before us doesn't any more.
             self.batch.transaction.set_streams((name,))
-            self.batch.meanwhile = self._gulp_ahead
+            self._decoding = self._decode(stream, self._decoder)
+        self.batch.meanwhile = self._gulp_ahead
         if self._detour is not None:
             self._attendant.every(self._detour.interval, self._detour.measure)
         self._counters.slot.look(look.slot)
@@ -227,8 +247,22 @@ class Streaming:
         self.phase = "streaming" if detour is None else "catching up"
         _log.info(self.phase, slot=self._options.slot_name, position=position_.text(position))
 
+    def _decode(self, stream: ReplicationStream, decoder: StreamDecoder) -> Decoding:
+        if not self._options.decode_workers:
+            return Decoding(stream, decoder)
+        return DecodePipeline(
+            stream,
+            decoder,
+            self._options.decode_workers,
+            counters=self._counters,
+            wake=self._mail.ring,
+            patience=self._options.receive_timeout,
+        )
+
     def _close(self) -> None:
         self.batch.abandon()
+        if self._decoding is not None:
+            self._decoding.close()
         self._attendant.stop()
         self.copying.close()
         if self._side is not None:
@@ -295,8 +329,8 @@ class Streaming:
     def _wait(self) -> set[int]:
         """Wait for a socket; the ones that have something."""
         poll = select.poll()
-        assert self._stream is not None
-        descriptors = [self._stream.fileno(), self._mail.fileno()]
+        assert self._decoding is not None
+        descriptors = [*self._decoding.descriptors, self._mail.fileno()]
         descriptors += [reader.fileno() for reader in self.copying.readers()]
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
@@ -316,17 +350,16 @@ class Streaming:
 
     def _take_stream(self) -> Drained:
         """Take what the stream has brought, a bounded part of it."""
-        stream, decoder = self._stream, self._decoder
-        assert stream is not None and decoder is not None
-        taken = self._gulp()
+        stream, decoder, decoding = self._stream, self._decoder, self._decoding
+        assert stream is not None and decoder is not None and decoding is not None
+        taken = self._heard(decoding.gulp())
         try:
-            result = decoder.drain(stream.get, _MESSAGES_A_TURN)
+            result = decoding.drain(_MESSAGES_A_TURN)
         except OSError as failed:
             raise SpoolFull(
                 f"a giant transaction can't be put aside in {self._store.path}: {failed};"
                 " free some space there, the server then goes on where it stopped"
             ) from failed
-        self._more = result is Drained.MORE
         if result is Drained.ENDED:
             raise stream.end()
         if result is Drained.EVENT:
@@ -345,15 +378,9 @@ class Streaming:
             self._let_it_fill()
         return result
 
-    def _gulp(self) -> int:
-        """Take what has come, if what came before is used up; how many bytes."""
-        assert self._stream is not None
-        return 0 if self._more else self._heard(self._stream.gulp())
-
     def _gulp_ahead(self) -> None:
-        """While rows are written: the server's sender would sleep with a full socket."""
-        assert isinstance(self._stream, ReplicationStream)
-        self._heard(self._stream.gulp_ahead())
+        assert self._decoding is not None
+        self._heard(self._decoding.gulp_ahead())
 
     def _heard(self, taken: int) -> int:
         self._gathered += taken
@@ -464,6 +491,7 @@ class Streaming:
             self.tracking.reconcile(
                 look, self.batch.transaction, decoder.position_before, self.copying
             )
+            self.tracking.verify(look)
 
     def _take_reports(self) -> None:
         for report in self._mail.take():
@@ -471,6 +499,7 @@ class Streaming:
                 case Look():
                     self._looks[report.number] = report
                     self._counters.slot.look(report.slot)
+                    self.tracking.verify(report)
                     self.trouble = None
                     self._looked_at = time.monotonic()
                 case Prepared():

@@ -18,6 +18,7 @@ import structlog
 from laredo_fanout.errors import RecopyRefused, SelectDenied, StreamBroken, TableRefused
 from laredo_fanout.source import row_decoder, shape
 from laredo_fanout.source.append_only import Intake
+from laredo_fanout.source.decode_wire import Layout
 from laredo_fanout.source.recopy import BESIDE, Recopies
 from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
@@ -70,6 +71,8 @@ class TrackedTable:
     """The LookRequest that must be answered before it begins again."""
     closed_by_stream: bool = False
     """The stream showed its new form, perhaps before the catalog did."""
+    altered_by: frozenset[int] = frozenset()
+    """Who the last look saw that may be changing it; a prepared transaction is 0."""
     retries: int = 0
     retry_at: float = 0.0
 
@@ -131,6 +134,9 @@ class Tracking:
                 self._resume_one(known, record, look)
                 if known.closing is not None:
                     self._close(known, transaction, position)
+                elif record.verified > position:
+                    # WAL beyond what is durable here may be gone by now, after a failover.
+                    transaction.set_verified(record.id, position)
 
     def _resume_one(self, tracked: TrackedTable, record: TableRecord, look: Look) -> None:
         source = look.tables.get(record.qualified)
@@ -164,6 +170,21 @@ class Tracking:
             return IGNORED
         return self._decoding(tracked)
 
+    def early_route(self, relation: Relation) -> Route | None:
+        """Where such a relation's changes go that come before their turn; None: they must wait."""
+        tracked = self._by_oid(relation.oid)
+        if tracked is None or tracked.table_id is None or tracked.shape is None:
+            return IGNORED
+        unsettled = tracked.closing is not None or tracked.recopy_id is not None
+        if unsettled or tracked.intake is not None or not tracked.shape.fits(relation):
+            return None
+        record = self._batch.table(tracked.table_id)
+        return self._decoding(tracked) if record.live else None
+
+    def follows(self, oid: int) -> bool:
+        """Whether this relation's changes are taken."""
+        return self._by_oid(oid) is not None
+
     def announced_again(self, relation: Relation) -> None:
         """Have a look soon: a statement that rewrites values says no more than this."""
         tracked = self._by_oid(relation.oid)
@@ -192,12 +213,14 @@ class Tracking:
         source = tracked.source
         assert source is not None
         route = Route(tracked.table_id)
-        decoder = row_decoder.compile_decoder(
-            [column.name for column in source.columns],
-            [column.type_info for column in source.columns],
-            source.key,
-            route.changes,
+        layout = Layout(
+            tuple(column.name for column in source.columns),
+            tuple(column.type_info for column in source.columns),
+            tuple(source.key),
         )
+        intake = tracked.intake
+        decoder = row_decoder.compile_decoder(*layout, route.changes)
+        route.layout = lambda: layout if intake is None or intake.live else None
         if tracked.intake is not None:
             route.takes = self._takes(tracked.intake)
             route.numbered = True
@@ -266,12 +289,37 @@ class Tracking:
                 self._close(tracked, transaction, position)
             if look.answers < tracked.wanted_look or time.monotonic() < tracked.retry_at:
                 continue
-            if tracked.closed_by_stream and not look.being_altered.isdisjoint(source.oids):
+            if tracked.closed_by_stream and not look.altering.exclusive.isdisjoint(source.oids):
                 tracked.wanted_look = self._request_look(_ALTERED_PAUSE_S)
                 continue
             if tracked.options.append_only and not self._carried(look):
                 continue
             self._begin(tracked, source, now, transaction, copying)
+
+    def verify(self, look: Look) -> None:
+        """Up to where this look shows that no value was rewritten in silence; see altering.py.
+
+        Also before the stream has passed its message: behind a backlog that is long after.
+        """
+        for name, tracked in self._tables.items():
+            source = look.tables.get(name)
+            if source is None or not self._is_as_known(tracked, source, look.problems.get(name)):
+                continue
+            tracked.altered_by = look.altering.of(source)
+            assert tracked.table_id is not None
+            if not tracked.altered_by:
+                self._batch.verified(tracked.table_id, look.altering.reach)
+
+    def _is_as_known(
+        self, tracked: TrackedTable, source: SourceTable, problem: TableRefused | None
+    ) -> bool:
+        """Whether nothing happened to the incarnation that takes changes."""
+        if tracked.table_id is None or tracked.closing is not None or tracked.version is None:
+            return False
+        if problem is not None and not isinstance(problem, SelectDenied):
+            return False
+        unchanged = shape.of_table(source) == tracked.shape
+        return unchanged and source.changed_since(tracked.version) is None
 
     def _carried(self, look: Look) -> bool:
         """Whether the stream, or the one that is begun as soon as this is durable, has an

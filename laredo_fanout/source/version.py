@@ -7,6 +7,7 @@ publication narrowed and made whole again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,6 +83,15 @@ def read_types(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[s
     for oid, part in connection.execute(_TYPES, (list(oids),)).fetchall():
         found[oid].append(part)
     return {oid: tuple(sorted(parts)) for oid, parts in found.items()}
+
+
+_COMPOSITE = re.compile(r"(\d+)\(")
+
+
+def relations_within(version: Version) -> list[int]:
+    """The relations of the composite types that the columns are made of: their oids."""
+    found = (_COMPOSITE.match(part) for part in version.types or ())
+    return [int(composite[1]) for composite in found if composite is not None]
 
 
 def to_json(version: Version) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from laredo_model.change import Action
 
 if TYPE_CHECKING:
     from laredo_fanout.source.route import Route
+    from laredo_fanout.store.changes import TableChanges
+    from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
 
@@ -112,9 +114,33 @@ class WriteBatch:
                 raise MustClose(route.table_id, str(incomplete)) from incomplete
             if (copied := self.copy_beside.get(route.table_id)) is not None:
                 self.transaction.apply(copied, changes)
-            self._tables.add(route.table_id)
-            for action in Action:
-                self._counters.changes[action] += changes.actions.count(action)
+            self._applied(route.table_id, changes)
+
+    def _applied(self, table_id: int, changes: TableChanges) -> None:
+        self._tables.add(table_id)
+        for action in Action:
+            self._counters.changes[action] += changes.actions.count(action)
+
+    def fits_early(self, routes: Iterable[Route]) -> bool:
+        """Whether these routes' whole transactions may be written before their turn."""
+        return all(
+            self.transaction.fits_early(route.table_id, route.whole())
+            for route in routes
+            if route.table_id is not None
+        )
+
+    def apply_early(self, routes: Iterable[Route]) -> None:
+        """Write these routes' whole transactions before their turn; they fit."""
+        for route in routes:
+            if route.table_id is not None:
+                changes = route.whole()
+                self.transaction.apply_early(route.table_id, changes)
+                self._applied(route.table_id, changes)
+
+    def table(self, table_id: int) -> TableRecord:
+        """The table's record, as far as it was written."""
+        tables = self._store.tables if self._transaction is None else self._transaction.tables
+        return tables[table_id]
 
     def fill(self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int) -> None:
         """Write copied rows.
@@ -130,6 +156,12 @@ class WriteBatch:
         """
         keys = self.transaction.numbered(table_id, list(map(key.digest, lines)))
         self.transaction.fill(table_id, keys, lines, generation)
+
+    def verified(self, table_id: int, position: int) -> None:
+        """No statement at or before ``position`` has rewritten the table's values in silence."""
+        tables = self._store.tables if self._transaction is None else self._transaction.tables
+        if table_id in tables and tables[table_id].verified < position:
+            self.transaction.set_verified(table_id, position)
 
     def touch(self, table_id: int) -> None:
         """Tell whoever waits for commits of this table."""
@@ -163,8 +195,7 @@ class WriteBatch:
 
     def generation(self, table_id: int) -> int:
         """How often the table was truncated, as far as changes were written."""
-        tables = self._store.tables if self._transaction is None else self._transaction.tables
-        return tables[table_id].generation
+        return self.table(table_id).generation
 
     def abandon(self, because: Exception | None = None) -> None:
         """Forget what isn't committed.

@@ -83,6 +83,8 @@ class StoreHead:
 
     ``streams`` are the names of the replication connections that were opened for it and
     that PostgreSQL may still have, the newest last; ``marker`` is the last message met.
+    ``early_until`` is the newest position of what was applied early and the store's position
+    hasn't reached; 0: nothing is.
     """
 
     format: int = FORMAT
@@ -91,6 +93,7 @@ class StoreHead:
     source: SourceIdentity | None = None
     streams: tuple[str, ...] = ()
     marker: Marker | None = None
+    early_until: int = 0
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -113,6 +116,7 @@ class StoreHead:
                 "source": source,
                 "streams": self.streams,
                 "marker": self.marker and list(self.marker),
+                "early_until": self.early_until,
             }
         )
 
@@ -148,6 +152,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         ),
         tuple(read.get("streams", ())),
         read.get("marker") and Marker(*read["marker"]),
+        read.get("early_until", 0),
     )
 
 

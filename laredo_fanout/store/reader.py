@@ -164,13 +164,17 @@ class StoreReader:
         """The first entry beyond ``position`` (``inclusive``: at or beyond it).
 
         The newest sequence + 1 if there is none. Says nothing about entries
-        below the floor: compare with it first.
+        below the floor: compare with it first. Where the journal isn't in order it
+        is the first of all that aren't.
 
         :raises TableUnknown: if the table is gone.
         """
         lowest = position if inclusive else position + 1
         with self._environment.begin(buffers=True) as transaction:
             known = self._record(transaction, table_id)
+            for disorder in known.disorders:
+                if disorder.start == lowest - 1 or disorder.hides(lowest - 1):
+                    return max(disorder.first, known.oldest_sequence)
             places = transaction.cursor(db=self._databases.positions)
             prefix = layout.prefix(table_id)
             if not (
@@ -187,6 +191,9 @@ class StoreReader:
                     if at >= lowest:
                         break
                     first += count
+        for disorder in known.disorders:
+            if disorder.holds(first):
+                first = disorder.first
         return max(first, known.oldest_sequence)
 
     def clear_dead_readers(self) -> int:
@@ -256,4 +263,5 @@ def _record_of(key: bytes, stored: Any, old_body: bytes) -> Record:
         header.continues,
         bytes(stored[record.HEADER.size :]),
         old_body,
+        header.out_of_order,
     )

@@ -17,6 +17,7 @@ MAX_BYTES = 850_000
 
 _OPEN = 1
 _CONTINUES = 2
+_OUT_OF_ORDER = 4
 HEADER = Struct(">4QIB")
 
 
@@ -25,8 +26,8 @@ class Header:
     """What a journal record holds, without decoding it.
 
     ``open``: its last transaction goes on in the next record; ``continues``:
-    its first one began in the record before. ``old_bytes`` is the size of its
-    old rows.
+    its first one began in the record before. ``out_of_order``: its positions say
+    nothing of other records'. ``old_bytes`` is the size of its old rows.
     """
 
     last_sequence: int
@@ -36,10 +37,12 @@ class Header:
     old_bytes: int
     open: bool
     continues: bool
+    out_of_order: bool = False
 
     def to_bytes(self) -> bytes:
         """As it stands before the body."""
         flags = self.open * _OPEN + self.continues * _CONTINUES
+        flags += self.out_of_order * _OUT_OF_ORDER
         return HEADER.pack(
             self.last_sequence,
             self.first_position,
@@ -61,6 +64,7 @@ def header_of(stored: bytes | memoryview) -> Header:
         old_bytes,
         bool(flags & _OPEN),
         bool(flags & _CONTINUES),
+        bool(flags & _OUT_OF_ORDER),
     )
 
 
@@ -81,6 +85,7 @@ class Record:
     continues: bool
     body: bytes
     old_body: bytes
+    out_of_order: bool = False
 
     def __len__(self) -> int:
         return self.last_sequence + 1 - self.first_sequence
@@ -109,6 +114,7 @@ def cut(record: Record, after_sequence: int) -> Record:
         open=batch.open,
         keys=batch.keys[drop:],
         lines=batch.lines[drop:],
+        out_of_order=batch.out_of_order,
     )
     olds = ChangeBatch(old_lines=batch.old_lines[drop:])
     return Record(
@@ -121,6 +127,7 @@ def cut(record: Record, after_sequence: int) -> Record:
         continues,
         body.SerializeToString(),
         olds.SerializeToString() if record.old_body else b"",
+        record.out_of_order,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -28,6 +28,40 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+class Disorder(NamedTuple):
+    """Journal entries ``first`` to ``last`` aren't in the order of their positions: a backlog was
+    released as it was decoded.
+
+    All entries before are at ``start`` or before it, all of these beyond it and at ``end`` or
+    before it, which is of ``end_time_us``: together they turn the rows of ``start`` into those of
+    ``end``. While it goes on, ``last`` and ``end`` are 0, and ``marks`` is the space of the
+    positions that win.
+    """
+
+    first: int
+    start: int
+    marks: int
+    last: int = 0
+    end: int = 0
+    end_time_us: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the rows are those of no position."""
+        return not self.end
+
+    def holds(self, sequence: int) -> bool:
+        """Whether this entry is one of them."""
+        return self.first <= sequence and (self.goes_on or sequence <= self.last)
+
+    def hides(self, position: int) -> bool:
+        """Whether the journal doesn't lead on from the rows of this position.
+
+        A row that came and went within may have left no entry.
+        """
+        return self.start < position and (self.goes_on or position < self.end)
+
+
 @dataclass(frozen=True, slots=True)
 class TableRecord:
     """One incarnation of one table. Change it with ``dataclasses.replace`` and ``put_table``.
@@ -42,7 +76,9 @@ class TableRecord:
     none), ``oldest_time_us`` its commit time, ``floor`` the position from
     which the journal is complete; ``rows`` counts rows, ``generation``
     TRUNCATEs; ``space`` is where the rows lie; ``closed_at`` the position at
-    which a CLOSED table stopped.
+    which a CLOSED table stopped; up to ``verified`` the source is known not to
+    have rewritten values in silence. ``disorders`` are the stretches of the
+    journal that aren't in commit order; only the newest may go on.
     """
 
     id: int
@@ -64,6 +100,8 @@ class TableRecord:
     rows: int = 0
     generation: int = 0
     space: int = 0
+    verified: int = 0
+    disorders: tuple[Disorder, ...] = ()
 
     def same_definition(self, other: "TableRecord") -> bool:
         """Whether at most the figures differ."""
@@ -90,12 +128,19 @@ class TableRecord:
         return self.status in (Status.LIVE, Status.CLOSED)
 
     @property
+    def disorder(self) -> Disorder | None:
+        """The one that goes on: the rows are those of no position."""
+        newest = self.disorders[-1] if self.disorders else None
+        return newest if newest is not None and newest.goes_on else None
+
+    @property
     def entries(self) -> int:
         """How many entries the journal has."""
         return self.sequence + 1 - self.oldest_sequence
 
 
-_FIGURES = Struct(">7Q")
+_FIGURES = Struct(">8Q")
+_FIGURES_BEFORE_VERIFIED = 7 * 8
 
 
 def figures_to_bytes(record: TableRecord) -> bytes:
@@ -108,6 +153,7 @@ def figures_to_bytes(record: TableRecord) -> bytes:
         record.rows,
         record.generation,
         record.space,
+        record.verified,
     )
 
 
@@ -126,6 +172,7 @@ def definition_to_bytes(record: TableRecord) -> bytes:
             "error": record.error,
             "closed_at": record.closed_at,
             "copy": dict(record.copy),
+            "disorders": [list(each) for each in record.disorders],
         }
     )
 
@@ -145,13 +192,19 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         error=stored["error"],
         closed_at=stored["closed_at"],
         copy=stored["copy"],
+        # Absent from what older versions wrote.
+        disorders=tuple(Disorder(*each) for each in stored.get("disorders", ())),
     )
     return with_figures(record, figures)
 
 
 def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
-    """``record`` with newer figures."""
-    sequence, oldest, oldest_time, floor, rows, generation, space = _FIGURES.unpack(figures)
+    """``record`` with newer figures; those of an earlier release lack the last one."""
+    if len(figures) == _FIGURES_BEFORE_VERIFIED:
+        figures = figures + bytes(8)
+    sequence, oldest, oldest_time, floor, rows, generation, space, verified = _FIGURES.unpack(
+        figures
+    )
     return replace(
         record,
         sequence=sequence,
@@ -161,4 +214,5 @@ def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
         rows=rows,
         generation=generation,
         space=space,
+        verified=verified,
     )

@@ -8,6 +8,7 @@ from laredo_fanout.store import layout, meta
 from laredo_fanout.store.barrier import Barrier
 from laredo_fanout.store.changes import TableChanges
 from laredo_fanout.store.disk import DiskSpace
+from laredo_fanout.store.disorder import Tables
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
     ChunkStale,
@@ -19,7 +20,7 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.journal import Entries, Journal
 from laredo_fanout.store.meta import Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.rows import Rows, runs
-from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.table import Disorder, Status, TableRecord
 from laredo_model import key as key_
 from laredo_model.change import Action
 from laredo_model.column import Column
@@ -62,6 +63,14 @@ class Transaction:
         self._first_sequence = first_sequence
         self._journal = Journal(transaction, databases, disk.reserve)
         self._rows: dict[int, Rows] = {}
+        self._disordered = Tables(
+            transaction,
+            databases,
+            disk.reserve,
+            empty=self._truncate,
+            take_space=self._take_space,
+            discard=lambda space: self._discard(meta.GARBAGE_SPACE, space),
+        )
         self._steps: dict[int, int] = {}
         """How many changes of a table to apply at once: what they replace may be wide."""
         self._open: set[int] = set()
@@ -124,13 +133,21 @@ class Transaction:
             rows=current.rows,
             generation=current.generation,
             space=current.space,
+            verified=current.verified,
+            disorders=current.disorders,
         )
+
+    def set_verified(self, table_id: int, position: int) -> None:
+        """No statement at or before ``position`` has rewritten the table's values in silence."""
+        self.tables[table_id] = replace(self._record(table_id), verified=position)
 
     def drop_table(self, table_id: int) -> None:
         """Forget a table; its rows and journal are removed later, in small steps."""
         record = self._record(table_id)
         self._discard(meta.GARBAGE_SPACE, record.space)
         self._discard(meta.GARBAGE_JOURNAL, record.id)
+        if record.disorder is not None:
+            self._discard(meta.GARBAGE_SPACE, record.disorder.marks)
         del self.tables[table_id]
         self._open.discard(table_id)
         self._open_record.discard(table_id)
@@ -174,6 +191,34 @@ class Transaction:
         :raises RowIncomplete: if a live table's row would miss columns.
         :raises StoreFull: if there is no room; the transaction must be given up.
         """
+        self._apply(table_id, changes, early=False)
+
+    def fits_early(self, table_id: int, changes: TableChanges) -> bool:
+        """Whether :meth:`apply_early` takes all of these whole transactions."""
+        record = self._record(table_id)
+        return record.live and self._disordered.rows_of(record).fits(changes)
+
+    def apply_early(self, table_id: int, changes: TableChanges) -> None:
+        """Whole transactions of a live table, while some that were committed before are to come.
+
+        Until the position has reached all of them the last position wins (``early.py``), and the
+        table's journal isn't in order.
+
+        :raises TableClosed: if the table isn't LIVE.
+        :raises RowIncomplete: if they don't fit.
+        """
+        record = self._record(table_id)
+        if not record.live:
+            raise TableClosed(record.qualified, record.status, "early changes")
+        if record.disorder is None:
+            start = max(self.position, self._journal.newest_position(record))
+            begun = Disorder(record.sequence + 1, start, 0)
+            self.tables[table_id] = self._disordered.begun(record, begun)
+        self._apply(table_id, changes, early=True)
+        until = max(self.head.early_until, *changes.positions)
+        self.head = replace(self.head, early_until=until)
+
+    def _apply(self, table_id: int, changes: TableChanges, *, early: bool) -> None:
         record = self._record(table_id)
         if record.status not in (Status.COPYING, Status.LIVE):
             raise TableClosed(record.qualified, record.status, "changes")
@@ -186,14 +231,28 @@ class Transaction:
             self._steps[table_id] = self._first_step(record, changes.keys)
         for part in changes.parts(lambda: self._steps[table_id]):
             record = self._record(table_id)
-            apply = self._apply_live if record.live else self._apply_copying
-            size = max(1, apply(record, part))
+            if record.live and record.disorder is not None:
+                size = max(1, self._apply_in_disorder(record, part, early=early))
+            else:
+                apply = self._apply_live if record.live else self._apply_copying
+                size = max(1, apply(record, part))
             step = len(part) * _PART_BYTES // size
             self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
         if changes.open:
             self._open.add(table_id)
         else:
             self._open.discard(table_id)
+
+    def _apply_in_disorder(self, record: TableRecord, changes: TableChanges, *, early: bool) -> int:
+        """Returns how many bytes of rows were in memory for it."""
+
+        def append(table: TableRecord, entries: Entries, goes_on: bool) -> TableRecord:
+            entries.continues = goes_on and table.id in self._open_record
+            self._append(table, entries, changes)
+            return self.tables[table.id]
+
+        _, size = self._disordered.apply(record, changes, append, early=early)
+        return size
 
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
         """How many changes to begin with, by the rows that some of them replace."""
@@ -395,6 +454,13 @@ class Transaction:
         record = self._record(table_id)
         older = now_us - int(max_age_s * 1_000_000)
         pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
+        if pruned.disorders:
+            kept = [
+                each
+                for each in pruned.disorders
+                if each.goes_on or each.last >= pruned.oldest_sequence
+            ]
+            pruned = replace(pruned, disorders=tuple(kept))
         self.tables[table_id] = pruned
         return record.entries - pruned.entries
 
@@ -407,6 +473,7 @@ class Transaction:
         """
         for table_id in self._open:
             raise TransactionOpen(self.tables[table_id].qualified)
+        self._restore_order()
         database = self._databases.meta
         for record in self.tables.values():
             before = self._before.get(record.id)
@@ -422,6 +489,19 @@ class Transaction:
             self._transaction.put(meta.POSITION_KEY, stored, db=database)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
+
+    def _restore_order(self) -> None:
+        """If everything has come. A table that was closed before stays as it was."""
+        until = self.head.early_until
+        if not until:
+            return
+        ours = [each for each in self.tables.values() if each.live and each.disorder is not None]
+        if self.position >= until:
+            for record in ours:
+                ended = self._disordered.ended(record, self.position, self.time_us)
+                self.tables[record.id] = ended
+        if self.position >= until or not ours:
+            self.head = replace(self.head, early_until=0)
 
     def _put_catchup_plan(self) -> None:
         database, plan = self._databases.meta, self.catchup_plan
@@ -466,8 +546,11 @@ class Transaction:
 
     def _truncate(self, record: TableRecord) -> TableRecord:
         self._discard(meta.GARBAGE_SPACE, record.space)
+        return replace(record, rows=0, generation=record.generation + 1, space=self._take_space())
+
+    def _take_space(self) -> int:
         space, self.head = self.head.take_space()
-        return replace(record, rows=0, generation=record.generation + 1, space=space)
+        return space
 
     def _discard(self, kind: bytes, number: int) -> None:
         self.left_garbage = True

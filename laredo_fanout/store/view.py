@@ -10,8 +10,8 @@ from laredo_model.column import Column
 class TableView:
     """A table's record, and up to where it is shown.
 
-    ``position`` is the store's, or that at which a closed table stopped; ``time_us`` the newest
-    commit time in the store.
+    ``position`` is the store's, or that at which a closed table stopped, or its order was lost;
+    ``time_us`` the newest commit time in the store.
     """
 
     record: TableRecord
@@ -84,6 +84,32 @@ class TableView:
         return self.record.rows
 
     @property
+    def boundary(self) -> int:
+        """What is kept of the table may end at a position up to here.
+
+        A look at the source's catalog has shown that no value up to here was rewritten in
+        silence; never beyond ``position``.
+        """
+        return min(self.record.verified, self.position)
+
+    @property
+    def out_of_order(self) -> bool:
+        """Whether changes are applied early: the rows are those of no position."""
+        return self.record.disorder is not None
+
+    def leads_on_from(self, position: int) -> bool:
+        """Whether the journal has all that makes the rows now of those at ``position``."""
+        hidden = any(disorder.hides(position) for disorder in self.record.disorders)
+        return self.floor <= position <= self.position and not hidden
+
+    def seen_with(self, sequence: int) -> int:
+        """A position up to which whoever has the entries up to ``sequence`` surely lacks none."""
+        starts = [
+            each.start for each in self.record.disorders if each.goes_on or each.last > sequence
+        ]
+        return min(self.floor, self.position, *starts)
+
+    @property
     def floor(self) -> int:
         """From this position on the journal is complete."""
         return self.record.floor
@@ -94,6 +120,8 @@ def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
     if record.status is Status.CLOSED and record.closed_at:
         # Whatever became of the store's since: after a lost slot it begins anew.
         position = record.closed_at
+    if record.disorder is not None:
+        position = min(position, record.disorder.start)
     return TableView(record, position, time_us)
 
 

@@ -109,6 +109,11 @@ class Store:
         return self._position[0]
 
     @property
+    def reach(self) -> int:
+        """Nothing that PostgreSQL committed beyond this position is in the store."""
+        return max(self._position[0], self._head.early_until)
+
+    @property
     def time_us(self) -> int:
         """The newest commit time up to there, microseconds since 1970."""
         return self._position[1]

@@ -84,7 +84,7 @@ class SyncResponse(_message.Message):
     def __init__(self, handshake: _Optional[_Union[SyncHandshake, _Mapping]] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., journal_entry: _Optional[_Union[ReplicationJournalEntry, _Mapping]] = ..., schema_change: _Optional[_Union[SchemaChangeNotification, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., snapshot_batch: _Optional[_Union[SnapshotBatch, _Mapping]] = ..., change_batch: _Optional[_Union[ChangeBatch, _Mapping]] = ...) -> None: ...
 
 class SyncHandshake(_message.Message):
-    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities")
+    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position", "out_of_order")
     MODE_FIELD_NUMBER: _ClassVar[int]
     SERVER_CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,8 @@ class SyncHandshake(_message.Message):
     SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
     mode: SyncMode
     server_current_sequence: int
     journal_oldest_sequence: int
@@ -103,7 +105,9 @@ class SyncHandshake(_message.Message):
     source_position: str
     history: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    boundary_position: str
+    out_of_order: bool
+    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ..., out_of_order: _Optional[bool] = ...) -> None: ...
 
 class ColumnDefinition(_message.Message):
     __slots__ = ("ordinal_position", "column_name", "data_type", "not_null", "is_primary_key", "primary_key_ordinal", "type_modifier")
@@ -144,18 +148,20 @@ class SnapshotRow(_message.Message):
     def __init__(self, row: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class SnapshotEnd(_message.Message):
-    __slots__ = ("sequence", "rows_sent", "source_position", "state_checksum", "rows")
+    __slots__ = ("sequence", "rows_sent", "source_position", "state_checksum", "rows", "boundary_position")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROWS_SENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
     STATE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_POSITION_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     rows_sent: int
     source_position: str
     state_checksum: str
     rows: int
-    def __init__(self, sequence: _Optional[int] = ..., rows_sent: _Optional[int] = ..., source_position: _Optional[str] = ..., state_checksum: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
+    boundary_position: str
+    def __init__(self, sequence: _Optional[int] = ..., rows_sent: _Optional[int] = ..., source_position: _Optional[str] = ..., state_checksum: _Optional[str] = ..., rows: _Optional[int] = ..., boundary_position: _Optional[str] = ...) -> None: ...
 
 class ReplicationJournalEntry(_message.Message):
     __slots__ = ("sequence", "source_position", "timestamp", "action", "old_values", "new_values")
@@ -184,14 +190,18 @@ class SchemaChangeNotification(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., old_columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., new_columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("current_sequence", "server_time", "source_position")
+    __slots__ = ("current_sequence", "server_time", "source_position", "boundary_position", "out_of_order")
     CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
     current_sequence: int
     server_time: _timestamp_pb2.Timestamp
     source_position: str
-    def __init__(self, current_sequence: _Optional[int] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source_position: _Optional[str] = ...) -> None: ...
+    boundary_position: str
+    out_of_order: bool
+    def __init__(self, current_sequence: _Optional[int] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source_position: _Optional[str] = ..., boundary_position: _Optional[str] = ..., out_of_order: _Optional[bool] = ...) -> None: ...
 
 class GoAway(_message.Message):
     __slots__ = ("reason", "drain_deadline_unix_ms")
@@ -210,7 +220,7 @@ class SnapshotBatch(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ChangeBatch(_message.Message):
-    __slots__ = ("first_sequence", "sequences", "actions", "counts", "positions", "times_us", "open", "keys", "lines", "old_lines")
+    __slots__ = ("first_sequence", "sequences", "actions", "counts", "positions", "times_us", "open", "keys", "lines", "old_lines", "out_of_order")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +231,7 @@ class ChangeBatch(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     OLD_LINES_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     sequences: _containers.RepeatedScalarFieldContainer[int]
     actions: bytes
@@ -231,7 +242,8 @@ class ChangeBatch(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     lines: _containers.RepeatedScalarFieldContainer[bytes]
     old_lines: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, first_sequence: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., actions: _Optional[bytes] = ..., counts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., times_us: _Optional[_Iterable[int]] = ..., open: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ..., old_lines: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    out_of_order: bool
+    def __init__(self, first_sequence: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., actions: _Optional[bytes] = ..., counts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., times_us: _Optional[_Iterable[int]] = ..., open: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ..., old_lines: _Optional[_Iterable[bytes]] = ..., out_of_order: _Optional[bool] = ...) -> None: ...
 
 class ListSnapshotsRequest(_message.Message):
     __slots__ = ("schema", "table", "limit")

@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tests.end_to_end.workload import JSONS, KINDS, TEXTS, number, one_of
@@ -20,6 +20,7 @@ class Kind(Enum):
     FULL = "REPLICA IDENTITY FULL"
     PARTS = "partitions"
     LOG = "no key: rows are only inserted"
+    NARROW = "some rows and columns of it are published"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Column:
     name: str
     type: str
     draw: Draw
+    listed: bool = True
+    """Whether it is published, where not all are."""
 
 
 _TYPES = dict(re.findall(r"(\w+) (\w+(?:\([\d,]+\))?(?:\[\])?)", KINDS.ddl.partition("(")[2]))
@@ -50,7 +53,9 @@ _KEYS: dict[Kind, dict[str, tuple[str, Draw]]] = {
     Kind.FULL: {"id": ("int", number(1, 30)), "sub": ("text", one_of(TEXTS[:4], null=False))},
     Kind.PARTS: {"id": ("int", number(0, 44)), "name": ("text", one_of(["a", "b"], null=False))},
     Kind.LOG: {},
+    Kind.NARROW: {"id": ("int", number(0, 40))},
 }
+_FILTERS = ["id % 3 <> 0", "id < 20", "id > 4 AND id < 36", None]
 
 
 @dataclass
@@ -61,6 +66,9 @@ class ChangingTable:
     kind: Kind
     columns: list[Column] = field(default_factory=list)
     forms: int = 0
+    rows: int = 0
+    """How many were written, where none are deleted."""
+    row_filter: str | None = None
     _added: int = 0
     _partitions: int = 0
 
@@ -79,22 +87,49 @@ class ChangingTable:
         """The key's columns: their types and values."""
         return _KEYS[self.kind]
 
+    @property
+    def shown(self) -> str:
+        """What of it is published, to select from."""
+        if self.kind is not Kind.NARROW:
+            return self.name
+        return f"(SELECT {self._listed()} FROM {self.name} WHERE {self.row_filter or 'true'})"
+
+    def entry(self, publication: str) -> str:
+        """The statement that puts it into its publication as it is to be."""
+        listed = where = ""
+        if self.kind is Kind.NARROW:
+            listed = f" ({self._listed()})"
+            where = f" WHERE ({self.row_filter})" if self.row_filter else ""
+        return f"ALTER PUBLICATION {publication} ADD TABLE {self.name}{listed}{where}"
+
+    def narrow(self, rng: random.Random) -> None:
+        """Other rows and columns of it are to be published."""
+        self.row_filter = rng.choice([each for each in _FILTERS if each != self.row_filter])
+        self.columns = [
+            replace(column, listed=column.listed ^ (rng.random() < 0.3)) for column in self.columns
+        ]
+
+    def _listed(self) -> str:
+        names = [quoted(column.name) for column in self.columns if column.listed]
+        return ", ".join([*self.key, *names])
+
     def new_column(self, rng: random.Random) -> Column:
         """One of a type and a name that are drawn."""
         self._added += 1
         kind, draw = rng.choice(POOL)
         suffix = rng.choice(["", " b", '"', "\u00e9", "_c"])
-        return Column(f"c{self._added}{suffix}", kind, draw)
+        listed = self.kind is not Kind.NARROW or rng.random() < 0.7
+        return Column(f"c{self._added}{suffix}", kind, draw, listed)
 
     def created(self, rng: random.Random) -> list[str]:
         """Statements that make it, in a form that is drawn."""
         self.columns = [self.new_column(rng) for _ in range(rng.choice([1, 3, 8]))]
-        self.columns[0] = Column(self.columns[0].name, "jsonb", one_of(JSONS))
+        self.columns[0] = replace(self.columns[0], type="jsonb", draw=one_of(JSONS))
         keys = [f"{name} {kind} NOT NULL" for name, (kind, _) in self.key.items()]
         columns = [*keys, *(f"{quoted(each.name)} {each.type}" for each in self.columns)]
         rng.shuffle(columns)
         names = ", ".join(self.key)
-        if self.kind in (Kind.WIDE, Kind.PAIR, Kind.FULL, Kind.PARTS):
+        if self.kind in (Kind.WIDE, Kind.PAIR, Kind.FULL, Kind.PARTS, Kind.NARROW):
             columns.append(f"PRIMARY KEY ({names})")
         elif self.kind is Kind.INDEXED:
             columns.append(f"UNIQUE ({names})")
@@ -127,6 +162,8 @@ class ChangingTable:
     def new_form(self) -> str:
         """The statement that keeps the columns that it has from now on."""
         self.forms += 1
+        if self.kind is Kind.NARROW:
+            return f"CREATE TABLE {self.form} AS SELECT * FROM {self.shown} t WITH NO DATA"
         return f"CREATE TABLE {self.form} (LIKE {self.name})"
 
 

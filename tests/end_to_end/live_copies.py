@@ -16,6 +16,7 @@ from laredo_fanout.client import (
     SnapshotRows,
     Subscription,
     SyncOptions,
+    TableNotFound,
 )
 from laredo_model.change import Action
 
@@ -91,6 +92,8 @@ class LiveCopies(threading.Thread):
         super().__init__(name="live-copies", daemon=True)
         self.copies = {table: LiveCopy(table) for table in tables}
         self.failure: BaseException | None = None
+        self.absent: set[str] = set()
+        """Tables that the server may not know for a while."""
         self._endpoint = Endpoint(f"127.0.0.1:{port}")
         self._loop = asyncio.new_event_loop()
         self._all: asyncio.Task[None] | None = None
@@ -127,6 +130,15 @@ class LiveCopies(threading.Thread):
                 group.create_task(self._follow(copy))
 
     async def _follow(self, copy: LiveCopy) -> None:
+        while True:
+            try:
+                await self._follow_while_known(copy)
+            except TableNotFound:
+                if copy.table not in self.absent:
+                    raise
+                await asyncio.sleep(0.2)
+
+    async def _follow_while_known(self, copy: LiveCopy) -> None:
         options = SyncOptions(f"public.{copy.table}", f"live-{copy.table}")
         quick = Backoff(initial=0.05, maximum=0.5)
         async with Subscription(self._endpoint, options, backoff=quick) as events:

@@ -79,20 +79,37 @@ class Oracle:
         self._connection.close()
         self._connection = self._connect()
 
+    def move(self, dsn: str) -> None:
+        """Another server goes on with the database; nothing is open, and :meth:`last_commit`
+        was asked for at the end of the former one."""
+        self._connection.close()
+        self._dsn = dsn
+        self._connection = self._connect()
+        self._connection.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._slot,)
+        )
+
     def note(
-        self, writer: Connection, table: str, form: str | None = None, *, blind: bool = False
+        self,
+        writer: Connection,
+        table: str,
+        form: str | None = None,
+        *,
+        shown: str | None = None,
+        blind: bool = False,
     ) -> None:
-        """Inside the writer's transaction, just before its commit: the table's rows."""
+        """Inside the writer's transaction, just before its commit: the table's rows, or what
+        is ``shown`` of it."""
         noted = writer.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
         assert noted is not None
         writer.execute("SELECT pg_logical_emit_message(true, 'oracle', '')")
-        rows: Rows = Counter(row[0] for row in writer.execute(f"SELECT t::text FROM {table} t"))
-        state = State(rows, form or table, blind)
+        found = writer.execute(f"SELECT t::text FROM {shown or table} t")
+        state = State(Counter(row[0] for row in found), form or table, blind)
         self._notes.setdefault(table, []).append((noted[0] & 0xFFFFFFFF, state))
 
-    def start(self, table: str, form: str | None = None) -> None:
-        """The table's rows before the first noted transaction."""
-        rows = self._connection.execute(f"SELECT t::text FROM {table} t")
+    def start(self, table: str, form: str | None = None, shown: str | None = None) -> None:
+        """The table's rows before the first noted transaction, or what is ``shown`` of it."""
+        rows = self._connection.execute(f"SELECT t::text FROM {shown or table} t")
         state = State(Counter(row[0] for row in rows), form or table)
         self._notes.setdefault(table, []).append((0, state))
         self._ends[0] = 0

@@ -11,11 +11,13 @@ from tests.fix_clusters import Clusters
 
 SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
 SCENES = int(os.environ.get("LAREDO_TEST_SCENES", "5"))
+ONLY = os.environ.get("LAREDO_TEST_MISFORTUNES", "").split()
 
 
 @pytest.mark.timeout(60 + 120 * SCENES)
 def test_what_anybody_held_is_what_postgresql_held(clusters: Clusters, tmp_path: Path) -> None:
     print(f"LAREDO_TEST_SEED={SEED} LAREDO_TEST_SCENES={SCENES} repeats it")
-    made = run(SEED, clusters, tmp_path, SCENES)
+    made = run(SEED, clusters, tmp_path, SCENES, ONLY, patiently=SCENES > 10)
     print(f"{made.history}: {made.compared} states compared, not to be known {dict(made.blind)}")
+    print(f"transactions: {dict(made.database.counts)}")
     assert made.compared > 20

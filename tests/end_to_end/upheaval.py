@@ -7,53 +7,27 @@ position is compared with what PostgreSQL held there: each boundary of each
 archive, each state that a client came by, the server's own.
 """
 
-import os
+import json
 import random
-import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
-
-import httpx
-import psutil
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_archive import manifest_parser
 from laredo_fanout.store.reader import StoreReader
 from tests.end_to_end.changing_database import ChangingDatabase
 from tests.end_to_end.live_copies import LiveCopies
+from tests.end_to_end.misfortunes import Misfortunes
 from tests.end_to_end.oracle import Oracle, assert_same, boundaries
-from tests.fanout.source.stuck_proxy import Proxy
+from tests.end_to_end.upheaval_programs import Programs
 from tests.fix_clusters import Clusters
-from tests.processes import BIN, Program, free_port, wait_until
+from tests.processes import BIN, wait_until
 
-FANOUT = """
-state {{ path = "{directory}/state", max_size = 4 GB }}
-sources {{ pg {{ connection = "{dsn}", heartbeat_interval = 300ms, copy {{ workers = {workers} }}
-    catchup {{ mode = auto, threshold_bytes = 60000, check_interval = 10ms
-               min_segment_bytes = 30000, max_segments = {segments} }} }} }}
-fanout {{ grpc {{ host = "127.0.0.1", port = {grpc}, workers = {serving} }}, drain_grace = 1s }}
-http {{ host = "127.0.0.1", port = {http} }}
-tables = [ {tables} ]
-"""
-FANOUT_TABLE = """{{ table = {name}, append_only = {append_only}, targets = [ {{
-    heartbeat_interval = 500ms, journal {{ max_entries = {entries} }} }} ] }}"""
-SNAPSHOTTER = """
-snapshotter {{
-  source {{ server = "127.0.0.1:{grpc}" }}
-  diff {{ interval = 300ms }}, seen_interval = 500ms
-  snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
-  destinations = [ {{ type = local, path = "{directory}/archive" }} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
-  retention {{ keep_epochs = 1000 }}
-  http {{ host = "127.0.0.1", port = {http} }}
-  tables = [ {tables} ]
-}}
-"""
 PUBLICATIONS = ("laredo", "laredo_append")
 POSTGRES = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "10"}
 PATIENCE_S = 240
@@ -62,76 +36,39 @@ PATIENCE_S = 240
 class Upheaval:
     """A seed's database, programs and clients."""
 
-    def __init__(self, seed: int, clusters: Clusters, directory: Path, stack: ExitStack) -> None:
-        self.chance = random.Random(f"faults {seed}")
+    def __init__(
+        self,
+        seed: int,
+        clusters: Clusters,
+        directory: Path,
+        stack: ExitStack,
+        misfortunes: Collection[str] = (),
+        *,
+        patiently: bool = False,
+    ) -> None:
         self.history: list[str] = []
         """What was done, for whom reads why it failed."""
         self.compared = 0
         self.blind: Counter[str] = Counter()
         """States of a time when nobody could know of a change, by who held them."""
+        self.clusters = clusters
+        self.settings = POSTGRES
+        self._seed = seed
         self._directory = directory
         self._stack = stack
-        self.postgres: EmbeddedPostgres = clusters.new(self.chance.choice([16, 18]), **POSTGRES)
+        self._chance = random.Random(f"faults {seed}")
+        self.version = self._chance.choice([16, 18])
+        self.postgres: EmbeddedPostgres = clusters.new(self.version, **POSTGRES)
         self.oracle = Oracle(self.postgres.dsn())
         stack.callback(self.oracle.disconnect)
         self.database = ChangingDatabase(self.postgres.dsn(), seed, self.oracle, PUBLICATIONS)
         stack.callback(self.database.close)
-        grpc = free_port()
-        self._to_postgres, self._to_server = self._proxies(grpc)
-        self.server = self._server(grpc)
-        self.snapshotter = self._snapshotter()
-        self.clients = LiveCopies(
-            self._to_server.port, [table.name for table in self.database.tables]
-        )
-
-    def _proxies(self, grpc: int) -> tuple[Proxy, Proxy]:
-        path = self._directory / "p"
-        path.mkdir()
-        to_postgres = Proxy(str(self.postgres.socket_directory / ".s.PGSQL.5432"), path)
-        to_server = Proxy(grpc)
-        self._stack.callback(to_postgres.close)
-        self._stack.callback(to_server.close)
-        return to_postgres, to_server
-
-    def _server(self, grpc: int) -> Program:
-        http, chance = free_port(), self.chance
-        entries = chance.choice([1_000_000, 300])
-        config = self._directory / "fanout.conf"
-        config.write_text(
-            FANOUT.format(
-                directory=self._directory,
-                dsn=f"postgresql://postgres@/postgres?host={self._to_postgres.directory}",
-                grpc=grpc,
-                http=http,
-                workers=chance.choice([1, 2]),
-                segments=chance.choice([2, 3]),
-                serving=chance.choice([1, 2]),
-                tables=", ".join(
-                    FANOUT_TABLE.format(
-                        name=table.name, append_only=str(table.append_only).lower(), entries=entries
-                    )
-                    for table in self.database.tables
-                ),
-            )
-        )
-        return Program("laredo-fanout", config, http, log=self._directory / "fanout.log")
-
-    def _snapshotter(self) -> Program:
-        http = free_port()
-        (self._directory / "archive").mkdir()
-        config = self._directory / "snapshotter.conf"
-        config.write_text(
-            SNAPSHOTTER.format(
-                directory=self._directory,
-                grpc=self._to_server.port,
-                http=http,
-                tables=", ".join(
-                    f"{{ source {{ schema = public, table = {table.name} }} }}"
-                    for table in self.database.tables
-                ),
-            )
-        )
-        return Program("laredo-snapshotter", config, http, log=self._directory / "snapshotter.log")
+        tables = self.database.tables
+        self.programs = Programs(directory, self._chance, self._socket, tables, stack)
+        self.server, self.snapshotter = self.programs.server, self.programs.snapshotter
+        names = [table.name for table in tables]
+        self.clients = LiveCopies(self.programs.to_server.port, names)
+        self._misfortunes = Misfortunes(self, patiently=patiently, only=misfortunes)
 
     # ------------------------------------------------------------ what happens
 
@@ -141,145 +78,82 @@ class Upheaval:
         :raises AssertionError: naming what was broken.
         """
         self._stack.callback(self._end_all)
-        self._steps(self.chance.randint(0, 60))
+        self.steps(self._chance.randint(0, 60))
         self.server.start()
         self.snapshotter.start()
         self.clients.start()
-        for _ in range(scenes):
+        for number in range(scenes):
+            # By itself, so that what one of them draws more or less of changes no other.
+            self._chance.seed(f"scene {self._seed} {number}")
+            self._misfortunes.chance.seed(f"misfortune {self._seed} {number}")
+            self.database.begin_part(number)
             self._scene()
         self._end()
         self._check()
 
     def _scene(self) -> None:
         """Some steps, something that goes wrong, some steps, and perhaps a rest."""
-        faults: list[Callable[[], None]] = [
-            self._server_killed,
-            self._server_killed,
-            self._child_killed,
-            self._snapshotter_killed,
-            self._walsender_ended,
-            self._walsender_killed,
-            self._postmaster_killed,
-            self._connections_cut,
-            self._clients_cut,
-            self._fallen_behind,
-            self._fallen_behind,
-            self._copied_anew,
-        ]
-        self._steps(self.chance.choice([5, 40, 100]))
-        if self.chance.random() < 0.7:
-            self.chance.choice(faults)()
-        self._steps(self.chance.choice([0, 5, 40]))
+        chance = self._chance
+        self.steps(chance.choice([5, 40, 100]))
+        if chance.random() < 0.7:
+            self._misfortunes.one()
+        self.steps(chance.choice([0, 5, 40]))
         self.clients.check()
-        rest = self.chance.random()
+        rest = chance.random()
         if rest < 0.7:
             # A copy waits for whoever has written to its table, and we are all of them.
             self.database.finish()
         if rest < 0.5:
-            self._wait(lambda: self._archives_reach(self._last_commit()), "archives are level")
+            self.wait(lambda: self._archives_reach(self._last_commit()), "archives are level")
         elif rest < 0.7:
-            self._wait(self._is_ready, "the server is ready")
+            self.wait_ready()
 
-    def _steps(self, count: int) -> None:
+    def steps(self, count: int) -> None:
+        """So many steps of whoever writes."""
         for _ in range(count):
-            if self.chance.random() < 0.04:
+            if self.database.random.random() < 0.04:
                 self.database.change_form()
             else:
                 self.database.step()
 
-    def _tell(self, what: str) -> None:
+    def tell(self, what: str) -> None:
+        """Something was done."""
         self.history.append(what)
 
-    def _server_killed(self) -> None:
-        self._tell("server killed")
-        self.server.kill()
-        self._steps(self.chance.choice([0, 20]))
-        self.server.start()
+    # ------------------------------------------------------------ PostgreSQL
 
-    def _child_killed(self) -> None:
-        """A serving process, or one that decodes a segment."""
-        with suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.server.pid).children(recursive=True)
-            if children:
-                child = self.chance.choice(sorted(children, key=lambda each: each.pid))
-                self._tell("server's child killed")
-                child.kill()
+    @property
+    def _socket(self) -> Path:
+        return self.postgres.socket_directory / ".s.PGSQL.5432"
 
-    def _snapshotter_killed(self) -> None:
-        self._tell("snapshotter killed")
-        self.snapshotter.kill()
-        self._steps(self.chance.choice([0, 20]))
-        self.snapshotter.start()
-
-    def _walsenders(self) -> list[int]:
-        with self.postgres.connect() as connection:
-            found = connection.execute("SELECT pid FROM pg_stat_replication ORDER BY pid")
-            return [int(str(pid)) for (pid,) in found]
-
-    def _walsender_ended(self) -> None:
-        self._tell("walsenders ended")
-        with self.postgres.connect() as connection:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
-
-    def _walsender_killed(self) -> None:
-        """By which the whole of PostgreSQL begins anew: it trusts no shared memory after that."""
-        for pid in self._walsenders()[:1]:
-            self._tell("walsender killed")
-            os.kill(pid, signal.SIGKILL)
-            self._wait(self._lost_its_sessions, "PostgreSQL notices")
-            self._postgres_is_back()
-
-    def _lost_its_sessions(self) -> bool:
-        return self.oracle.is_cut()
-
-    def _postmaster_killed(self) -> None:
-        self._tell("postmaster killed")
-        self.postgres.stop(how=signal.SIGQUIT)
-        self.postgres.start()
-        self._postgres_is_back()
-
-    def _postgres_is_back(self) -> None:
-        self._wait(self._answers, "PostgreSQL answers")
+    def postgres_is_back(self) -> None:
+        """It was ended, and answers again soon."""
+        self.wait(self._answers, "PostgreSQL answers")
         self.oracle.reconnect()
         self.database.reconnect()
+
+    def lead_to(self, server: EmbeddedPostgres) -> None:
+        """Another one goes on from where the former was ended."""
+        self.postgres = server
+        self.programs.to_postgres.lead_to(str(self._socket))
+        self.programs.to_postgres.cut()
+        self.oracle.move(server.dsn())
+        self.database.reconnect(server.dsn())
+
+    def server_has_slot(self) -> bool:
+        """Whether it has come so far that it has made its slot."""
+        with self.postgres.connect() as connection:
+            found = connection.execute(
+                "SELECT FROM pg_replication_slots WHERE slot_name = 'laredo'"
+                " AND confirmed_flush_lsn IS NOT NULL"
+            )
+            return found.fetchone() is not None
 
     def _answers(self) -> bool:
         with suppress(Exception):
             self.postgres.connect().close()
             return True
         return False
-
-    def _connections_cut(self) -> None:
-        self._tell("connections to PostgreSQL cut")
-        self._to_postgres.cut()
-
-    def _clients_cut(self) -> None:
-        self._tell("clients' connections cut")
-        self._to_server.cut()
-
-    def _fallen_behind(self) -> None:
-        """So far that the backlog is split; perhaps one of the segments' processes is killed."""
-        self._tell("server stopped for a while")
-        if not self.server.is_running():
-            self.server.start()
-        server = psutil.Process(self.server.pid)
-        server.suspend()
-        try:
-            self._steps(self.chance.choice([10, 100]))
-            for _ in range(self.chance.choice([3, 12])):
-                self.database.much()
-        finally:
-            server.resume()
-        if self.chance.random() < 0.5:
-            self._steps(5)
-            self.chance.choice([self._child_killed, self._server_killed])()
-
-    def _copied_anew(self) -> None:
-        """By an operator, without disturbing anybody."""
-        table = self.chance.choice(self.database.tables).name
-        with suppress(httpx.TransportError):
-            answer = httpx.post(f"{self.server.http}/tables/public.{table}/recopy", timeout=10)
-            self._tell(f"{table} copied anew: {answer.status_code}")
 
     # ------------------------------------------------------------ how it ends
 
@@ -289,8 +163,8 @@ class Upheaval:
             if not program.is_running():
                 program.start()
         last = self._last_commit()
-        self._wait(lambda: self._archives_reach(last), "archives reach the last commit")
-        self._wait(lambda: self._clients_reach(last), "clients reach the last commit")
+        self.wait(lambda: self._archives_reach(last), "archives reach the last commit")
+        self.wait(lambda: self._clients_reach(last), "clients reach the last commit")
         self.clients.finish()
         assert self.snapshotter.stop() == 0, self.snapshotter.tail()
         assert self.server.stop() == 0, self.server.tail()
@@ -306,9 +180,6 @@ class Upheaval:
     def _last_commit(self) -> int:
         return self.oracle.last_commit()
 
-    def _is_ready(self) -> bool:
-        return self.server.is_ready()
-
     def _archives_reach(self, last: int) -> bool:
         return all(self._head(table.name) >= last for table in self.database.tables)
 
@@ -323,7 +194,16 @@ class Upheaval:
     def _clients_reach(self, last: int) -> bool:
         return all(copy.position >= last for copy in self.clients.copies.values())
 
-    def _wait(self, condition: Callable[[], Any], what: str) -> None:
+    def wait_ready(self) -> None:
+        """Until every table of the server is live."""
+        self.wait(self.server.is_ready, "the server is ready")
+
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
+        """Until it holds, while all programs run.
+
+        :raises AssertionError: if it doesn't for long, or one of them ended.
+        """
+
         def holds() -> Any:
             self.clients.check()
             for program in (self.server, self.snapshotter):
@@ -336,7 +216,7 @@ class Upheaval:
         except AssertionError as late:
             tails = f"{self.server.tail()}\n{self.snapshotter.tail()}"
             raise AssertionError(f"{late}\n{tails}") from None
-        self._tell(f"({what}: {time.monotonic() - began:.1f} s)")
+        self.tell(f"({what}: {time.monotonic() - began:.1f} s)")
 
     # ------------------------------------------------------------ what must be true
 
@@ -347,8 +227,7 @@ class Upheaval:
         for table in self.database.tables:
             archive = self._directory / "archive" / table.name
             found = boundaries(archive)
-            positions = [position for position, _ in found]
-            assert positions == sorted(positions)
+            self._check_order(archive, [position for position, _ in found])
             for position, lines in found:
                 self._compare(f"archive of {table.name}", table.name, position, lines)
             copy = self.clients.copies[table.name]
@@ -356,6 +235,16 @@ class Upheaval:
                 self._compare(f"client of {table.name}", table.name, position, lines)
             self._check_store(table.name)
             self._verify(archive)
+
+    def _check_order(self, archive: Path, positions: list[int]) -> None:
+        """Within a history positions never go back, and none is taken up again."""
+        manifest = json.loads((archive / "manifest.json").read_bytes())
+        histories = [artifact["history"] for artifact in manifest["artifacts"]]
+        known = list(dict.fromkeys(histories))
+        assert histories == sorted(histories, key=known.index), histories
+        for history in known:
+            ends = [end for end, of in zip(positions, histories, strict=True) if of == history]
+            assert ends == sorted(ends), (archive, history, ends)
 
     def _compare(self, whose: str, table: str, position: int, lines: list[bytes]) -> None:
         if self.oracle.is_blind(table, position):
@@ -389,13 +278,21 @@ class Upheaval:
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def run(seed: int, clusters: Clusters, directory: Path, scenes: int) -> Upheaval:
+def run(
+    seed: int,
+    clusters: Clusters,
+    directory: Path,
+    scenes: int,
+    misfortunes: Collection[str] = (),
+    *,
+    patiently: bool = False,
+) -> Upheaval:
     """One whole run, in which so many things go wrong.
 
     :raises AssertionError: naming what was broken.
     """
     with ExitStack() as stack:
-        made = Upheaval(seed, clusters, directory, stack)
+        made = Upheaval(seed, clusters, directory, stack, misfortunes, patiently=patiently)
         try:
             made.go(scenes)
         except BaseException as failure:

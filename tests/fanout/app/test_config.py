@@ -7,6 +7,7 @@ import pytest
 from laredo_fanout import config
 from laredo_fanout.app import options
 from laredo_fanout.app.control_wire import options_from_json, options_to_json
+from laredo_fanout.catchup.options import Ordering
 from laredo_model.settings import SettingsError
 
 DESIGN = """
@@ -87,9 +88,10 @@ def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
 
 
 def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> None:
-    off = MINIMAL + "sources.pg.stream_transactions = off\n"
+    off = MINIMAL + "sources.pg.stream_transactions = off, sources.pg.receive_timeout = 5s\n"
     assert options.source_options(load(tmp_path, MINIMAL)).stream_transactions
     assert not options.source_options(load(tmp_path, off)).stream_transactions
+    assert options.source_options(load(tmp_path, off)).receive_timeout == 5
 
 
 def test_copies_are_bounded_as_configured(tmp_path: Path) -> None:
@@ -117,9 +119,12 @@ def test_fall_behind_mode_is_as_configured(tmp_path: Path) -> None:
     assert options.catchup_options(load(tmp_path, off)) is None
 
 
-def test_relaxed_ordering_is_refused_with_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"sources\.pg\.catchup\.ordering.*ordering = strict"):
-        load(tmp_path, DESIGN.replace("ordering = strict", "ordering = relaxed"))
+def test_ordering_of_a_backlog(tmp_path: Path) -> None:
+    for ordering in Ordering:
+        text = DESIGN.replace("ordering = strict", f"ordering = {ordering}")
+        said = options.catchup_options(load(tmp_path, text))
+        assert said is not None
+        assert said.ordering is ordering
 
 
 def test_serving_options_survive_the_way_to_a_serving_process(tmp_path: Path) -> None:

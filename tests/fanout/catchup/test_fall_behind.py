@@ -1,8 +1,6 @@
 """The ingest falls behind: segments bring it level, whatever is under way, breaks or is full."""
 
-import os
 import random
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +14,13 @@ from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.source.status import CommitInfo
 from laredo_fanout.store.writer import Store
+from tests.fanout.catchup.behind import (
+    kill_one,
+    start_behind,
+    status_of,
+    wait_level,
+    wait_split,
+)
 from tests.fanout.source.interleaving import TABLES, Interleaving
 from tests.fanout.source.journal_oracle import Replay
 from tests.fix_ingest import RunningIngest
@@ -39,39 +44,6 @@ def options(tmp_path: Path) -> CatchupOptions:
     )
 
 
-def _status(ingest: RunningIngest) -> CatchupStatus:
-    assert ingest.fall_behind is not None
-    return ingest.fall_behind.status()
-
-
-def _wait_split(ingest: RunningIngest) -> CatchupStatus:
-    def split() -> CatchupStatus | None:
-        assert ingest.error is None
-        status = _status(ingest)
-        return status if status.segments else None
-
-    found: CatchupStatus = wait_until(split, "the backlog is split", _PATIENCE_S)
-    return found
-
-
-def _wait_level(ingest: RunningIngest) -> None:
-    """The slot's own stream goes on: segments' processes have come and gone."""
-
-    def streams() -> bool:
-        assert ingest.error is None
-        return ingest.status.phase == "streaming" and not _status(ingest).segments
-
-    wait_until(streams, "the slot's own stream goes on", _PATIENCE_S)
-
-
-def _start_behind(ingest: RunningIngest, *tables: str) -> None:
-    """Start it, and have it split its backlog at once."""
-    ingest.asks_to_catch_up = True
-    ingest.start(*tables)
-    _wait_split(ingest)
-    ingest.asks_to_catch_up = False
-
-
 class _Held:
     """Holds the ingest after its first commit while a backlog is split."""
 
@@ -82,7 +54,7 @@ class _Held:
         ingest.on_commit = self._committed
 
     def _committed(self, _: CommitInfo) -> None:
-        if _status(self._ingest).segments:
+        if status_of(self._ingest).segments:
             self.reached.set()
             self.go_on.wait(30)
 
@@ -134,27 +106,20 @@ def test_every_commit_of_a_backlog_is_in_the_journal_as_it_was(
         connection.execute("CREATE TABLE later (id int PRIMARY KEY, a text)")
         connection.execute("INSERT INTO later SELECT g, g FROM generate_series(1, 2000) g")
         # A table that is new in the configuration is copied meanwhile.
-        _start_behind(ingest, *TABLES, "public.later")
+        start_behind(ingest, *TABLES, "public.later")
         for _ in range(60):
             work.step()
             connection.execute("UPDATE later SET a = a || 'x' WHERE id % 7 = 0")
             if chance.random() < 0.1:
-                _kill_one(ingest, chance)
+                kill_one(ingest, chance)
         work.finish()
-        _wait_level(ingest)
+        wait_level(ingest)
         ingest.wait_live()
         ingest.assert_equal()
         for start in starts:
             assert start.compare(work.commits) > 20
     assert _slots(database) == [ingest.options.slot_name]
     assert not list(options.spool_directory.iterdir())
-
-
-def _kill_one(ingest: RunningIngest, chance: random.Random) -> None:
-    pids = [segment.pid for segment in _status(ingest).segments if segment.pid is not None]
-    if pids:
-        with suppress(ProcessLookupError):
-            os.kill(chance.choice(pids), signal.SIGKILL)
 
 
 def _slots(database: Database) -> list[object]:
@@ -170,7 +135,7 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
 ) -> None:
     ingest, work = behind
     held = _Held(ingest)
-    _start_behind(ingest)
+    start_behind(ingest)
     held.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:
         assert store.catchup_plan is not None
@@ -179,9 +144,9 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
     for _ in range(20):
         work.step()
     ingest.start()
-    _wait_level(ingest)
+    wait_level(ingest)
     ingest.assert_equal()
-    assert _status(ingest).plans == 0
+    assert status_of(ingest).plans == 0
 
 
 def test_segments_are_as_many_as_there_is_room_for(
@@ -197,10 +162,10 @@ def test_segments_are_as_many_as_there_is_room_for(
     free = int(str(row[0]))
     ingest.catchup = replace(options, reserve=free - 2)
     held = _Held(ingest)
-    _start_behind(ingest)
+    start_behind(ingest)
     with held.holding():
-        assert len(_status(ingest).segments) == 2
-    _wait_level(ingest)
+        assert len(status_of(ingest).segments) == 2
+    wait_level(ingest)
     ingest.assert_equal()
 
 
@@ -212,7 +177,7 @@ def test_without_room_the_one_slot_is_read(
     ingest.asks_to_catch_up = True
     ingest.start()
     ingest.assert_equal()
-    status = _status(ingest)
+    status = status_of(ingest)
     assert status.plans == 0
     assert status.trouble is not None
     assert "reserve_slots" in status.trouble
@@ -223,7 +188,7 @@ def test_slots_that_went_meanwhile_are_done_without(
 ) -> None:
     ingest, _ = behind
     held = _Held(ingest)
-    _start_behind(ingest)
+    start_behind(ingest)
     held.stop()
     made = []
     with ingest.database.connect() as connection:
@@ -234,12 +199,12 @@ def test_slots_that_went_meanwhile_are_done_without(
                     connection.execute("SELECT pg_create_physical_replication_slot(%s)", (name,))
                     made.append(name)
             ingest.start()
-            wait_until(lambda: _status(ingest).given_up, "the plan is given up", _PATIENCE_S)
+            wait_until(lambda: status_of(ingest).given_up, "the plan is given up", _PATIENCE_S)
             ingest.assert_equal()
         finally:
             for name in made:
                 connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-    trouble = _status(ingest).trouble
+    trouble = status_of(ingest).trouble
     assert trouble is not None
     assert "no slot is free" in trouble
 
@@ -249,7 +214,7 @@ def test_a_plan_of_another_history_is_dropped(
 ) -> None:
     ingest, _ = behind
     held = _Held(ingest)
-    _start_behind(ingest)
+    start_behind(ingest)
     held.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:
         assert store.catchup_plan is not None
@@ -281,15 +246,15 @@ def test_it_begins_by_itself_above_the_threshold(
             )
 
     def wait_for_checks(_: CommitInfo) -> None:
-        if ingest.status.phase == "streaming" and not _status(ingest).plans:
-            ingest.wait_until(lambda: _status(ingest).checks_above > 3, "it is above for long")
+        if ingest.status.phase == "streaming" and not status_of(ingest).plans:
+            ingest.wait_until(lambda: status_of(ingest).checks_above > 3, "it is above for long")
 
     ingest.on_commit = wait_for_checks
     ingest.start()
-    _wait_split(ingest)
-    _wait_level(ingest)
+    wait_split(ingest)
+    wait_level(ingest)
     ingest.assert_equal()
-    assert _status(ingest).plans >= 1
+    assert status_of(ingest).plans >= 1
 
 
 def test_it_begins_when_asked_for(
@@ -297,8 +262,8 @@ def test_it_begins_when_asked_for(
 ) -> None:
     ingest, _ = behind
     ingest.catchup = replace(options, mode=Mode.MANUAL)
-    _start_behind(ingest)
-    _wait_level(ingest)
+    start_behind(ingest)
+    wait_level(ingest)
     ingest.assert_equal()
 
 
@@ -309,9 +274,9 @@ def test_spools_stay_within_their_bound(
     bound = 300_000
     ingest.catchup = replace(options, spool_max_bytes=bound, piece_bytes=20_000)
     seen: list[CatchupStatus] = []
-    ingest.on_commit = lambda _: seen.append(_status(ingest))
-    _start_behind(ingest)
-    _wait_level(ingest)
+    ingest.on_commit = lambda _: seen.append(status_of(ingest))
+    start_behind(ingest)
+    wait_level(ingest)
     ingest.assert_equal()
     assert max(status.spool_bytes for status in seen) > 0
 
@@ -323,6 +288,6 @@ def test_a_long_transaction_holds_nothing_up(
     with ingest.database.connect() as connection, connection.transaction():
         connection.execute("CREATE TEMP TABLE unfinished (a int)")
         connection.execute("SELECT pg_current_xact_id()")
-        _start_behind(ingest)
-        _wait_level(ingest)
+        start_behind(ingest)
+        wait_level(ingest)
         ingest.assert_equal()

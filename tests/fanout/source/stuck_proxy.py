@@ -13,7 +13,8 @@ class Proxy:
     Both ends are sockets of PostgreSQL, or (``port``) of the loopback interface.
 
     With ``stuck`` nothing more passes in connections that there are by then, not even
-    their end; the next one that is opened is well again.
+    their end; the next one that is opened is well again. With ``stuck_after`` that of
+    one connection alone, once its client has sent these bytes.
     """
 
     def __init__(self, upstream: str | int, path: Path | None = None, port: int = 0) -> None:
@@ -21,6 +22,8 @@ class Proxy:
         self._upstream = upstream if isinstance(upstream, str) else ("127.0.0.1", upstream)
         self._family = socket.AF_UNIX if path is not None else socket.AF_INET
         self.stuck = threading.Event()
+        self.stuck_after: bytes | None = None
+        self._silenced: set[int] = set()
         self._opened = self._dead = 0
         self._sockets: list[socket.socket] = []
         self._listener = socket.socket(self._family)
@@ -52,15 +55,32 @@ class Proxy:
                     ).start()
 
     def _forward(self, number: int, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
+        try:
             while True:
                 data = source.recv(65536)
-                if self.stuck.is_set() or number <= self._dead:
+                if self._is_stuck(number):
                     return
                 if not data:
                     break
+                wanted = self.stuck_after
+                if wanted is not None and wanted in data:
+                    self.stuck_after = None
+                    self._silenced.add(number)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+        except OSError:
+            # One end was reset, as a process that is killed does it: the other is to know.
+            if not self._is_stuck(number):
+                for each in (source, target):
+                    with suppress(OSError):
+                        each.shutdown(socket.SHUT_RDWR)
+
+    def _is_stuck(self, number: int) -> bool:
+        return self.stuck.is_set() or number <= self._dead or number in self._silenced
+
+    def lead_to(self, upstream: str | int) -> None:
+        """Connections that are opened from now on go there."""
+        self._upstream = upstream if isinstance(upstream, str) else ("127.0.0.1", upstream)
 
     def cut(self) -> None:
         """End every connection that there is."""

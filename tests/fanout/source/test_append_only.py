@@ -10,7 +10,8 @@ import pytest
 
 from laredo_fanout.source import append_only
 from laredo_fanout.source.message import Relation
-from laredo_fanout.source.stream_decoder import IGNORED, Route, StreamDecoder
+from laredo_fanout.source.route import IGNORED, Route
+from laredo_fanout.source.stream_decoder import StreamDecoder
 from laredo_fanout.store.table import Status
 from tests.fix_ingest import Gate, RunningIngest
 from tests.fix_postgres import Database, on_versions

@@ -112,3 +112,29 @@ def test_proxy_that_stops_forwarding_is_noticed(
         assert ingest.status.reconnects >= 1
     finally:
         ingest.stop()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"pg_publication",
+        b"IDENTIFY_SYSTEM",
+        b"pg_create_logical_replication_slot",
+        b"START_REPLICATION",
+    ],
+    ids=bytes.decode,
+)
+def test_an_answer_that_never_comes_while_the_stream_is_prepared(
+    filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
+) -> None:
+    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
+    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=1)
+    ingest.options = replace(ingest.options, connection=dsn)
+    proxy.stuck_after = asked
+    ingest.start()
+    try:
+        ingest.wait_live()
+        assert proxy.stuck_after is None
+        ingest.assert_equal()
+    finally:
+        ingest.stop()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from laredo_fanout.source import streamed
-from laredo_fanout.source.stream_decoder import Route
+from laredo_fanout.source.route import Route
 from laredo_fanout.source.tracking import Tracking
 from tests.fanout.source.interleaving import TABLES, Interleaving
 from tests.fanout.source.journal_oracle import Replay
@@ -228,14 +228,16 @@ def test_stopped_while_a_giant_transaction_is_applied(
     ingest = _two_tables(database, ingesting)
     within, go_on = threading.Event(), threading.Event()
     apply = Tracking.apply
+    before: list[int] = []
 
     def held(tracking: Tracking, routes: list[Route]) -> None:
+        # A look's message may have passed since the test began.
+        before.append(ingest.store.position)
         apply(tracking, routes)
         within.set()
         assert go_on.wait(30)
 
     monkeypatch.setattr(Tracking, "apply", held)
-    before = ingest.store.position
     _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
     assert within.wait(30), "pieces are handed over"
     ingest.ingest.stop()
@@ -244,5 +246,5 @@ def test_stopped_while_a_giant_transaction_is_applied(
     monkeypatch.undo()
     assert ingest.error is None
     ingest.start()
-    assert ingest.store.position == before, "nothing of it was kept"
+    assert ingest.store.position == before[0], "nothing of it was kept"
     ingest.assert_equal()
