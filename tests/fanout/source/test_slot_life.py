@@ -44,7 +44,7 @@ def _slot(database: Database) -> tuple[int, int]:
 # ---------------------------------------------------------------- heartbeats
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_another_database_writes_and_our_idle_ones_slot_follows(
     filled: Database, ingesting: Start
 ) -> None:
@@ -181,7 +181,7 @@ def _streaming_from(database: Database, run: str) -> Iterator[ReplicationStream]
         yield stream
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingesting: Start) -> None:
     ingest = ingesting("public.t")
     ingest.wait_live()
@@ -255,7 +255,7 @@ def test_names_fit_however_long_the_slots_is(filled: Database) -> None:
 # ---------------------------------------------------------------- the making of the slot
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_whom_the_slot_waits_for_is_said_and_it_can_be_stopped(
     filled: Database, ingesting: Start
 ) -> None:
