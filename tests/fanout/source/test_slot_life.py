@@ -83,6 +83,17 @@ DANGERS = {
         {"unreserved"},
     ),
     "too late": (WELL._replace(wal_status="lost", invalidated="wal_removed"), {"lost"}),
+    "too late for all else": (
+        WELL._replace(
+            wal_status="lost",
+            idle_s=61,
+            idle_timeout_s=120,
+            oldest=Oldest(7, 3601),
+            xmin_age=110,
+            freeze_age=200,
+        ),
+        {"lost"},
+    ),
     "idle": (WELL._replace(active_pid=None, idle_s=61, idle_timeout_s=120), {"idle"}),
     "not idle for long": (WELL._replace(idle_s=59, idle_timeout_s=120), set()),
     "old transaction": (WELL._replace(oldest=Oldest(7, 3601)), {"old_transaction"}),
