@@ -36,6 +36,7 @@ demo: $(STAMP)  ## rows change in a real PostgreSQL and land in an archive that 
 test: $(STAMP) $(DELTA_STAMP)  ## the whole test suite, against a real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
 	@tests/postgres15.sh
+	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff: lint and format

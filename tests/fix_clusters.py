@@ -4,7 +4,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from tests.fix_postgres import BIN_OF_15, Database
+from tests.fix_postgres import VERSION, Database, new_server
 from tests.processes import wait_until
 
 
@@ -32,21 +32,21 @@ class Clusters:
         self.servers: list[EmbeddedPostgres] = []
         self.address = Path(tempfile.mkdtemp(prefix="laredo-ha-")) / "s"
 
-    def new(self, version: int = 18, **settings: str) -> EmbeddedPostgres:
+    def new(self, version: int = VERSION, **settings: str) -> EmbeddedPostgres:
         """A new cluster, running."""
         data = self._place()
         _copy(self._templates(version), data)
         return self.running(data, version, **settings)
 
-    def running(self, data: Path, version: int = 18, **settings: str) -> EmbeddedPostgres:
+    def running(self, data: Path, version: int = VERSION, **settings: str) -> EmbeddedPostgres:
         """The cluster in this directory, started."""
-        server = _server(data, version, settings)
+        server = new_server(data, version, settings)
         server.start()
         self._stack.callback(server.stop, how=signal.SIGQUIT)
         self.servers.append(server)
         return server
 
-    def recovered(self, data: Path, version: int = 18) -> EmbeddedPostgres:
+    def recovered(self, data: Path, version: int = VERSION) -> EmbeddedPostgres:
         """The cluster in this directory as after a recovery from a backup: on a new timeline."""
         (data / "recovery.signal").touch()
         server = self.running(data, version, restore_command="false")
@@ -70,7 +70,7 @@ class Clusters:
         _copy(saved, server.data)
 
     def standby(
-        self, primary: EmbeddedPostgres, version: int = 18, **settings: str
+        self, primary: EmbeddedPostgres, version: int = VERSION, **settings: str
     ) -> EmbeddedPostgres:
         """A streaming standby of ``primary``."""
         data = self._place()
@@ -78,7 +78,7 @@ class Clusters:
         with primary.connect() as connection:
             connection.execute("SELECT pg_create_physical_replication_slot('standby')")
         subprocess.run(
-            [str(primary.bin / "pg_basebackup"), "-D", str(data), "-d", socket, "-c", "fast"],
+            [str(_pg_basebackup(primary)), "-D", str(data), "-d", socket, "-c", "fast"],
             check=True,
             capture_output=True,
         )
@@ -186,10 +186,10 @@ def invalidate(server: EmbeddedPostgres) -> None:
         connection.execute("CHECKPOINT")
 
 
-def _server(data: Path, version: int, settings: Mapping[str, str]) -> EmbeddedPostgres:
-    if version == 15:
-        return EmbeddedPostgres(data, bin_directory=BIN_OF_15, settings=settings)
-    return EmbeddedPostgres(data, version=version, settings=settings)
+def _pg_basebackup(server: EmbeddedPostgres) -> Path:
+    """A later version's, which knows older servers, where the server's own isn't there."""
+    own = server.bin / "pg_basebackup"
+    return own if own.exists() else new_server(server.data, 18).bin / "pg_basebackup"
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -212,7 +212,7 @@ def templates() -> Iterator[Callable[[int], Path]]:
         def template(version: int) -> Path:
             if version not in made:
                 data = Path(path) / f"template{version}"
-                with _server(data, version, {}) as server:
+                with new_server(data, version) as server:
                     server.connect().close()
                 made[version] = data
             return made[version]

@@ -1,12 +1,13 @@
 """PostgreSQL servers for the session, and a database of its own for each test that asks.
 
-A test is run on several versions by ``@on_versions(15, 18)``; it is 18 otherwise.
+A test is run on several versions by ``@on_versions(15, 18)``; otherwise on 18, or on the one that
+LAREDO_TEST_VERSION names: 14 to 18. LAREDO_TEST_POSTGRES14 and so on are where the programs are.
 """
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,14 +19,37 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 
 _numbers = count(1)
 
-BIN_OF_15 = Path(os.environ.get("LAREDO_TEST_POSTGRES15", "/usr/lib/postgresql/15/bin"))
+VERSION = int(os.environ.get("LAREDO_TEST_VERSION", "18"))
+_OF_THE_WHEEL = (16, 18)
+_FETCHED = Path(__file__).parent.parent / "build" / "postgres"
 
 
 def on_versions(*versions: int) -> pytest.MarkDecorator:
-    """Run a test on a database of each of these versions of PostgreSQL: 15, 16 or 18."""
+    """Run a test on a database of each of these versions of PostgreSQL, 14 to 18."""
     return pytest.mark.parametrize(
         "database", versions, indirect=True, ids=[f"postgres{version}" for version in versions]
     )
+
+
+def new_server(
+    data: Path, version: int, settings: Mapping[str, str] | None = None
+) -> EmbeddedPostgres:
+    """One of this version over the cluster in ``data``, not started.
+
+    The wheel brings 16 and 18. 15 is Debian's, which has the extensions that the wheel lacks; 14
+    and 17 are wherever they were found, or the test is skipped.
+    """
+    if version in _OF_THE_WHEEL:
+        return EmbeddedPostgres(data, version=version, settings=settings)
+    named = os.environ.get(f"LAREDO_TEST_POSTGRES{version}")
+    installed = Path(f"/usr/lib/postgresql/{version}/bin")
+    places = [Path(named)] if named else [_FETCHED / str(version) / "bin", installed]
+    for place in places:
+        if (place / "postgres").exists():
+            return EmbeddedPostgres(data, bin_directory=place, settings=settings)
+    if version == 15:
+        pytest.fail(f"PostgreSQL 15 isn't in {installed}: run tests/postgres15.sh")
+    pytest.skip(f"PostgreSQL {version} isn't there: run tests/postgres_14_17.sh")
 
 
 @dataclass(frozen=True)
@@ -54,32 +78,32 @@ def data_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[EmbeddedPostgres]:
-    """Version 18."""
-    with data_directory() as data, EmbeddedPostgres(data) as server:
-        yield server
+def postgres(of_version: Callable[[int], EmbeddedPostgres]) -> EmbeddedPostgres:
+    """Version 18, if LAREDO_TEST_VERSION names no other."""
+    return of_version(VERSION)
 
 
 @pytest.fixture(scope="session")
-def postgres16() -> Iterator[EmbeddedPostgres]:
-    with data_directory() as data, EmbeddedPostgres(data, version=16) as server:
-        yield server
+def of_version() -> Iterator[Callable[[int], EmbeddedPostgres]]:
+    """The session's server of a version, started at the first time."""
+    with ExitStack() as stack:
+        running: dict[int, EmbeddedPostgres] = {}
 
+        def started(version: int) -> EmbeddedPostgres:
+            if version not in running:
+                data = stack.enter_context(data_directory())
+                running[version] = stack.enter_context(new_server(data, version))
+            return running[version]
 
-@pytest.fixture(scope="session")
-def postgres15() -> Iterator[EmbeddedPostgres]:
-    """Debian's, which has the extensions that the wheel lacks."""
-    if not (BIN_OF_15 / "postgres").exists():
-        pytest.fail(f"PostgreSQL 15 isn't in {BIN_OF_15}: run tests/postgres15.sh")
-    with data_directory() as data, EmbeddedPostgres(data, bin_directory=BIN_OF_15) as server:
-        yield server
+        yield started
 
 
 @pytest.fixture
-def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+def database(
+    request: pytest.FixtureRequest, of_version: Callable[[int], EmbeddedPostgres]
+) -> Iterator[Database]:
     """Made for the test; dropped after it, with the slots that were left in it."""
-    version = getattr(request, "param", 18)
-    postgres = request.getfixturevalue("postgres" if version == 18 else f"postgres{version}")
+    postgres = of_version(getattr(request, "param", VERSION))
     name = f"test_{next(_numbers)}"
     with postgres.connect() as admin:
         admin.execute(f"CREATE DATABASE {name}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from laredo_fanout.source.stream_decoder import StreamDecoder
 
 _WINDOW_S = 0.25
-_ENTER_BYTES, _LEAVE_BYTES = 1 << 20, 128 << 10
+_ENTER_BYTES, _LEAVE_BYTES = 256 << 10, 64 << 10
 """A window with so much received begins, with less ends, decoding by other processes."""
 _BLOCK_AGE_S = 0.01
 _NAP_S = 0.001
@@ -101,7 +101,7 @@ class DecodePipeline(Decoding):
     ) -> None:
         super().__init__(stream, decoder)
         self._stream = stream
-        self._pool = DecodePool(workers, counters)
+        self._pool = DecodePool(workers, wire.BLOCK_BYTES, counters)
         self._counters = counters
         self._wake = wake
         self._patience = patience
@@ -338,9 +338,11 @@ class _Reader(threading.Thread):
     def _read(self) -> None:
         window = _Window()
         before = 0
+        is_full = False
         while not (self._stopping or self._must_end or self.ended):
             with self._stream.lock:
-                self.received += self._stream.gulp()
+                if not is_full:  # else there is more in libpq's buffer, which would grow
+                    self.received += self._stream.gulp()
                 is_full = self._gather()
             if is_full or (self._sizes and time.monotonic() - self._begun_at > _BLOCK_AGE_S):
                 self._give()

@@ -33,14 +33,17 @@ class _Place:
 
 
 class DecodePool:
-    """``workers`` processes; one that is lost is replaced, with growing pauses if it was no use.
+    """``workers`` processes, for blocks of ``room`` bytes.
+
+    One that is lost is replaced, after growing pauses if it was no use.
 
     Used by the ingest's thread, :meth:`with_room` by the one that reads the stream.
     """
 
-    def __init__(self, workers: int, counters: Counters) -> None:
+    def __init__(self, workers: int, room: int, counters: Counters) -> None:
         self._places = [_Place() for _ in range(workers)]
         self._slots = max(2, _SLOTS // workers)
+        self._room = room
         self._turn = 0
         self._counters = counters
 
@@ -85,7 +88,7 @@ class DecodePool:
 
     def _start(self, place: _Place) -> None:
         try:
-            place.process = DecodeProcess(self._slots)
+            place.process = DecodeProcess(self._slots, self._room)
         except OSError as failed:
             self._failed(place)
             _log.warning("no process can be started that decodes", error=str(failed))

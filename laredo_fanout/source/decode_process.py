@@ -24,15 +24,16 @@ _END_PATIENCE_S = 5.0
 
 
 class DecodeProcess:
-    """One of them. ``slots`` is how many blocks it may have at once.
+    """One of them. ``slots`` is how many blocks it may have at once, of ``room`` bytes.
 
     The thread that reads the stream gives blocks (:meth:`put`), the ingest's takes what they
     decode to. ``lost``: it is gone, or as good as that; what it was given is still to be had.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, room: int) -> None:
         self._slots = slots
-        size = slots * (wire.BLOCK_BYTES + wire.RESULT_BYTES)
+        self._room = room
+        size = slots * room * (1 + wire.RESULT_FACTOR)
         shared = os.memfd_create("laredo-decode")
         ours, theirs = socket.socketpair()
         try:
@@ -103,14 +104,14 @@ class DecodeProcess:
     def put(self, block: bytes, count: int) -> int:
         """Have it decode a block; the slot that keeps it until it is released."""
         slot = self._free.popleft()
-        start = slot * wire.BLOCK_BYTES
+        start = slot * self._room
         self._memory[start : start + len(block)] = block
         self._send(Block(slot, len(block), count))
         return slot
 
     def block(self, slot: int, size: int) -> bytes:
         """The block in this slot."""
-        start = slot * wire.BLOCK_BYTES
+        start = slot * self._room
         return self._memory[start : start + size]
 
     def listen(self) -> None:
@@ -143,7 +144,7 @@ class DecodeProcess:
         size = self._results[slot]
         if not size:
             return None
-        start = self._slots * wire.BLOCK_BYTES + slot * wire.RESULT_BYTES
+        start = (self._slots + slot * wire.RESULT_FACTOR) * self._room
         with memoryview(self._memory) as memory, memory[start : start + size] as stored:
             return wire.decoded_from_bytes(stored)
 

@@ -22,8 +22,8 @@ from laredo_model.rule import TypeInfo
 
 BLOCK_BYTES = 512 << 10
 """Room for a block: messages with padding, and their sizes."""
-RESULT_BYTES = 4 * BLOCK_BYTES
-"""Room for what a block decodes to; what needs more is decoded by the ingest."""
+RESULT_FACTOR = 4
+"""Times a block's room is what it may decode to; what needs more is decoded by the ingest."""
 
 _SIZE = Struct(">I")
 ANSWER = Struct(">II")

@@ -146,19 +146,21 @@ def _note(message: bytes, done: Decoded) -> None:
 
 def serve(connection: socket.socket, memory: mmap.mmap, slots: int) -> None:
     """Decode what is ordered until nobody orders anything any more."""
+    room = len(memory) // slots // (1 + wire.RESULT_FACTOR)
+    results = slots * room
     decoder = BlockDecoder()
     connection.sendall(wire.ANSWER.pack(wire.NOBODY, 0))
     while (order := wire.receive(connection)) is not None:
         if isinstance(order, wire.Setup):
             decoder.set_up(order)
             continue
-        start = order.slot * wire.BLOCK_BYTES
+        start = order.slot * room
         result = decoder.decode(memory[start : start + order.size], order.messages).to_bytes()
         size = len(result)
-        if size > wire.RESULT_BYTES:
+        if size > wire.RESULT_FACTOR * room:
             size = 0
         else:
-            start = slots * wire.BLOCK_BYTES + order.slot * wire.RESULT_BYTES
+            start = results + order.slot * wire.RESULT_FACTOR * room
             memory[start : start + size] = result
         connection.sendall(wire.ANSWER.pack(order.slot, size))
 

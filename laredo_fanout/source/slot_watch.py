@@ -42,6 +42,9 @@ class SlotWarning(NamedTuple):
 
 def warnings(slot: Slot) -> list[SlotWarning]:
     """What is to be said of the slot as it is now; empty if it is well."""
+    if slot.wal_status == "lost":
+        # It keeps nothing any more, and nothing more can become of it.
+        return list(_wal(slot))
     return [*_wal(slot), *_idle(slot), *_transactions(slot)]
 
 

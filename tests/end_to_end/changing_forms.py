@@ -57,7 +57,9 @@ class Forms:
 
     def _is_published(self, session: Session, table: ChangingTable) -> bool:
         found = session.execute(
-            "SELECT FROM pg_publication_tables WHERE pubname = %s AND tablename = %s",
+            # The view would wait for whoever has locked any of the publication's tables.
+            "SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
+            " WHERE p.pubname = %s AND r.prrelid = %s::text::regclass",
             [self._publication(table), table.name],
         )
         return found.fetchone() is not None

@@ -94,6 +94,12 @@ def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> No
     assert options.source_options(load(tmp_path, off)).receive_timeout == 5
 
 
+def test_the_ingest_decodes_unless_processes_are_configured(tmp_path: Path) -> None:
+    said = MINIMAL + "sources.pg.decode_workers = 2\n"
+    assert options.source_options(load(tmp_path, MINIMAL)).decode_workers == 0
+    assert options.source_options(load(tmp_path, said)).decode_workers == 2
+
+
 def test_copies_are_bounded_as_configured(tmp_path: Path) -> None:
     unbounded = options.source_options(load(tmp_path, MINIMAL)).copy
     assert (unbounded.connections, unbounded.max_rows_per_second) == (2, None)
@@ -214,6 +220,8 @@ def test_the_short_form_sets_the_listener(tmp_path: Path) -> None:
             'sources.pg.connection = "postgresql://u:hunter2@[::1/db"',
             "fanout.conf:4: sources.pg.connection: not a PostgreSQL connection",
         ),
+        ("sources.pg.decode_workers = 17", "fanout.conf:4: sources.pg.decode_workers: "),
+        ("sources.pg.decode_workers = -1", "fanout.conf:4: sources.pg.decode_workers: "),
         ("sources.pg.slot_name = Bad-Slot", "fanout.conf:4: sources.pg.slot_name: "),
         (
             "sources.pg.copy.worker = 4",

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.fanout.app.fanout_program import Fanout, fanout
 from tests.fix_clusters import Clusters, invalidate
@@ -20,9 +21,11 @@ def started(server: Fanout) -> Iterator[None]:
         yield
 
 
-def made(clusters: Clusters, directory: Path, extra: str = "", **settings: str) -> Fanout:
+def made(
+    clusters: Clusters, directory: Path, extra: str = "", version: int = 18, **settings: str
+) -> Fanout:
     """A server over a cluster whose slot may keep little, not started."""
-    postgres = clusters.new(18, **settings)
+    postgres = clusters.new(version, **settings)
     database = clusters.lead_to(postgres)
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
@@ -77,10 +80,13 @@ def _holder(connection: "psycopg.Connection[tuple[object, ...]]") -> object:
     return row[0]
 
 
-def test_a_lost_slot_is_shown_until_somebody_decides(clusters: Clusters, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [16, 18])
+def test_a_lost_slot_is_shown_until_somebody_decides(
+    clusters: Clusters, tmp_path: Path, version: int
+) -> None:
     settings = {"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB"}
     fail = "sources.pg.on_slot_lost = fail\n"
-    server = made(clusters, tmp_path, fail, **settings)
+    server = made(clusters, tmp_path, fail, version, **settings)
     with started(server):
         before = server.status["sources"]["pg"]
     invalidate(clusters.servers[-1])
@@ -94,7 +100,8 @@ def test_a_lost_slot_is_shown_until_somebody_decides(clusters: Clusters, tmp_pat
         assert "Set on_slot_lost = recreate to copy every table anew" in problem
         source = server.status["sources"]["pg"]
         assert source["slot"]["wal_status"] == "lost"
-        assert source["slot"]["invalidated"] == "wal_removed"
+        # Version 16 doesn't tell why.
+        assert source["slot"]["invalidated"] == ("wal_removed" if version > 16 else None)
         assert [warning["kind"] for warning in source["warnings"]] == ["lost"]
         assert (source["history"], source["slot_losses"]) == (before["history"], 0)
         assert source["lag_seconds"] > 0

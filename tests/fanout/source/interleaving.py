@@ -9,8 +9,8 @@ from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
 
 TABLES = {
-    "public.plain": "id int PRIMARY KEY, a numeric, big text STORAGE EXTERNAL",
-    "public.pair": "x text, y int, a numeric, big text STORAGE EXTERNAL, PRIMARY KEY (y, x)",
+    "public.plain": "id int PRIMARY KEY, a numeric, big text",
+    "public.pair": "x text, y int, a numeric, big text, PRIMARY KEY (y, x)",
 }
 _INSERTED = {
     "public.plain": "n, n / 7.0, repeat(md5(n::text), 90)",
@@ -54,6 +54,7 @@ class Interleaving:
         self._looking.execute("CREATE SEQUENCE numbers")
         for name, columns in TABLES.items():
             self._looking.execute(f"CREATE TABLE {name} ({columns})".encode())
+            self._looking.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
             self._looking.execute(_insert(name, 50).encode())
         self._sessions = [_Session(database, number) for number in range(sessions)]
         self._rows: dict[str, Rows] = {}

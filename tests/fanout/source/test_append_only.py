@@ -32,7 +32,7 @@ _LOG = (
 )
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_rows_are_there_as_often_as_they_were_inserted(
     database: Database, ingesting: Start
 ) -> None:

@@ -36,7 +36,8 @@ def _kill(database: Database, role: str) -> int:
 def filled(database: Database) -> Database:
     _run(
         database,
-        "CREATE TABLE t (id int PRIMARY KEY, a int, big text STORAGE EXTERNAL)",
+        "CREATE TABLE t (id int PRIMARY KEY, a int, big text)",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         "INSERT INTO t SELECT g, g, repeat(md5(g::text), 80) FROM generate_series(1, 3000) g",
     )
     return database

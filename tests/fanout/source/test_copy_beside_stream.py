@@ -176,9 +176,9 @@ def test_keys_of_any_types_in_ranges_under_writes(
     names = ", ".join(column.split()[0] for column in columns.split(", "))
     with database.connect() as connection:
         connection.execute(
-            f"CREATE TABLE k ({columns}, v int, big text STORAGE EXTERNAL,"
-            f" PRIMARY KEY ({names}))".encode()
+            f"CREATE TABLE k ({columns}, v int, big text, PRIMARY KEY ({names}))".encode()
         )
+        connection.execute("ALTER TABLE k ALTER big SET STORAGE EXTERNAL")
         insert = (
             f"INSERT INTO k SELECT {values}, g, repeat(md5(g::text), 90)"
             " FROM generate_series(%s::int, %s::int) g"

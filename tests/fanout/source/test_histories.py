@@ -116,8 +116,11 @@ def failed_over(clusters: Clusters, follow: Follow, version: int) -> tuple[Runni
     return ingest, record
 
 
-def test_failover_with_the_slot_on_the_standby_goes_on(clusters: Clusters, follow: Follow) -> None:
-    ingest, record = failed_over(clusters, follow, 18)
+@pytest.mark.parametrize("version", [17, 18])
+def test_failover_with_the_slot_on_the_standby_goes_on(
+    clusters: Clusters, follow: Follow, version: int
+) -> None:
+    ingest, record = failed_over(clusters, follow, version)
     ingest.wait_until(lambda: source_of(ingest).history.timeline == 2, "the new timeline")
     ingest.assert_equal()
     assert table_id(ingest) == record, "it was copied anew"
@@ -171,7 +174,7 @@ def test_failover_to_a_standby_that_was_behind(clusters: Clusters, follow: Follo
 
 def went_back(clusters: Clusters, follow: Follow, **options: object) -> tuple[RunningIngest, Path]:
     """A server and its ingest, and a copy of the disk from before the last changes."""
-    server = clusters.new(18)
+    server = clusters.new()
     ingest = follow(clusters.lead_to(server), **options)
     meets_its_marker(ingest)
     server.stop()
@@ -245,7 +248,7 @@ def test_a_backup_that_was_recovered_twice_to_timelines_of_one_number(
     clusters: Clusters, follow: Follow
 ) -> None:
     """Both are timeline 2; only where they begin tells them apart."""
-    server = clusters.new(18)
+    server = clusters.new()
     database = clusters.lead_to(server)
     ingest = follow(database)
     server.stop()
@@ -297,7 +300,7 @@ def test_a_crash_that_moves_the_slot_back_is_not_a_restored_backup(
     clusters: Clusters, follow: Follow
 ) -> None:
     """The confirmed position is written down with checkpoints only."""
-    server = clusters.new(18)
+    server = clusters.new()
     ingest = follow(clusters.lead_to(server))
     record = table_id(ingest)
     run(server, "UPDATE t SET a = 'b' WHERE id <= 50")
@@ -323,7 +326,7 @@ def test_a_crash_that_moves_the_slot_back_is_not_a_restored_backup(
 # ---------------------------------------------------------------- lost slots
 
 
-@pytest.mark.parametrize("version", [15, 16, 18])
+@pytest.mark.parametrize("version", [14, 15, 16, 17, 18])
 def test_an_invalidated_slot_is_made_anew(clusters: Clusters, follow: Follow, version: int) -> None:
     server = clusters.new(version, max_slot_wal_keep_size="16MB", max_wal_size="32MB")
     ingest = follow(clusters.lead_to(server))
@@ -391,7 +394,7 @@ def test_a_slot_that_is_invalidated_while_it_is_streamed_from(
 def test_a_slot_that_is_dropped_while_it_is_streamed_from(
     clusters: Clusters, follow: Follow
 ) -> None:
-    server = clusters.new(18)
+    server = clusters.new()
     ingest = follow(clusters.lead_to(server))
     record = table_id(ingest)
     with server.connect() as connection:
@@ -416,7 +419,7 @@ def test_a_slot_that_is_dropped_while_it_is_streamed_from(
 
 def test_a_store_of_an_older_version_goes_on(clusters: Clusters, follow: Follow) -> None:
     """It has neither a marker nor ancestors."""
-    server = clusters.new(18)
+    server = clusters.new()
     ingest = follow(clusters.lead_to(server))
     record = table_id(ingest)
     ingest.ingest.stop()

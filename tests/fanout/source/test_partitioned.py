@@ -41,7 +41,7 @@ def _looks_pass(ingest: RunningIngest) -> None:
         ingest.wait_until(lambda passed=passed: ingest.store.position > passed, "a heartbeat")
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_root_is_copied_and_followed(database: Database, ingesting: Start) -> None:
     _run(database, *_ROOT)
     ingest = ingesting("public.t", range_bytes=64 << 10)

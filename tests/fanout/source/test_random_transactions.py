@@ -15,12 +15,13 @@ from tests.fix_postgres import Database
 Start = Callable[..., RunningIngest]
 
 _TABLES = {
-    "public.simple": "id int PRIMARY KEY, a numeric, b text, big text STORAGE EXTERNAL",
-    "public.composite": "x text, y int, v jsonb, big text STORAGE EXTERNAL, PRIMARY KEY (y, x)",
-    "public.whole": "id uuid PRIMARY KEY, v float8, big text STORAGE EXTERNAL",
+    "public.simple": "id int PRIMARY KEY, a numeric, b text, big text",
+    "public.composite": "x text, y int, v jsonb, big text, PRIMARY KEY (y, x)",
+    "public.whole": "id uuid PRIMARY KEY, v float8, big text",
 }
 _SETUP = [
     *(f"CREATE TABLE {name} ({columns})" for name, columns in _TABLES.items()),
+    *(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL" for name in _TABLES),
     "ALTER TABLE whole REPLICA IDENTITY FULL",
 ]
 _INSERTS = {

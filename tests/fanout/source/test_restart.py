@@ -252,7 +252,8 @@ def test_killed_again_and_again_while_copying_under_writes(
     """kill -9 after a number of commits that differs each time; then the rest in this process."""
     _run(
         database,
-        "CREATE TABLE t (id int PRIMARY KEY, a int, big text STORAGE EXTERNAL)",
+        "CREATE TABLE t (id int PRIMARY KEY, a int, big text)",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         "CREATE TABLE c (a int, b text, v int, PRIMARY KEY (b, a))",
         "INSERT INTO t SELECT g, g, repeat(md5(g::text), 80) FROM generate_series(1, 6000) g",
         "INSERT INTO c SELECT g % 100, 'b' || g, g FROM generate_series(1, 6000) g",

@@ -44,7 +44,7 @@ def _slot(database: Database) -> tuple[int, int]:
 # ---------------------------------------------------------------- heartbeats
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_another_database_writes_and_our_idle_ones_slot_follows(
     filled: Database, ingesting: Start
 ) -> None:
@@ -83,6 +83,17 @@ DANGERS = {
         {"unreserved"},
     ),
     "too late": (WELL._replace(wal_status="lost", invalidated="wal_removed"), {"lost"}),
+    "too late for all else": (
+        WELL._replace(
+            wal_status="lost",
+            idle_s=61,
+            idle_timeout_s=120,
+            oldest=Oldest(7, 3601),
+            xmin_age=110,
+            freeze_age=200,
+        ),
+        {"lost"},
+    ),
     "idle": (WELL._replace(active_pid=None, idle_s=61, idle_timeout_s=120), {"idle"}),
     "not idle for long": (WELL._replace(idle_s=59, idle_timeout_s=120), set()),
     "old transaction": (WELL._replace(oldest=Oldest(7, 3601)), {"old_transaction"}),
@@ -181,7 +192,7 @@ def _streaming_from(database: Database, run: str) -> Iterator[ReplicationStream]
         yield stream
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingesting: Start) -> None:
     ingest = ingesting("public.t")
     ingest.wait_live()
@@ -255,7 +266,7 @@ def test_names_fit_however_long_the_slots_is(filled: Database) -> None:
 # ---------------------------------------------------------------- the making of the slot
 
 
-@on_versions(15, 16, 18)
+@on_versions(14, 15, 16, 17, 18)
 def test_whom_the_slot_waits_for_is_said_and_it_can_be_stopped(
     filled: Database, ingesting: Start
 ) -> None:

@@ -132,7 +132,7 @@ def _while_streamed(database: Database, ingest: RunningIngest, statements: str, 
         writing.execute(then.encode())
 
 
-@on_versions(16, 18)
+@on_versions(14, 16, 17, 18)
 def test_a_table_announced_within_a_streamed_transaction(
     database: Database, ingesting: Start
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_table_announced_within_a_streamed_transaction(
     assert record is not None and after is not None and after.id == record.id
 
 
-@on_versions(16, 18)
+@on_versions(14, 16, 17, 18)
 def test_schema_changes_within_streamed_transactions(database: Database, ingesting: Start) -> None:
     ingest = _two_tables(database, ingesting, heartbeat_interval=0.2)
     record = ingest.record("public.u")

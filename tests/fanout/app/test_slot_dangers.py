@@ -1,0 +1,152 @@
+"""Each danger of the slot, brought about in a real PostgreSQL: as /status, /metrics, the log and
+the terminal show it, what cures it, and that it passes."""
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.fanout.app.fanout_program import Fanout, fanout
+from tests.fix_clusters import Clusters
+from tests.processes import wait_until
+
+_KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '{}'"
+_FREEZE_AGE = 100_000
+_TRANSACTIONS = f"""
+DO $$ BEGIN FOR i IN 1..{_FREEZE_AGE // 2 + 100} LOOP
+    PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$
+"""
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+def _server(
+    clusters: Clusters, directory: Path, version: int, extra: str, **settings: str
+) -> Fanout:
+    database = clusters.lead_to(clusters.new(version, **settings))
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    return fanout(directory / "server", database.dsn, "{ table = t }", extra)
+
+
+def _warned(server: Fanout) -> dict[str, str]:
+    """The cures, by kind."""
+    said = server.status["sources"]["pg"]["warnings"]
+    return {warning["kind"]: warning["cure"] for warning in said}
+
+
+def _assert_shown(server: Fanout, cures: dict[str, str]) -> None:
+    """The terminal, the metrics and the log say the same."""
+    checked, shown = server.run("check").stdout, server.run("status").stdout
+    metrics, log = server.metrics, server.program.tail(40_000)
+    for kind, cure in cures.items():
+        assert cure in checked
+        assert cure in shown
+        assert f'"kind": "{kind}"' in log
+    gauges = {
+        match[1]: value
+        for name, value in metrics.items()
+        if (match := re.match(r'laredo_slot_warning\{kind="(\w+)"', name))
+    }
+    assert {kind for kind, value in gauges.items() if value} == set(cures)
+
+
+def _said_to_be_over(server: Fanout) -> set[str]:
+    lines = server.program.tail(40_000).splitlines()
+    over = [line for line in lines if '"slot out of danger"' in line]
+    return {match[1] for line in over if (match := re.search(r'"kind": "(\w+)"', line))}
+
+
+def _set(admin: Connection, statement: str) -> None:
+    admin.execute(statement.encode())
+    admin.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_extended_unreserved_and_xmin(clusters: Clusters, tmp_path: Path, version: int) -> None:
+    """By a transaction that is left open while others go on: the slot keeps all since its start."""
+    server = _server(
+        clusters,
+        tmp_path,
+        version,
+        "",
+        max_wal_size="32MB",
+        autovacuum_freeze_max_age=str(_FREEZE_AGE),
+    )
+    dsn = f"postgresql://postgres@/postgres?host={clusters.address}"
+    with server.program, psycopg.connect(dsn) as left, psycopg.connect(dsn) as admin:
+        server.program.wait_ready(120)
+        admin.autocommit = True
+        left.execute("INSERT INTO t VALUES (1)")
+        admin.execute(_TRANSACTIONS)
+        for _ in range(4):
+            admin.execute("SELECT pg_logical_emit_message(true, 'filler', 'x')")
+            admin.execute("SELECT pg_switch_wal()")
+        # The next one, which invalidates slots, is far away then.
+        admin.execute("CHECKPOINT")
+        wait_until(lambda: set(_warned(server)) == {"extended", "xmin"}, "both are said")
+        source = server.status["sources"]["pg"]
+        assert source["slot"]["wal_status"] == "extended"
+        assert source["slot"]["retained_bytes"] > 32 << 20
+        assert server.metrics['laredo_slot_wal_status{source="pg",status="extended"}'] == 1
+        assert server.metrics['laredo_slot_xmin_age{source="pg"}'] > _FREEZE_AGE / 2
+        _assert_shown(server, _warned(server))
+
+        _set(admin, _KEEP.format("16MB"))
+        wait_until(lambda: set(_warned(server)) == {"unreserved", "xmin"}, "it is worse")
+        assert server.status["sources"]["pg"]["slot"]["wal_status"] == "unreserved"
+        _assert_shown(server, _warned(server))
+        assert "raise max_slot_wal_keep_size now" in _warned(server)["unreserved"]
+        _set(admin, _KEEP.format("1GB"))
+        wait_until(lambda: "unreserved" not in _warned(server), "what it said cured it")
+        assert server.status["ready"]
+
+        left.commit()
+        wait_until(lambda: admin.execute("CHECKPOINT") and not _warned(server), "all is well")
+        wait_until(
+            lambda: _said_to_be_over(server) == {"extended", "unreserved", "xmin"},
+            "the log says so",
+        )
+
+
+def test_idle_and_then_invalidated(clusters: Clusters, tmp_path: Path) -> None:
+    """PostgreSQL 18: nobody streams for longer than idle_replication_slot_timeout."""
+    fail = "sources.pg.on_slot_lost = fail\n"
+    server = _server(clusters, tmp_path, 18, fail, idle_replication_slot_timeout="2s")
+    with clusters.servers[-1].connect() as admin:
+
+        def is_idle() -> bool:
+            row = admin.execute(
+                "SELECT inactive_since < now() - interval '1.5 s' FROM pg_replication_slots"
+            ).fetchone()
+            return row == (True,)
+
+        with server.program:
+            server.program.wait_ready(120)
+        # No checkpoint comes, which alone would invalidate it.
+        wait_until(is_idle, "nobody streams")
+        warned = server.run("check").stdout
+        assert "nobody has streamed from slot s" in warned
+        assert "raise idle_replication_slot_timeout" in warned
+        with server.program:
+            server.program.wait_ready(120)
+            wait_until(lambda: "idle" in _said_to_be_over(server), "it is said, and over")
+            assert _warned(server) == {}
+
+        def invalidated() -> bool:
+            admin.execute("CHECKPOINT")
+            row = admin.execute("SELECT wal_status FROM pg_replication_slots").fetchone()
+            return row == ("lost",)
+
+        wait_until(invalidated, "it is invalidated")
+        assert "s was invalidated: idle_timeout" in server.run("check").stdout
+        with server.program:
+            (problem,) = wait_until(
+                lambda: [each for each in server.problems if "invalidated" in each], "it says so"
+            )
+            assert "longer than idle_replication_slot_timeout" in problem
+            slot = server.status["sources"]["pg"]["slot"]
+            assert (slot["wal_status"], slot["invalidated"]) == ("lost", "idle_timeout")
+            assert set(_warned(server)) == {"lost"}
+            assert server.metrics['laredo_slot_warning{kind="lost",source="pg"}'] == 1
