@@ -10,7 +10,12 @@ from laredo_fanout.client.endpoint import Endpoint
 from laredo_fanout.client.errors import BadTableName, of_status
 from laredo_fanout.client.events import Event
 from laredo_fanout.client.filters import Filter
-from laredo_fanout.client.translate import BATCH_CAPABILITY, BOUNDARY_CAPABILITY, Translator
+from laredo_fanout.client.translate import (
+    BATCH_CAPABILITY,
+    BOUNDARY_CAPABILITY,
+    OUT_OF_ORDER_CAPABILITY,
+    Translator,
+)
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire import replication_pb2_grpc
 from laredo_model import position as position_
@@ -27,6 +32,8 @@ class SyncOptions:
     resume; with neither the stream starts with a snapshot. ``want_old``: changes carry
     the old rows too. ``batches`` False asks for the base wire form. ``boundaries``: have the server
     say up to where PostgreSQL's catalog was looked at, and look sooner; only with batches.
+    ``out_of_order``: while a backlog is released out of commit order, have the changes as they
+    come (``Changes.out_of_order``), not at last as one transaction; only with batches.
     """
 
     table: str
@@ -38,6 +45,7 @@ class SyncOptions:
     want_old: bool = False
     batches: bool = True
     boundaries: bool = False
+    out_of_order: bool = False
 
     def request(self) -> wire.SyncRequest:
         """:raises BadTableName: if ``table`` isn't schema.table."""
@@ -59,7 +67,12 @@ class SyncOptions:
     def _capabilities(self) -> list[str]:
         if not self.batches:
             return []
-        return [BATCH_CAPABILITY, BOUNDARY_CAPABILITY] if self.boundaries else [BATCH_CAPABILITY]
+        wanted = {
+            BATCH_CAPABILITY: True,
+            BOUNDARY_CAPABILITY: self.boundaries,
+            OUT_OF_ORDER_CAPABILITY: self.out_of_order,
+        }
+        return [capability for capability, is_wanted in wanted.items() if is_wanted]
 
 
 def split_table(table: str) -> tuple[str, str]:

@@ -36,6 +36,7 @@ from laredo_model.position import Position
 
 BATCH_CAPABILITY = "batch/json.v1"
 BOUNDARY_CAPABILITY = "boundary.v1"
+OUT_OF_ORDER_CAPABILITY = "out-of-order.v1"
 
 _BASE_ROWS_AT_ONCE = 500
 _MODES = frozenset(int(mode) for mode in Mode)
@@ -102,6 +103,7 @@ class Translator:
             list(batch.times_us),
             batch.open,
             list(batch.sequences) or None,
+            batch.out_of_order,
         )
         many = len(actions)
         if (
@@ -139,6 +141,7 @@ class Translator:
                 told.snapshot_id,
                 BATCH_CAPABILITY in told.capabilities,
                 _position(told.boundary_position),
+                told.out_of_order,
             ),
         )
 
@@ -255,7 +258,10 @@ class Translator:
             ended = self._end_of_transaction()
         server_time = _time(beat.server_time) if beat.HasField("server_time") else None
         boundary = _position(beat.boundary_position)
-        return [*ended, Heartbeat(position, beat.current_sequence, server_time, boundary)]
+        return [
+            *ended,
+            Heartbeat(position, beat.current_sequence, server_time, boundary, beat.out_of_order),
+        ]
 
     def _go_away(self, away: wire.GoAway) -> Iterable[Event]:
         milliseconds = away.drain_deadline_unix_ms

@@ -69,5 +69,6 @@ class BatchForm:
             keys=[entry.key for entry in kept],
             lines=[entry.line for entry in kept],
             old_lines=[entry.old for entry in kept] if self._want_old else (),
+            out_of_order=batch.out_of_order,
         )
         return [delimited(_CHANGE_BATCH, filtered.SerializeToString())]

@@ -33,8 +33,8 @@ class Boundary:
 
     @property
     def due(self) -> bool:
-        """Whether the client waits for what is known by now."""
-        return self._asked and self._told < self._awaited and self._newest() > self._told
+        """Whether more is known than the client was told."""
+        return self._asked and self._newest() > self._told
 
     def tell(self) -> int:
         """The newest; it counts as told."""

@@ -79,6 +79,13 @@ class Behind(Refused):
     reason = "behind"
 
 
+class OutOfOrder(Refused):
+    """The rows are those of no position, and the client wants them of one."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "behind"
+
+
 class Draining(Refused):
     """The server is going away."""
 

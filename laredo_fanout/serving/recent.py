@@ -20,7 +20,7 @@ class Encoded(NamedTuple):
     """A record in one wire form.
 
     `complete`: the position up to which every transaction that it has changes of is whole; None
-    when it holds but a part of one.
+    when it holds but a part of one, or when order is lost.
     """
 
     messages: list[bytes]
@@ -28,6 +28,7 @@ class Encoded(NamedTuple):
     last_sequence: int
     complete: int | None
     size: int
+    out_of_order: bool
 
 
 class RecentRecords:
@@ -63,6 +64,7 @@ class RecentRecords:
             record.last_sequence,
             _complete(record),
             sum(map(len, messages)) + 200,
+            record.out_of_order,
         )
         self.encoded_total += 1
         self._keep(key, encoded)
@@ -80,6 +82,8 @@ class RecentRecords:
 
 
 def _complete(record: Record) -> int | None:
+    if record.out_of_order:
+        return None
     if not record.open:
         return record.last_position
     return record.first_position if record.first_position < record.last_position else None

@@ -177,14 +177,20 @@ def _end(
     found: Sequence[Boundary], manifest: Manifest, view: TableView
 ) -> tuple[Boundary, Position]:
     """The newest boundary that isn't ahead of the server, and where the journal takes over."""
-    reached = [boundary for boundary in found if boundary.position <= view.position]
+    hidden = view.record.disorders
+    reached = [
+        boundary
+        for boundary in found
+        if boundary.position <= view.position
+        and not any(disorder.hides(boundary.position) for disorder in hidden)
+    ]
     if not reached:
         raise NoReplay(Outcome.UNCOVERED, f"the archive begins after the server, at {found[0]}")
     end = reached[-1]
     if end.position >= view.floor:
         return end, end.position
     seen = manifest.seen_position
-    if end == found[-1] and seen is not None and view.floor <= seen <= view.position:
+    if end == found[-1] and seen is not None and view.leads_on_from(seen):
         return end, seen
     raise NoReplay(
         Outcome.UNCOVERED,

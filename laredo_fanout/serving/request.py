@@ -16,6 +16,7 @@ from laredo_model.position import Position
 
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
+OUT_OF_ORDER = "out-of-order.v1"
 MAX_CLIENT_ID = 256
 
 
@@ -25,7 +26,8 @@ class SyncAsked:
 
     `position` and `sequence` are None where the client gave none; `history` is only given by
     clients that know the extension. `boundaries`: it wants to know up to where the source's
-    catalog was looked at.
+    catalog was looked at. `in_order`: it can't tell changes that are out of commit order, so it
+    is sent none.
     """
 
     table: str
@@ -38,6 +40,7 @@ class SyncAsked:
     batch: bool
     want_old: bool
     boundaries: bool
+    in_order: bool
 
 
 def parse_sync(data: bytes) -> SyncAsked:
@@ -66,6 +69,7 @@ def parse_sync(data: bytes) -> SyncAsked:
         batch=batch,
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
+        in_order=batch and OUT_OF_ORDER not in asked.capabilities,
     )
 
 

@@ -103,8 +103,7 @@ def _by_position(
 ) -> Plan:
     # A base client may have stopped in the middle of the transaction at `position`: it gets all of
     # it again, so that one must still be there; the floor's own is pruned.
-    oldest = view.floor if asked.batch else view.floor + 1
-    if not oldest <= position <= view.position:
+    if not view.leads_on_from(position) or (position == view.floor and not asked.batch):
         return _full(missed(position, view, source))
     first = reader.sequence_after_position(view.id, position, inclusive=not asked.batch)
     return Plan(wire.SYNC_MODE_DELTA, first - 1, position)
@@ -113,7 +112,9 @@ def _by_position(
 def _by_sequence(sequence: int, view: TableView) -> Plan:
     if not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full(f"the journal begins at sequence {view.oldest_sequence}")
-    return Plan(wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.floor)
+    return Plan(
+        wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.seen_with(sequence)
+    )
 
 
 def _by_snapshot(
@@ -126,13 +127,16 @@ def _by_snapshot(
         sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
     if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full("the journal doesn't reach back to that snapshot")
-    return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
+    seen = view.seen_with(sequence)
+    return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, seen, snapshot_id)
 
 
 def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     """Why the changes after ``position`` of this history can't be sent."""
     if source.because and position < source.since:
         return source.because
+    if any(disorder.hides(position) for disorder in view.record.disorders):
+        return "a backlog was released out of order around that position"
     return (
         f"the journal is complete from {position_.text(view.floor)} on: older entries were"
         " pruned, or the table was copied anew"

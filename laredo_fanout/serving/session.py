@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from laredo_fanout.serving import replaying, resume
+from laredo_fanout.serving import in_order, replaying, resume
 from laredo_fanout.serving.archives import TableArchive
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
@@ -22,6 +22,7 @@ from laredo_fanout.serving.errors import (
     BufferDropped,
     HistoryChanged,
     NotServed,
+    OutOfOrder,
     Refused,
     Stalled,
 )
@@ -43,6 +44,10 @@ from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 
 log = structlog.get_logger(__name__)
+
+
+class _OrderLost(Exception):
+    """What is left of a journal isn't in commit order."""
 
 
 class Session:
@@ -68,7 +73,9 @@ class Session:
         self._lease = lease
         self._write = send
         self._snapshot_sequence = snapshot_sequence
-        self._messages = Messages(extended=asked.batch, boundaries=asked.boundaries)
+        self._messages = Messages(
+            extended=asked.batch, boundaries=asked.boundaries, in_order=asked.in_order
+        )
         self._boundary = Boundary(tail, asked=asked.boundaries)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
@@ -78,6 +85,7 @@ class Session:
         self._sent = self._sent_before = 0
         self._beat_due = self._position_due = self._told_away = False
         self._live = False
+        self._waits_for_order = self._told_out_of_order = False
         self._replay: Replay | None = None
         self._pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
         self._cursor = self._position = self._told_position = 0
@@ -103,6 +111,9 @@ class Session:
         """The table moved: judge the backlog that this session already had `before`."""
         depth = now.sequence - self._cursor
         if not self._live or before.id != self._view.id:
+            return
+        if self._asked.in_order and now.out_of_order:
+            # It is we who keep it waiting.
             return
         self._lease.update(sequence=self._cursor, depth=max(depth, 0), state="live")
         limit = self._options.buffer_max_size
@@ -195,8 +206,10 @@ class Session:
                 position=view.position,
                 history=str(self._source.history),
                 boundary=self._boundary.tell(),
+                out_of_order=view.out_of_order,
             )
         )
+        self._told_out_of_order = view.out_of_order
         self._boundary.sent(self._position)
 
     async def _plan_replay(self) -> tuple[TableArchive, replaying.Plan] | None:
@@ -307,7 +320,11 @@ class Session:
             )
             await self._send_snapshot(handshake=False, because=str(gone))
             return True
+        if records and records[0].out_of_order and self._asked.in_order:
+            return await self._send_in_order(view)
         for record in records:
+            if record.out_of_order and self._asked.in_order:
+                break
             for message in record.messages:
                 await self._send(message)
             self._cursor = record.last_sequence
@@ -316,10 +333,33 @@ class Session:
                 if record.messages:
                     self._told_position = record.complete
         self._boundary.sent(self._position)
+        if self._boundary.due:
+            # Now, although more changes follow: while they never end, it would never come.
+            await self._send_heartbeat()
         state = "live" if self._live else "catching_up"
         depth = max(view.sequence - self._cursor, 0)
         self._lease.update(sequence=self._cursor, depth=depth, state=state)
         return bool(records)
+
+    async def _send_in_order(self, view: TableView) -> bool:
+        """Some of a stretch that isn't in commit order; False until order is restored."""
+        try:
+            parts = in_order.parts(self._shared.reader, view, self._cursor, self._form)
+        except (JournalPruned, TableUnknown) as gone:
+            await self._send_snapshot(handshake=False, because=str(gone))
+            return True
+        self._waits_for_order = not parts
+        for part in parts:
+            for message in part.messages:
+                await self._send(message)
+            self._cursor = part.last_sequence
+            if part.ends_at is not None:
+                self._position = self._told_position = part.ends_at
+        self._boundary.sent(self._position)
+        depth = max(view.sequence - self._cursor, 0)
+        state = "catching_up" if parts else "waiting for order"
+        self._lease.update(sequence=self._cursor, depth=depth, state=state)
+        return bool(parts)
 
     def _reach_end(self, view: TableView) -> None:
         """Everything that the view holds was sent."""
@@ -337,9 +377,14 @@ class Session:
         try:
             while records := self._shared.recent.after(old.id, self._cursor, self._form):
                 for record in records:
+                    if record.out_of_order and self._asked.in_order:
+                        # Order is lost for good with the table: the snapshot has all of it.
+                        raise _OrderLost
                     for message in record.messages:
                         await self._send(message)
                     self._cursor = record.last_sequence
+        except _OrderLost:
+            log.info("the table was closed out of order", table=view.name)
         except (JournalPruned, TableUnknown) as gone:
             log.info("old journal is gone", table=view.name, reason=str(gone))
         await self._send(self._messages.schema_change(self._cursor, old.columns, view.columns))
@@ -365,9 +410,15 @@ class Session:
             self._shared.spilling,
             batch_rows=self._form.snapshot_rows,
         ) as rows:
+            if rows.out_of_order and self._asked.in_order:
+                raise OutOfOrder(
+                    f"a backlog of table {view.name} is released out of order just now: a snapshot"
+                    " is sent when order is restored; try again"
+                )
             await self._pin.hold(view.id, rows.sequence)
             if handshake:
                 await sender.handshake(rows, view, self._source.history)
+                self._told_out_of_order = rows.out_of_order
             self._lease.update(sequence=rows.sequence, depth=0, state="snapshot")
             await sender.rows(rows, view.id, because)
         self._cursor = rows.sequence
@@ -386,7 +437,7 @@ class Session:
 
     def _on_guard(self) -> None:
         """A client that isn't live holds rows and pins the journal: it must take some."""
-        if not self._live and self._sent == self._sent_before:
+        if not self._live and not self._waits_for_order and self._sent == self._sent_before:
             timeout = self._shared.listener.stall_timeout_s
             client = self._asked.client_id
             self.end(Stalled(f"client {client!r} took no message for {timeout:g} s"))
@@ -401,17 +452,27 @@ class Session:
         self._arm_heartbeat()
         self._bell.ring()
 
+    def _out_of_order(self) -> bool:
+        """Whether the rows are those of no position now."""
+        view = self._tail.view
+        return view is not None and view.id == self._view.id and view.out_of_order
+
     def _heartbeat_wanted(self) -> bool:
         if self._beat_due or self._boundary.due:
+            return True
+        if self.extended and self._out_of_order() != self._told_out_of_order:
             return True
         return self._position_due and self._position > self._told_position
 
     async def _send_heartbeat(self) -> None:
         self._beat_due = self._position_due = False
         self._told_position = self._position
-        boundary = self._boundary.tell()
+        self._told_out_of_order = self._out_of_order()
         await self._send(
             self._messages.heartbeat(
-                sequence=self._cursor, position=self._position, boundary=boundary
+                sequence=self._cursor,
+                position=self._position,
+                boundary=self._boundary.tell(),
+                out_of_order=self._told_out_of_order,
             )
         )

@@ -46,6 +46,7 @@ class SnapshotSender:
                 position=rows.position,
                 history=str(history),
                 boundary=self._boundary.tell(),
+                out_of_order=rows.out_of_order,
             )
         )
 

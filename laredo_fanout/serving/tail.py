@@ -146,6 +146,8 @@ class Tail:
 
 
 def _moved(before: TableView, now: TableView) -> bool:
+    if before.record.disorders != now.record.disorders:
+        return True
     return (before.sequence, before.id, before.status) != (now.sequence, now.id, now.status)
 
 

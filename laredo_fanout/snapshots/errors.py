@@ -4,8 +4,12 @@ SnapshotError
 ├── SnapshotUnknown     no snapshot with this id
 ├── SnapshotDamaged     the file isn't what was written
 ├── SnapshotBusy        another process is writing into the directory
-└── SnapshotUnwritable  the directory or disk doesn't take it
+├── SnapshotUnwritable  the directory or disk doesn't take it
+├── SnapshotImpossible  a backlog is released out of order
+└── SnapshotUnverified  values may have been rewritten in silence before its position
 """
+
+from laredo_model import position as position_
 
 
 class SnapshotError(Exception):
@@ -41,3 +45,23 @@ class SnapshotUnwritable(SnapshotError):
 
     def __init__(self, directory: str, why: str) -> None:
         super().__init__(f"can't write a snapshot into {directory}: {why}")
+
+
+class SnapshotImpossible(SnapshotError):
+    """The table's rows are those of no position: a backlog is released out of order."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"table {table} is at no position while a backlog is released out of order"
+            " (catchup.ordering = relaxed); its next snapshot comes when order is restored"
+        )
+
+
+class SnapshotUnverified(SnapshotError):
+    """Its rows may be of before a statement that rewrote values in silence."""
+
+    def __init__(self, table: str, position: int, why: str) -> None:
+        super().__init__(
+            f"the snapshot of table {table} at {position_.text(position)} was given up: no look at "
+            f"PostgreSQL's catalog has passed it ({why}); it is tried again"
+        )

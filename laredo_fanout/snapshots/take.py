@@ -7,22 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import time
+from time import monotonic, sleep, time
 from typing import BinaryIO
 
 import structlog
 
 from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.directory import INFO, ROWS, SnapshotDirectory
-from laredo_fanout.snapshots.errors import SnapshotBusy, SnapshotUnwritable
+from laredo_fanout.snapshots.errors import (
+    SnapshotBusy,
+    SnapshotImpossible,
+    SnapshotUnverified,
+    SnapshotUnwritable,
+)
 from laredo_fanout.snapshots.info import SnapshotInfo
 from laredo_fanout.snapshots.retention import Retention
+from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.checksum import StateChecksum
 
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
+_LOOK_S = 0.05
 
 log = structlog.get_logger("laredo_fanout.snapshots")
 
@@ -36,15 +43,27 @@ class Taken:
     removed: tuple[str, ...]
 
 
-def take(reader: StoreReader, table: str, directory: Path, retention: Retention) -> Taken:
+def take(
+    reader: StoreReader,
+    table: str,
+    directory: Path,
+    retention: Retention,
+    *,
+    verified_within_s: float | None = None,
+) -> Taken:
     """Write a snapshot of ``table`` ("schema.name") and remove those that are too old.
 
     Nothing is written if the newest one has the same rows already. A snapshot
-    appears whole or not at all; what an earlier, killed process left is removed.
+    appears whole or not at all; what an earlier, killed process left is removed. It appears only
+    once a look at the source's catalog has passed its position: else its rows may be of before a
+    statement that rewrote them in silence. That is waited for so long; None: the source has
+    no catalog to look at.
 
     :raises TableUnknown: if the store has no such table.
     :raises TableHidden: if it isn't consistent yet.
+    :raises SnapshotImpossible: if its rows are those of no position just now.
     :raises SnapshotBusy: if another process is writing there.
+    :raises SnapshotUnverified: if no look passed its position, or the table was changed.
     :raises SnapshotUnwritable: if the directory or its disk doesn't take it.
     """
     shelf = SnapshotDirectory(directory)
@@ -52,17 +71,41 @@ def take(reader: StoreReader, table: str, directory: Path, retention: Retention)
         directory.mkdir(parents=True, exist_ok=True)
         with _alone(directory):
             _clean(shelf)
-            taken = _write_if_changed(reader, table, shelf)
+            made, new = _write_rows_if_changed(reader, table, shelf)
+            if new:
+                if verified_within_s is not None:
+                    _await_look(reader, made, verified_within_s)
+                _write_info(made, shelf)
             removed = _remove_expired(shelf, retention)
     except OSError as failed:
         raise SnapshotUnwritable(str(directory), failed.strerror or str(failed)) from failed
-    return Taken(taken[0], taken[1], removed)
+    return Taken(made, new, removed)
 
 
-def _write_if_changed(
+def _await_look(reader: StoreReader, made: SnapshotInfo, within_s: float) -> None:
+    deadline = monotonic() + within_s
+    while True:
+        try:
+            view = reader.table_by_id(made.table_id)
+        except TableUnknown as gone:
+            raise SnapshotUnverified(made.table, made.position, "it was copied anew") from gone
+        if view.boundary >= made.position:
+            return
+        if not view.live:
+            raise SnapshotUnverified(made.table, made.position, f"it is {view.status.value}")
+        if monotonic() >= deadline:
+            raise SnapshotUnverified(
+                made.table, made.position, f"not within {within_s:g} s: somebody may be altering it"
+            )
+        sleep(_LOOK_S)
+
+
+def _write_rows_if_changed(
     reader: StoreReader, table: str, shelf: SnapshotDirectory
 ) -> tuple[SnapshotInfo, bool]:
     with reader.snapshot(reader.table(table).id) as rows:
+        if rows.view.out_of_order:
+            raise SnapshotImpossible(table)
         newest = shelf.newest()
         if (
             newest is not None
@@ -72,10 +115,10 @@ def _write_if_changed(
             return newest, False
         source = reader.source()
         history = str(source.history) if source else ""
-        return _write(rows, history, shelf), True
+        return _write_rows(rows, history, shelf), True
 
 
-def _write(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotInfo:
+def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotInfo:
     view = rows.view
     digest, checksum, size = hashlib.sha256(), StateChecksum(), 0
     name = info_.file_name(rows.position, rows.sequence)
@@ -86,7 +129,7 @@ def _write(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotIn
             digest.update(block)
             checksum.add(lines)
             size += len(block)
-    made = SnapshotInfo(
+    return SnapshotInfo(
         snapshot_id=info_.snapshot_id(view.name, rows.position, rows.sequence),
         table=view.name,
         table_id=view.id,
@@ -100,9 +143,13 @@ def _write(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotIn
         created_at_us=int(time() * 1_000_000),
         columns=view.columns,
     )
+
+
+def _write_info(made: SnapshotInfo, shelf: SnapshotDirectory) -> None:
+    """With it the snapshot is there."""
+    name = info_.file_name(made.position, made.sequence)
     with _atomic(shelf.path / (name + INFO)) as file:
         file.write(made.to_bytes())
-    return made
 
 
 def _remove_expired(shelf: SnapshotDirectory, retention: Retention) -> tuple[str, ...]:
