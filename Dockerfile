@@ -4,6 +4,8 @@
 FROM python:3.12-slim AS build
 
 WORKDIR /src
+# What compiles the scan of the stream's rows; the image itself needs no compiler.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 RUN python -m venv /opt/laredo
 # Dependencies change less often than code: their layer is kept while only code changes.
 COPY pyproject.toml ./
