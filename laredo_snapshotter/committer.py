@@ -3,6 +3,10 @@
 A destination that is away holds the queue: the same commit is offered again and
 again, with a growing wait, until it is in. Whoever fills the queue looks at
 :attr:`Committer.holding` and at how much memory waits here.
+
+An artifact that ends at a position waits until the boundary has passed it: until then a statement
+that rewrote values in silence may lie before the position, unknown to the server, and the
+artifact's rows may be of before it. One that is found to is thrown away.
 """
 
 import asyncio
@@ -23,6 +27,7 @@ from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
 from laredo_snapshotter.buffer import Outcome, Sealed
+from laredo_snapshotter.errors import NeverVerified
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +45,15 @@ class Holding(NamedTuple):
     attempts: int
 
 
+class Unverified(NamedTuple):
+    """What the next commit waits for: the boundary must pass ``position``; ``since`` is
+    monotonic."""
+
+    position: int
+    boundary: int
+    since: float
+
+
 class CommitCounters(Protocol):
     """What a committer counts."""
 
@@ -52,8 +66,21 @@ class _Job(NamedTuple):
     work: Callable[[], object]
     done: "asyncio.Future[object] | None"
     """Who waits for it is told what went wrong; if nobody does, it ends the committer."""
-    memory_bytes: int = 0
-    on_disk: bool = False
+    until: int | None = None
+    """Where it ends; None: it may be committed whatever the boundary is."""
+    sealed: Sealed | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.sealed is None else self.sealed.memory_bytes
+
+    @property
+    def on_disk(self) -> bool:
+        return self.sealed is not None and self.sealed.spilled
+
+
+class _Based(NamedTuple):
+    epoch: int
 
 
 class Committer:
@@ -74,7 +101,11 @@ class Committer:
         self._unwritten = _Unwritten()
         self._jobs: deque[_Job] = deque()
         self._holding: Holding | None = None
+        self._boundary: int | None = None
+        self._working: _Job | None = None
+        self._waits_since = time.monotonic()
         self._changed = asyncio.Event()
+        self._table = table
         self._log = log.bind(table=table)
         self.last_write = time.monotonic()
         """When the manifest was last written, monotonic."""
@@ -83,6 +114,26 @@ class Committer:
     def holding(self) -> Holding | None:
         """Not None while a destination is away."""
         return self._holding
+
+    @property
+    def boundary(self) -> int | None:
+        """Up to where artifacts may end; None where the server doesn't tell."""
+        return self._boundary
+
+    @boundary.setter
+    def boundary(self, position: int | None) -> None:
+        if position != self._boundary:
+            self._boundary = position
+            self._notify()
+
+    @property
+    def unverified(self) -> Unverified | None:
+        """Not None while the next commit waits for the boundary."""
+        job = self._jobs[0] if self._jobs else None
+        if job is None or job is self._working or not self._waits(job):
+            return None
+        assert job.until is not None and self._boundary is not None
+        return Unverified(job.until, self._boundary, self._waits_since)
 
     @property
     def waiting_bytes(self) -> int:
@@ -107,37 +158,67 @@ class Committer:
                 f"diff up to {position_.text(sealed.to_position)}",
                 commit.run,
                 None,
-                sealed.memory_bytes,
-                sealed.spilled,
+                sealed.to_position,
+                sealed,
             )
         )
 
     def see(self, position: Position) -> None:
         """Say in the manifest that nothing has changed up to ``position``."""
-        self._add(_Job("seen_position", lambda: self._archive.see(position), None))
+        self._add(_Job("seen_position", lambda: self._archive.see(position), None, position))
 
     def record_notices(self) -> None:
         """Write down in the manifest what sinks were told."""
         self._add(_Job("what sinks were told", self._archive.record_notices, None))
 
-    async def commit_base(self, base: Base, *, continues: bool, reason: str | None = None) -> int:
-        """Commit ``base`` as a new epoch, after all that was put before; the epoch's number.
+    def put_base(
+        self, base: Base, *, continues: bool, reason: str | None = None
+    ) -> "asyncio.Future[object]":
+        """Commit ``base`` as a new epoch, after all that was put before; await :meth:`epoch_of`
+        what this gives.
 
         ``reason``: why it doesn't continue the one before.
-
-        :raises ArchiveError: as TableArchive.commit_base, but for a destination that is away,
-            which is waited for.
         """
 
         def work() -> object:
-            return self._archive.commit_base(base, continues=continues, reason=reason).epoch
+            return _Based(self._archive.commit_base(base, continues=continues, reason=reason).epoch)
 
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._add(_Job(f"base of epoch {base.artifact.epoch}", work, done))
-        epoch = await done
-        assert isinstance(epoch, int)
+        until = base.artifact.to_position
+        self._add(_Job(f"base of epoch {base.artifact.epoch}", work, done, until))
+        return done
+
+    async def epoch_of(self, putting: "asyncio.Future[object]") -> int:
+        """The epoch that a base began, once it is committed.
+
+        :raises ArchiveError: as TableArchive.commit_base, but for a destination that is away,
+            which is waited for.
+        :raises NeverVerified: if the table changed before its position was verified.
+        """
+        based = await putting
+        assert isinstance(based, _Based)
         self._counters.artifact("snapshot")
-        return epoch
+        return based.epoch
+
+    def cut_off(self) -> int:
+        """Nothing that comes now may follow what was put: throw away what isn't verified.
+
+        What is will be committed whatever is said of the boundary from now on. How many
+        artifacts were thrown away.
+        """
+        kept: deque[_Job] = deque()
+        thrown = []
+        for job in self._jobs:
+            if job is self._working or not self._waits(job):
+                kept.append(job if job is self._working else job._replace(until=None))
+            else:
+                thrown.append(job)
+        self._jobs = kept
+        for job in thrown:
+            self._throw_away(job)
+        if thrown:
+            self._notify()
+        return len(thrown)
 
     async def run(self) -> None:
         """Work off the queue until cancelled.
@@ -146,9 +227,12 @@ class Committer:
         :raises OSError: if a spill file can't be read.
         """
         while True:
-            while self._jobs:
-                await self._finish(self._jobs[0])
+            while self._jobs and not self._waits(self._jobs[0]):
+                self._working = self._jobs[0]
+                await self._finish(self._working)
                 self._jobs.popleft()
+                self._working = None
+                self._waits_since = time.monotonic()
                 self._notify()
             await self.progress()
 
@@ -161,7 +245,20 @@ class Committer:
         while self._jobs:
             await self.progress()
 
+    def _waits(self, job: _Job) -> bool:
+        return job.until is not None and self._boundary is not None and job.until > self._boundary
+
+    def _throw_away(self, job: _Job) -> None:
+        self._log.warning("thrown away, never verified", what=job.what)
+        if job.sealed is not None:
+            job.sealed.close()
+        if job.done is not None and not job.done.done():
+            assert job.until is not None
+            job.done.set_exception(NeverVerified(self._table, job.until))
+
     def _add(self, job: _Job) -> None:
+        if not self._jobs:
+            self._waits_since = time.monotonic()
         self._jobs.append(job)
         self._notify()
 

@@ -87,6 +87,16 @@ class PortTaken(SnapshotterError):
         )
 
 
+class NeverVerified(SnapshotterError):
+    """An artifact's rows may be of before a statement that rewrote values in silence."""
+
+    def __init__(self, table: str, position: int) -> None:
+        super().__init__(
+            f"{table}: the table was changed before a look at PostgreSQL's catalog had passed "
+            f"{position_.text(position)}; what ends there was thrown away"
+        )
+
+
 class StreamBehind(SnapshotterError):
     """The server's snapshot is older than what the archive or the live stream already has."""
 

@@ -45,6 +45,9 @@ REFUSED = Backoff(initial=2.0, maximum=30.0)
 
 STOP_GRACE = 2.0
 
+UNVERIFIED_S = 0.2
+"""Between two looks at the boundary while nothing more is taken."""
+
 
 class Outlet(Protocol):
     """Where sealed buffers go."""
@@ -61,8 +64,18 @@ class Outlet(Protocol):
     def waiting_on_disk(self) -> bool:
         """Whether a buffer with a spill file waits to be committed."""
 
+    @property
+    def unverified(self) -> object | None:
+        """Not None while the next commit waits for the boundary."""
+
+    boundary: int | None
+    """Up to where artifacts may end; None where the server doesn't tell."""
+
     def put(self, sealed: Sealed) -> None:
         """Commit it after all that was put before."""
+
+    def cut_off(self) -> int:
+        """Throw away what lies beyond the boundary; how many artifacts that were."""
 
     async def progress(self) -> None:
         """Wait until something was committed, or couldn't be."""
@@ -132,9 +145,11 @@ class Feed:
         self._position = position
         self._history = history
         self._last_whole = position
+        self._last_seal: int = 0
         self._live = False
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
+        self._tells_boundary = False
         self._cuts = PendingCuts(max(60.0, 10 * config.diff.interval))
         self._forced: dict[int, asyncio.Future[Sealed | None]] = {}
         self._gate = asyncio.Event()
@@ -146,6 +161,25 @@ class Feed:
     def position(self) -> Position | None:
         """Every transaction up to here was taken."""
         return self._position
+
+    @property
+    def cut_position(self) -> Position | None:
+        """Where to cut: everything taken is at it or before it, and the boundary passes it soon.
+
+        The stream's own position may be beyond what the server has a reason to look at.
+        """
+        position, boundary = self._position, self._outlet.boundary
+        if position is None or boundary is None:
+            return position
+        return Position(max(self._last_whole or 0, self._last_seal, min(boundary, position)))
+
+    @property
+    def seen_position(self) -> Position | None:
+        """Up to where it is certain that nothing but what was taken has happened."""
+        position, boundary = self._position, self._outlet.boundary
+        if position is None or boundary is None:
+            return position
+        return Position(min(boundary, position))
 
     @property
     def history(self) -> History | None:
@@ -241,6 +275,7 @@ class Feed:
             position=self._position,
             history=self._history,
             want_old=True,
+            boundaries=True,
         )
         subscription = Subscription(config.endpoint, options, observer=self._observer)
         async with subscription as events:
@@ -261,6 +296,8 @@ class Feed:
         elif isinstance(event, Heartbeat):
             if self._live and event.position is not None:
                 self._reached(event.position)
+            if self._live and event.boundary is not None:
+                self._outlet.boundary = event.boundary
         elif isinstance(event, Handshake):
             await self._shake_hands(event)
         elif isinstance(event, SnapshotRows):
@@ -283,9 +320,11 @@ class Feed:
         self._check_key(handshake.columns)
         self.columns = handshake.columns
         self._stream_history = handshake.history
+        self._tells_boundary = handshake.boundary is not None
         if handshake.snapshot_follows:
             self._log.info("a snapshot follows", had=self._text())
-        elif self._table.fits(handshake):
+        elif self._position is not None and self._table.fits(handshake):
+            self._outlet.boundary = handshake.boundary
             self._live = True
             self._log.info("following", position=self._text())
         else:
@@ -304,6 +343,7 @@ class Feed:
         if begin.position is None or self._stream_history is None:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
         self._close_chain()
+        self._outlet.boundary = 0 if self._tells_boundary else None
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
@@ -316,6 +356,7 @@ class Feed:
         self._position = self._last_whole = end.position
         self._history = self._stream_history
         self.sequence = end.sequence
+        self._outlet.boundary = end.boundary
         self._live = True
 
     def _begun(self) -> StreamedBase:
@@ -381,6 +422,7 @@ class Feed:
         # A cut just before an open transaction is beyond the last whole one; the next cut, chosen
         # among the tables' positions, must not fall behind it.
         self._position = Position(max(self._position or 0, position))
+        self._last_seal = max(self._last_seal, position)
         sealed = self.buffer.seal(position, forced=forced)
         if not sealed.empty or forced:
             self._outlet.put(sealed)
@@ -400,6 +442,9 @@ class Feed:
         while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_on_disk:
             if outlet.holding is not None:
                 raise Reopen("a destination is away and the buffer is full", self._drained)
+            if self._outlet.unverified is not None:
+                # The next handshake tells the boundary before it sends more.
+                raise Reopen("the buffer is full of what isn't verified yet", _shortly)
             await outlet.progress()
 
     def _drained(self) -> "asyncio.Future[None]":
@@ -418,6 +463,9 @@ class Feed:
         if self._live and self._last_whole is not None:
             # Up to the last transaction only: after it the schema may have changed.
             self._seal(self._last_whole)
+        if self._outlet.cut_off():
+            # It must come again, with a snapshot.
+            self._position = self._history = None
         self._live = False
         self._cuts.clear()
         forced, self._forced = self._forced, {}
@@ -427,6 +475,10 @@ class Feed:
 
     def _text(self) -> str | None:
         return None if self._position is None else position_.text(self._position)
+
+
+def _shortly() -> "asyncio.Future[None]":
+    return asyncio.ensure_future(asyncio.sleep(UNVERIFIED_S))
 
 
 def _at_once() -> "asyncio.Future[None]":

@@ -1,10 +1,12 @@
 """One life of a table's writer: from the archive's head to the first thing that goes wrong."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import structlog
 
@@ -21,7 +23,7 @@ from laredo_model.history import History
 from laredo_snapshotter.base_writer import BaseWriter
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.errors import StreamBehind
+from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.feed import Feed, StreamedBase
 from laredo_snapshotter.journal_reach import JournalReach
@@ -36,6 +38,8 @@ REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
 GOODBYE_S = 4.0
 """What sinks may take for the last notices, and then the manifest to say so."""
+VERIFY_S = 3.0
+"""What the last artifacts may wait for a look at the source's catalog."""
 JOURNAL_S = 5.0
 """Between two looks at the server's journal while the stream is closed."""
 
@@ -77,6 +81,7 @@ class Life:
         )
         self.base: BaseWriter | None = None
         """The base that the live stream brings, while it does."""
+        self._waiting_base: _WaitingBase | None = None
         self.rebase: Rebase | None = None
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
@@ -112,6 +117,8 @@ class Life:
             tasks = [committing, feeding, beating, waking, waiting]
             if self._rebasing is not None:
                 tasks.append(self._rebasing)
+            if self._waiting_base is not None:
+                tasks.append(self._waiting_base.committing)
             await self.feed.stop(feeding)
             for task in tasks:
                 task.cancel()
@@ -136,13 +143,14 @@ class Life:
             return
         if self._wanted() and self._rebasing is None and time.monotonic() >= self._not_before:
             self._begin_rebase("request")
+        position = feed.seen_position
         interval = self._config.seen_interval
         due = self.committer.last_write + interval
         if interval and feed.quiet and self.committer.idle and time.monotonic() >= due:
             head = self._archive.head
             seen = None if head is None else head.seen_position or head.position
-            if feed.position is not None and seen is not None and feed.position > seen:
-                self.committer.see(feed.position)
+            if position is not None and seen is not None and position > seen:
+                self.committer.see(position)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
         """What happened since the epoch's base, the buffer included."""
@@ -157,12 +165,22 @@ class Life:
 
     def fits(self, handshake: Handshake) -> bool:
         """Whether changes from this stream may follow the archive's head."""
-        head = usable(self._archive.head)
+        waiting, head = self._waiting_base, usable(self._archive.head)
+        if waiting is not None:
+            # The archive ends with it as soon as it is committed.
+            return handshake.history == waiting.history and same_shape(
+                handshake.columns, waiting.columns
+            )
         return (
             head is not None
             and handshake.history == head.history
             and same_shape(handshake.columns, head.columns)
         )
+
+    @property
+    def base_waits(self) -> bool:
+        """Whether the base of a new epoch is whole and not yet committed."""
+        return self._waiting_base is not None
 
     async def begin_base(
         self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History
@@ -194,16 +212,39 @@ class Life:
         self._log.info(
             "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
         )
-        return _LiveBase(self, self.base, began, reason)
+        return _LiveBase(
+            self, self.base, began=began, columns=columns, history=history, reason=reason
+        )
 
-    async def commit_live_base(self, end: SnapshotEnd, began: datetime, reason: str | None) -> None:
-        """The base that the live stream brought is whole."""
+    async def put_live_base(self, whole: "_LiveBase", end: SnapshotEnd) -> None:
+        """The base that the live stream brought is whole: have it committed.
+
+        The stream goes on meanwhile: it brings the word that the base is right.
+        """
         assert self.base is not None, "it was begun"
         # Nobody tells when the snapshot's last transaction was committed: not after it began.
-        base = await self.base.finish(end, began)
-        epoch = await self.committer.commit_base(base, continues=False, reason=reason)
+        base = await self.base.finish(end, whole.began)
         self.base = None
-        self._epoch_committed(epoch, began)
+        putting = self.committer.put_base(base, continues=False, reason=whole.reason)
+        committing = asyncio.create_task(self._commit_live_base(putting, whole.began))
+        self._waiting_base = _WaitingBase(whole.history, whole.columns, committing)
+
+    async def _commit_live_base(self, putting: "asyncio.Future[object]", began: datetime) -> None:
+        try:
+            epoch = await self.committer.epoch_of(putting)
+        except NeverVerified as thrown:
+            self._log.warning("base thrown away", reason=str(thrown))
+        except Exception as failure:  # noqa: BLE001  # it ends this life
+            if not self._failed.done():
+                self._failed.set_exception(failure)
+            return
+        else:
+            self._epoch_committed(epoch, began)
+        if (
+            self._waiting_base is not None
+            and self._waiting_base.committing is asyncio.current_task()
+        ):
+            self._waiting_base = None
 
     async def _beats(self) -> None:
         seen = self._config.seen_interval or BEAT_S
@@ -236,7 +277,7 @@ class Life:
             self._log.warning("the journal doesn't reach back any more", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
-        if not self.feed.live or self.committer.holding is not None:
+        if not self.feed.live or self.committer.holding is not None or self.base_waits:
             return
         self.rebase_reason = reason
         self._rebasing = asyncio.create_task(self._run_rebase(reason))
@@ -282,8 +323,12 @@ class Life:
         self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]", timeout: float
     ) -> None:
         await self._drop_rebase()
+        await self._verify_last(min(timeout / 2, VERIFY_S))
         await self.feed.stop(feeding)
         self.feed.seal_all()
+        if left := self.committer.cut_off():
+            # No harm: the archive is the checkpoint, the next start takes it again.
+            self._log.warning("left to the next start, no look has passed it", artifacts=left)
         drained = asyncio.create_task(self.committer.drained())
         done, _ = await asyncio.wait(
             [drained, committing], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -298,6 +343,14 @@ class Life:
             return
         await self._finish_notices()
 
+    async def _verify_last(self, within: float) -> None:
+        """End here, and give the stream a moment to bring the word that it may end here."""
+        self.feed.seal_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.committer.unverified is not None:
+                    await self.committer.progress()
+
     async def _finish_notices(self) -> None:
         """Tell what can be told at once, and write it down, or the next start tells it again."""
         loop = asyncio.get_running_loop()
@@ -310,20 +363,39 @@ class Life:
             drained.cancel()
 
 
+class _WaitingBase(NamedTuple):
+    """What the archive will end with once it is committed."""
+
+    history: History
+    columns: tuple[Column, ...]
+    committing: "asyncio.Task[None]"
+
+
 class _LiveBase:
     """The feed's view of a base that the live stream brings."""
 
-    def __init__(self, life: Life, writer: BaseWriter, began: datetime, reason: str | None) -> None:
+    def __init__(
+        self,
+        life: Life,
+        writer: BaseWriter,
+        *,
+        began: datetime,
+        columns: tuple[Column, ...],
+        history: History,
+        reason: str | None,
+    ) -> None:
+        self.began = began
+        self.columns = columns
+        self.history = history
+        self.reason = reason
         self._life = life
         self._writer = writer
-        self._began = began
-        self._reason = reason
 
     async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
         await self._writer.write(keys, lines)
 
     async def finish(self, end: SnapshotEnd) -> None:
-        await self._life.commit_live_base(end, self._began, self._reason)
+        await self._life.put_live_base(self, end)
 
     async def abort(self) -> None:
         self._life.base = None

@@ -45,6 +45,11 @@ _GAUGES = (
     _Gauge(
         "manifest_head_position", "WAL position that the archive reaches", lambda t: t.head_position
     ),
+    _Gauge(
+        "unverified_seconds",
+        "How long the next artifact has waited for a look at PostgreSQL's catalog",
+        lambda t: 0.0 if t.unverified is None else t.unverified["seconds"],
+    ),
     _Gauge("table_ready", "1 if the table has its base and nothing is wrong", lambda t: t.ready),
 )
 

@@ -70,6 +70,7 @@ class Rebase:
         :raises RebaseAbandoned: if the live stream or the table changed on the way.
         :raises StreamError: if there is no second stream, or it broke.
         :raises SnapshotDamaged: if it wasn't whole.
+        :raises NeverVerified: if the table was changed before the base was known to be right.
         :raises ArchiveError: if the base can't be committed; ChecksumDiffers if it isn't
             the state that the diffs lead to.
         """
@@ -88,7 +89,8 @@ class Rebase:
             except BaseException:
                 await writer.abort()
                 raise
-        return await self._committer.commit_base(base, continues=True)
+        putting = self._committer.put_base(base, continues=True)
+        return await self._committer.epoch_of(putting)
 
     async def _begin(
         self, streams: AsyncExitStack
@@ -118,7 +120,8 @@ class Rebase:
 
     async def _open(self, streams: AsyncExitStack) -> _Begun:
         config = self._config
-        options = SyncOptions(config.name, f"{config.client_id}:rebase")
+        # Its boundary is heard over the live stream; asking has the server look at once.
+        options = SyncOptions(config.name, f"{config.client_id}:rebase", boundaries=True)
         events = await streams.enter_async_context(open_stream(config.endpoint, options))
         handshake: Handshake | None = None
         async for event in events:

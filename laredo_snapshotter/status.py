@@ -114,6 +114,10 @@ class TableStatus:
     cuts_forgotten: int
     writer_id: str | None
     holding: dict[str, Any] | None
+    boundary_position: int | None
+    """Up to where artifacts may end, as the server has told; None where it doesn't tell."""
+    unverified: dict[str, Any] | None
+    """What the next artifact waits for: the boundary, which has to pass its position."""
     journal: dict[str, Any] | None
     """How far back the server's journal reaches, asked while the stream is closed."""
     destinations: tuple[DestinationStatus, ...]
@@ -125,7 +129,8 @@ class TableStatus:
         """As /status shows it: positions as text, times in ISO format."""
         shown = asdict(self)
         shown["state"] = self.state.value
-        for name in ("head_position", "seen_position", "stream_position"):
+        names = ("head_position", "seen_position", "stream_position", "boundary_position")
+        for name in names:
             shown[name] = _text(shown[name])
         if self.snapshot_created_at is not None:
             shown["snapshot_created_at"] = self.snapshot_created_at.isoformat()

@@ -110,9 +110,10 @@ class TableWriter:
     def stream(self) -> tuple[str, int] | None:
         """History and position of the live stream, for the cuts."""
         feed = self.life.feed if self.life is not None else None
-        if feed is None or not feed.live or feed.position is None:
+        position = feed.cut_position if feed is not None and feed.live else None
+        if feed is None or position is None:
             return None
-        return str(feed.history), feed.position
+        return str(feed.history), position
 
     @property
     def final(self) -> bool:

@@ -43,7 +43,7 @@ def _state(writer: "TableWriter") -> tuple[State, str | None]:
         return State.CONNECTING, life.feed.problem
     if writer.counters.disconnected_because is not None:
         return State.CONNECTING, writer.counters.disconnected_because
-    if life.feed.live:
+    if life.feed.live and not life.base_waits:
         return State.FOLLOWING, None
     return State.COPYING, None
 
@@ -136,10 +136,12 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "last_rebase_problem": None,
             "cuts_forgotten": 0,
             "holding": None,
+            "boundary_position": None,
+            "unverified": None,
             "journal": None,
         }
     feed, committer = life.feed, life.committer
-    holding = committer.holding
+    holding, waiting = committer.holding, committer.unverified
     reach = life.journal.latest if life.journal is not None else None
     base_rows = life.base.rows if life.base is not None else None
     return {
@@ -161,6 +163,14 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "seconds": round(time.monotonic() - holding.since, 1),
             "attempts": holding.attempts,
             "stream_closed": feed.closed_because,
+        },
+        "boundary_position": committer.boundary,
+        "unverified": None
+        if waiting is None
+        else {
+            "position": position_.text(waiting.position),
+            "boundary": position_.text(waiting.boundary),
+            "seconds": round(time.monotonic() - waiting.since, 1),
         },
         "journal": reach._asdict() if reach is not None else None,
     }

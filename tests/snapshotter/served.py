@@ -17,6 +17,7 @@ from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.changes import TableChanges
 from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from laredo_model.column import Column
@@ -111,6 +112,8 @@ class Served:
         self._state: dict[str, State] = {}
         self._notes: dict[str, list[tuple[int, State]]] = {}
         self._tokens_file = tokens_file
+        self.looks_by_itself = True
+        """Whether each step is verified at once, as if PostgreSQL's catalog were looked at."""
         self._wakeups = Wakeups()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -189,7 +192,7 @@ class Served:
                 if state:
                     txn.fill(table_id, list(state), list(state.values()))
                 txn.publish(table_id, self._step(), TIME_US)
-                txn.set_position(self._position, TIME_US)
+                self._end(txn)
             self._ids[f"public.{table}"] = table_id
 
         self._call(work)
@@ -214,17 +217,27 @@ class Served:
         def work() -> None:
             with self._store.transaction() as txn:
                 txn.apply(self._ids[f"public.{table}"], batch)
-                txn.set_position(self._position, TIME_US + self._position)
+                self._end(txn)
 
         self._call(work)
         return self._position
+
+    def look(self) -> None:
+        """Everything up to here is verified."""
+
+        def work() -> None:
+            with self._store.transaction() as txn:
+                self._verify(txn)
+
+        self._call(work)
 
     def advance(self) -> int:
         """A transaction that touched no table."""
 
         def work() -> None:
             with self._store.transaction() as txn:
-                txn.set_position(self._step(), TIME_US + self._position)
+                self._step()
+                self._end(txn)
 
         self._call(work)
         return self._position
@@ -260,6 +273,16 @@ class Served:
         batch.actions.append(action)
         batch.keys.append(key)
         batch.lines.append(row)
+
+    def _end(self, txn: Transaction) -> None:
+        txn.set_position(self._position, TIME_US + self._position)
+        if self.looks_by_itself:
+            self._verify(txn)
+
+    def _verify(self, txn: Transaction) -> None:
+        for table_id, record in txn.tables.items():
+            if record.live:
+                txn.set_verified(table_id, self._position)
 
     def _note(self, table: str) -> None:
         self._notes.setdefault(table, []).append((self._position, dict(self._state[table])))

@@ -27,6 +27,8 @@ class Collected:
 
     waiting_bytes = 0
     waiting_on_disk = False
+    boundary: int | None = None
+    unverified = None
 
     def __init__(self) -> None:
         self.holding: str | None = None
@@ -34,6 +36,9 @@ class Collected:
 
     def put(self, sealed: Sealed) -> None:
         self.sealed.append(sealed)
+
+    def cut_off(self) -> int:
+        return 0
 
     async def progress(self) -> None: ...
 
