@@ -98,7 +98,9 @@ class _Server:
             log_settings=log_settings,
             ask_look=self.ingest.look_soon,
         )
-        self.snapshots = SnapshotSchedule(config, self._is_shown, log_settings)
+        self.snapshots = SnapshotSchedule(
+            config, self._is_shown, log_settings, self.ingest.look_soon
+        )
         self.archives = ArchiveWatch(config, store)
         self.view = ServerView(
             config=config,

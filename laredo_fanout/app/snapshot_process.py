@@ -48,7 +48,13 @@ def _taken(order: dict[str, Any]) -> Taken:
     reader = StoreReader.open(Path(order["state"]))
     try:
         retention = Retention(order["keep_count"], order["max_age"])
-        return take(reader, order["table"], Path(order["directory"]), retention)
+        return take(
+            reader,
+            order["table"],
+            Path(order["directory"]),
+            retention,
+            verified_within_s=order["verified_within"],
+        )
     finally:
         reader.close()
 

@@ -19,6 +19,8 @@ from laredo_fanout.config import Config, Table
 _SHOWN_LOOK = 0.2
 _FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 300.0
+_VERIFIED_WITHIN = 60.0
+_LOOK_AGAIN = 1.0
 
 log = structlog.get_logger("laredo_fanout.snapshots")
 
@@ -38,11 +40,13 @@ class SnapshotSchedule:
     """Writes each table's snapshot every ``interval``, one at a time, in a process of its own.
 
     :param shown: whether clients see the table (before that there is nothing to write).
+    :param look_soon: has the source's catalog looked at, which each snapshot waits for.
     """
 
     config: Config
     shown: Callable[[str], bool]
     log_settings: LogSettings
+    look_soon: Callable[[], None]
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -104,8 +108,13 @@ class SnapshotSchedule:
             "directory": str(directory),
             "keep_count": snapshot.retention.keep_count,
             "max_age": snapshot.retention.max_age,
+            "verified_within": _VERIFIED_WITHIN,
         }
-        code, answer = await self._run(order)
+        looking = asyncio.create_task(self._look_again_and_again())
+        try:
+            code, answer = await self._run(order)
+        finally:
+            looking.cancel()
         if code == 0:
             plan.written += answer.pop("written")
             plan.last, plan.error = answer, None
@@ -114,6 +123,11 @@ class SnapshotSchedule:
             plan.failed += 1
             plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
             log.error("snapshot failed", table=table.name, error=plan.error)
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN)
+            self.look_soon()
 
     async def _run(self, order: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         process = await asyncio.create_subprocess_exec(
