@@ -57,7 +57,7 @@ class Ingest:
         self._stopping = threading.Event()
         self._streaming: Streaming | None = None
         self._error: SourceError | None = None
-        self._counters = Counters()
+        self._counters = Counters(last_recopies=dict(store.last_recopies))
         self._logged_at = 0.0
 
     def run(self) -> None:
@@ -191,8 +191,9 @@ class Ingest:
         streaming = self._streaming
         tracked = streaming.tracking.tables[name] if streaming is not None else None
         copied = self._counters.copied_rows.get(name, 0)
+        last_recopy = self._counters.last_recopies.get(name)
         if streaming is None or tracked is None:
-            return TableStatus(copied_rows=copied)
+            return TableStatus(copied_rows=copied, last_recopy=last_recopy)
         problem = None if tracked.problem is None else str(tracked.problem)
         copying = streaming.copying
         copy = None if tracked.table_id is None else copying.get(tracked.table_id)
@@ -201,8 +202,9 @@ class Ingest:
             error=problem,
             copied_rows=copied,
             recopying=tracked.recopy_id is not None,
-            last_recopy=self._counters.last_recopies.get(name),
+            last_recopy=last_recopy,
             recopied_rows=self._counters.recopied_rows.get(name, 0),
+            altered_by=tuple(sorted(tracked.altered_by)),
         )
         if (shown := copy or recopy) is not None:
             status = replace(status, copy=shown.progress(time.monotonic()))

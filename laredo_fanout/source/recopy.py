@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -23,6 +22,7 @@ import structlog
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.source import shape
 from laredo_fanout.source.table_copy import TableCopy
+from laredo_fanout.store.meta import LastRecopy
 from laredo_fanout.store.table import Status
 
 if TYPE_CHECKING:
@@ -52,16 +52,6 @@ class RecopyAsked(NamedTuple):
     def is_awaited(self) -> bool:
         """Whether whoever asked is still there to be answered; ask once."""
         return self.answer.set_running_or_notify_cancel()
-
-
-@dataclass(frozen=True)
-class LastRecopy:
-    """How the table's last re-copy ended, at ``ended_at`` (Unix time): with so many rows that
-    differed, or with an error."""
-
-    ended_at: float
-    differing: int = 0
-    error: str | None = None
 
 
 class Recopies:
@@ -117,7 +107,7 @@ class Recopies:
             self._connect(tracked, beside, record.id)
             return
         transaction.drop_table(record.id)
-        self._gave_up(tracked, "the table is copied anew")
+        self._gave_up(tracked, transaction, "the table is copied anew")
 
     def keep(
         self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copying
@@ -133,12 +123,12 @@ class Recopies:
         if tracked.recopy_id in transaction.tables:  # and not forgotten before it was durable
             transaction.drop_table(tracked.recopy_id)
         self._disconnect(tracked)
-        self._gave_up(tracked, error)
+        self._gave_up(tracked, transaction, error)
 
-    def done(self, tracked: TrackedTable, differing: int) -> None:
+    def done(self, tracked: TrackedTable, transaction: Transaction, differing: int) -> None:
         """What differed is in the live table's journal."""
         self._disconnect(tracked)
-        self._ended(tracked, LastRecopy(time.time(), differing))
+        self._ended(tracked, transaction, LastRecopy(time.time(), differing))
 
     def _add(
         self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copying: Copying
@@ -155,12 +145,13 @@ class Recopies:
             del beside[live_id]
         tracked.recopy_id = None
 
-    def _gave_up(self, tracked: TrackedTable, error: str) -> None:
-        self._ended(tracked, LastRecopy(time.time(), error=error))
+    def _gave_up(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
+        self._ended(tracked, transaction, LastRecopy(time.time(), error=error))
         _log.error("re-copy ended without a result", table=tracked.options.qualified, error=error)
 
-    def _ended(self, tracked: TrackedTable, ended: LastRecopy) -> None:
+    def _ended(self, tracked: TrackedTable, transaction: Transaction, ended: LastRecopy) -> None:
         name = tracked.options.qualified
+        transaction.set_last_recopy(name, ended)
         self._counters.last_recopies[name] = ended
         outcome = "done" if ended.error is None else "given_up"
         counted = self._counters.asked_recopies

@@ -11,8 +11,8 @@ from laredo_fanout.source.slot_watch import SlotWarning, SlotWatch
 from laredo_model.change import Action
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.recopy import LastRecopy
     from laredo_fanout.source.table_copy import CopyProgress
+    from laredo_fanout.store.meta import LastRecopy
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class TableStatus:
     last_recopy: LastRecopy | None = None
     recopied_rows: int = 0
     """Rows that re-copies found to differ."""
+    altered_by: tuple[int, ...] = ()
+    """Pids of whoever the last look saw that may be changing it (0: a prepared transaction): what
+    is kept of it doesn't end beyond where it is verified until they are done."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Counters:
     changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
     copied_rows: dict[str, int] = field(default_factory=dict)
     last_recopies: dict[str, LastRecopy] = field(default_factory=dict)
+    """How they ended, by table; the store keeps them too."""
     asked_recopies: dict[tuple[str, str], int] = field(default_factory=dict)
     """Re-copies that were asked for and have ended, by table and outcome (done, given_up)."""
     recopied_rows: dict[str, int] = field(default_factory=dict)

@@ -128,6 +128,7 @@ class Tracking:
             if known is None:
                 _log.info("table is no longer configured; it is dropped", table=record.qualified)
                 transaction.drop_table(record.id)
+                transaction.set_last_recopy(record.qualified, None)
             elif BESIDE in record.copy:
                 self.recopies.resume(known, record, transaction)
             elif record.status in (Status.LIVE, Status.COPYING):
@@ -362,7 +363,7 @@ class Tracking:
         """The table is live; or its re-copy found so many rows ``differing``."""
         for tracked in self._tables.values():
             if tracked.recopy_id == table_id:
-                self.recopies.done(tracked, differing)
+                self.recopies.done(tracked, self._batch.transaction, differing)
             if tracked.table_id == table_id:
                 tracked.retries = 0
                 tracked.retry_at = 0.0

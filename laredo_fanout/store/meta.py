@@ -3,7 +3,7 @@
 =========================  ====================================================
 key in the meta database   value
 =========================  ====================================================
-store                      JSON: format, next table, next space, source, streams, marker
+store                      JSON: format, next table, next space, source, streams, marker, ...
 position                   position u64, commit time in microseconds u64
 definition/ + table u32    JSON (``table.py``)
 figures/ + table u32       struct (``table.py``)
@@ -12,7 +12,8 @@ catchup                    how a backlog was split; the source's own words
 =========================  ====================================================
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -77,6 +78,15 @@ class Marker(NamedTuple):
     content: str
 
 
+class LastRecopy(NamedTuple):
+    """How a table's last re-copy ended, at ``ended_at`` (Unix time): with so many rows that
+    differed, or with an error."""
+
+    ended_at: float
+    differing: int = 0
+    error: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StoreHead:
     """What there is one of in a store.
@@ -84,7 +94,7 @@ class StoreHead:
     ``streams`` are the names of the replication connections that were opened for it and
     that PostgreSQL may still have, the newest last; ``marker`` is the last message met.
     ``early_until`` is the newest position of what was applied early and the store's position
-    hasn't reached; 0: nothing is.
+    hasn't reached; 0: nothing is. ``last_recopies`` are by qualified name.
     """
 
     format: int = FORMAT
@@ -94,6 +104,7 @@ class StoreHead:
     streams: tuple[str, ...] = ()
     marker: Marker | None = None
     early_until: int = 0
+    last_recopies: Mapping[str, LastRecopy] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -117,6 +128,7 @@ class StoreHead:
                 "streams": self.streams,
                 "marker": self.marker and list(self.marker),
                 "early_until": self.early_until,
+                "last_recopies": {name: list(last) for name, last in self.last_recopies.items()},
             }
         )
 
@@ -153,6 +165,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         tuple(read.get("streams", ())),
         read.get("marker") and Marker(*read["marker"]),
         read.get("early_until", 0),
+        {name: LastRecopy(*last) for name, last in read.get("last_recopies", {}).items()},
     )
 
 

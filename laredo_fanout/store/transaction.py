@@ -18,7 +18,7 @@ from laredo_fanout.store.errors import (
     TransactionOpen,
 )
 from laredo_fanout.store.journal import Entries, Journal
-from laredo_fanout.store.meta import Marker, SourceIdentity, StoreHead
+from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.rows import Rows, runs
 from laredo_fanout.store.table import Disorder, Status, TableRecord
 from laredo_model import key as key_
@@ -161,6 +161,12 @@ class Transaction:
     def set_streams(self, names: tuple[str, ...]) -> None:
         """The replication connections that PostgreSQL may have for this store."""
         self.head = replace(self.head, streams=names)
+
+    def set_last_recopy(self, table: str, ended: LastRecopy | None) -> None:
+        """How this table's last re-copy ended; None: forget it."""
+        others = {name: last for name, last in self.head.last_recopies.items() if name != table}
+        kept = others if ended is None else {**others, table: ended}
+        self.head = replace(self.head, last_recopies=kept)
 
     def set_marker(self, marker: Marker | None) -> None:
         """The last message of ours that the stream brought; None: of this history none yet."""

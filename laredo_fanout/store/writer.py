@@ -1,6 +1,6 @@
 """The store as its one writer sees it: the ingest process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, time
@@ -12,7 +12,7 @@ import structlog
 from laredo_fanout.store import environment, garbage, meta
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError
 from laredo_fanout.store.journal import Journal
-from laredo_fanout.store.meta import Marker, SourceIdentity
+from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
 
@@ -102,6 +102,11 @@ class Store:
     def marker(self) -> Marker | None:
         """The last message of ours that the stream brought, with its position."""
         return self._head.marker
+
+    @property
+    def last_recopies(self) -> Mapping[str, LastRecopy]:
+        """How tables' last re-copies ended, by qualified name."""
+        return self._head.last_recopies
 
     @property
     def position(self) -> int:

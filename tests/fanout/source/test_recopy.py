@@ -140,6 +140,9 @@ def test_exactly_the_rows_that_were_wrong_enter_the_journal(
     ingest.assert_equal()
     after = _live(ingest)
     assert (after.id, after.floor) == (live.id, live.floor)
+    last = ingest.status.tables[_TABLE].last_recopy
+    ingest.restart()
+    assert ingest.status.tables[_TABLE].last_recopy == last
 
 
 def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
@@ -266,6 +269,8 @@ def test_another_schema_ends_it_and_the_table_is_copied_anew(
     assert not told.recopying
     assert "copied anew" in told.last_recopy.error
     ingest.assert_equal()
+    ingest.restart()
+    assert ingest.status.tables[_TABLE].last_recopy == told.last_recopy
 
 
 def test_it_goes_on_after_a_restart_where_it_was(
@@ -305,6 +310,7 @@ def test_one_that_does_not_fit_into_the_store_is_given_up(
     assert "max_size" in ingest.status.tables[_TABLE].last_recopy.error
     ingest.error = None
     ingest.restart()
+    assert "max_size" in ingest.status.tables[_TABLE].last_recopy.error
     _run(database, "UPDATE t SET a = 0 WHERE id < 20", "DELETE FROM t WHERE id < 10")
     ingest.assert_equal()
     ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
