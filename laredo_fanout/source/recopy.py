@@ -64,7 +64,7 @@ class Recopies:
     def begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
         """Begin one beside this table.
 
-        :raises RecopyRefused: if there is one, or the table isn't live, or has no key.
+        :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
         """
         name = tracked.options.qualified
         if tracked.recopy_id is not None:
@@ -84,9 +84,10 @@ class Recopies:
         if tracked.intake is not None:
             raise RecopyRefused(
                 name,
-                "it is append-only, without a key to compare its rows by",
-                "to have it copied anew, take it out of the configuration, restart, and put it"
-                " back",
+                "it is append-only: what is copied of it must leave out each transaction that its"
+                " snapshot shows, and its readers need them all meanwhile",
+                "to have it copied anew, take it out of the configuration, restart, put it back and"
+                " restart: its readers then get a new snapshot, its archive a new epoch",
             )
         copied = transaction.add_table(
             record.schema,

@@ -32,6 +32,24 @@ _LOG = (
 )
 
 
+def test_taken_out_and_put_back_it_is_copied_anew(database: Database, ingesting: Start) -> None:
+    """What is deleted isn't published; this is what who asks for a re-copy is told to do."""
+    _run(database, *_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
+    ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
+    ingest.wait_live()
+    _run(database, "DELETE FROM log WHERE ctid IN (SELECT ctid FROM log LIMIT 3)")
+    ingest.catch_up()
+    assert ingest.state("public.log") != ingest.truth("public.log"), "this proves nothing"
+    ingest.stop()
+    ingest.start("public.keyed")
+    ingest.wait_until(lambda: ingest.record("public.log") is None, "it is gone")
+    ingest.stop()
+    ingest.start("public.log", "public.keyed")
+    ingest.wait_live()
+    _run(database, "INSERT INTO log VALUES (8, 'new'), (8, 'new')")
+    ingest.assert_equal()
+
+
 @on_versions(14, 15, 16, 17, 18)
 def test_rows_are_there_as_often_as_they_were_inserted(
     database: Database, ingesting: Start

@@ -55,7 +55,7 @@ RARE = {
     "uuid[]": "ARRAY[gen_random_uuid()]",
     "time[]": "'{10:00:00.5,24:00}'",
     "timestamp[]": "'{\"0044-03-15 10:00:00 BC\",infinity}'",
-    "xml[]": "ARRAY['<a/>'::xml]",
+    "xml[]": "ARRAY['<a/>', '<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ä>1 &lt; 2</ä>']::xml[]",
     "line_of": "'(1,\"a b\")'",
 }
 _SETUP = (

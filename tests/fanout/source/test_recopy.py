@@ -325,7 +325,7 @@ def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate
     with gate.holding(ingest), pytest.raises(RecopyRefused, match="being copied already"):
         _ask(ingest)
     ingest.wait_live()
-    with pytest.raises(RecopyRefused, match=r"public\.log: it is append-only"):
+    with pytest.raises(RecopyRefused, match=r"public\.log: it is append-only.*put it back"):
         ingest.ingest.recopy("public.log").result(PATIENCE_S)
     gate.close_again()
     _ask(ingest)
