@@ -1,13 +1,18 @@
 """A backlog released as it is decoded: mixed on the way, right in the end, whatever is killed."""
 
 import random
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from laredo_fanout.catchup.options import CatchupOptions, Ordering
+from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.source.status import CommitInfo
+from laredo_fanout.store.transaction import Transaction
+from laredo_fanout.store.writer import Store
 from tests.fanout.catchup.behind import (
     head_stopped,
     kill_one,
@@ -119,3 +124,107 @@ def test_mixed_on_the_way_and_right_in_the_end(
         record = ingest.store.tables[table_id]
         assert record.disorder is None
     assert ingest.store.reach == ingest.store.position
+
+
+class _Held:
+    """Holds the ingest after the first commit that has something early."""
+
+    def __init__(self, ingest: RunningIngest) -> None:
+        self._ingest = ingest
+        self._reached = threading.Event()
+        self._go_on = threading.Event()
+        ingest.on_commit = self._committed
+
+    def _committed(self, _: CommitInfo) -> None:
+        if self._ingest.store.reach > self._ingest.store.position:
+            self._reached.set()
+            self._go_on.wait(60)
+
+    def stop(self) -> None:
+        """Stop it there."""
+        assert self._reached.wait(60), "nothing came early"
+        self._ingest.on_commit = None
+        self._ingest.ingest.stop()
+        self._go_on.set()
+        self._ingest.stop()
+
+
+@pytest.fixture
+def stopped(database: Database, ingesting: Start, options: CatchupOptions) -> RunningIngest:
+    """Stopped while a backlog was released out of order, with early changes in its store."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v int, big text STORAGE EXTERNAL)")
+        for number in range(50):
+            connection.execute("INSERT INTO t VALUES (%s, 0, repeat('x', 3000))", (number,))
+        ingest = ingesting(
+            "public.t", catchup=replace(options, min_segment_bytes=5_000), heartbeat_interval=0.2
+        )
+        ingest.wait_live()
+        ingest.stop()
+        chance = random.Random(5)
+        for number in range(400):
+            key = chance.randrange(50)
+            dice = chance.random()
+            if dice < 0.6:
+                connection.execute("UPDATE t SET v = v + 1 WHERE id = %s", (key,))
+            elif dice < 0.8:
+                connection.execute(
+                    "UPDATE t SET big = repeat(%s, 3000) WHERE id = %s",
+                    (chr(97 + number % 26), key),
+                )
+            else:
+                connection.execute("DELETE FROM t WHERE id = %s", (key,))
+                connection.execute("INSERT INTO t VALUES (%s, 1, repeat('y', 3000))", (key,))
+    held = _Held(ingest)
+    start_behind(ingest)
+    with head_stopped(ingest):
+        held.stop()
+    return ingest
+
+
+def _change(ingest: RunningIngest, change: Callable[[Transaction], None]) -> None:
+    with Store.open(ingest.path, max_size=4 << 30) as store:
+        assert store.catchup_plan is not None
+        assert any(segment.released for segment in from_bytes(store.catchup_plan).segments)
+        assert store.reach > store.position
+        with store.transaction() as transaction:
+            change(transaction)
+
+
+def _drop_plan(transaction: Transaction) -> None:
+    transaction.set_catchup_plan(None)
+
+
+def _reach_beyond(transaction: Transaction) -> None:
+    """As if what came early weren't in this server's WAL."""
+    transaction.head = replace(transaction.head, early_until=1 << 50)
+
+
+@pytest.mark.parametrize("ordering", Ordering)
+def test_stopped_out_of_order_it_goes_on(stopped: RunningIngest, ordering: Ordering) -> None:
+    assert stopped.catchup is not None
+    stopped.catchup = replace(stopped.catchup, ordering=ordering)
+    stopped.start()
+    wait_level(stopped)
+    stopped.assert_equal()
+    assert stopped.status.recopies == 0
+    assert stopped.store.reach == stopped.store.position
+
+
+def test_plan_that_is_lost_isn_t_needed(stopped: RunningIngest) -> None:
+    """Everything comes again in order; what came early wins until then."""
+    _change(stopped, _drop_plan)
+    stopped.start()
+    stopped.assert_equal()
+    assert stopped.status.recopies == 0
+    assert stopped.store.reach == stopped.store.position
+
+
+def test_early_changes_that_the_server_lacks_are_a_lost_history(stopped: RunningIngest) -> None:
+    _change(stopped, _reach_beyond)
+    stopped.start()
+    wait_until(lambda: stopped.record("public.t") is not None, "the table is copied anew")
+    stopped.wait_live()
+    stopped.assert_equal()
+    assert stopped.status.slot_losses == 1
+    assert stopped.store.reach == stopped.store.position

@@ -49,7 +49,10 @@ def _fall_behind(server: Fanout, database: Database) -> None:
                     "UPDATE t SET v = v + 1 WHERE id > %s AND id <= %s", (first, first + 50)
                 )
             owner.execute("DELETE FROM t WHERE id %% 100 = %s", (round_,))
-            owner.execute("INSERT INTO t VALUES (%s, 7, 'new')", (_ROWS + 1 + round_,))
+            owner.execute(
+                "INSERT INTO t VALUES (%s, 7, 'new') ON CONFLICT (id) DO UPDATE SET v = t.v + 1",
+                (_ROWS + 1 + round_,),
+            )
     psutil.Process(server.program.pid).resume()
 
 
