@@ -189,6 +189,8 @@ class ServerView:
             "recopy": _recopy(told),
             "sequence": record.sequence if record is not None else 0,
             "position": self.position_text if shown else None,
+            "verified_position": position.text(record.verified) if record is not None else None,
+            "altered_by": list(told.altered_by),
             "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],
             "journal": journal,
