@@ -56,6 +56,7 @@ LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+_STOP_INTERVAL = 0.2
 _REST_AT_LEAST = 0.2
 _REST_SHARE = 20
 """Looks that somebody waits for take at most one part in so many of the time."""
@@ -320,8 +321,9 @@ class Attendant:
 
     def sever(self) -> None:
         """Break its connection, over which nothing seems to come; it opens another one."""
-        if self._connection is not None:
-            session.sever(self._connection)
+        connection = self._connection
+        if connection is not None:
+            session.sever(connection)
 
     def stop(self) -> None:
         """End, whatever it is doing, and close the connection."""
@@ -330,9 +332,11 @@ class Attendant:
         connection = self._connection
         if connection is not None:
             session.cancel(connection)
-            session.sever(connection)
         if self._thread.ident is not None:
-            self._thread.join()
+            while self._thread.is_alive():
+                # Not once for all: it may be about to open another one, which may not answer.
+                self.sever()
+                self._thread.join(_STOP_INTERVAL)
         if self._connection is not None:
             self._connection.close()
 

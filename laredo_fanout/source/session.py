@@ -73,7 +73,8 @@ def connect(options: SourceOptions, *, role: str, replication: bool = False) -> 
     connection.prepare_threshold = None
     if connection.info.server_version >= _TRANSACTION_TIMEOUT:
         # A setting of the role or the database would end long chunks and the slot's making.
-        connection.execute("SET transaction_timeout = 0")
+        with Patience(connection, options.connect_timeout), translated("connect"):
+            connection.execute("SET transaction_timeout = 0")
     return connection
 
 

@@ -118,6 +118,7 @@ def test_proxy_that_stops_forwarding_is_noticed(
 @pytest.mark.parametrize(
     "asked",
     [
+        b"transaction_timeout",
         b"pg_publication",
         b"IDENTIFY_SYSTEM",
         b"pg_create_logical_replication_slot",
@@ -130,7 +131,7 @@ def test_an_answer_that_never_comes_while_the_stream_is_prepared(
 ) -> None:
     dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
     ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=1)
-    ingest.options = replace(ingest.options, connection=dsn)
+    ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
     proxy.stuck_after = asked
     ingest.start()
     try:
@@ -139,3 +140,19 @@ def test_an_answer_that_never_comes_while_the_stream_is_prepared(
         ingest.assert_equal()
     finally:
         ingest.stop()
+
+
+@pytest.mark.parametrize("asked", [b"transaction_timeout", b"lock_timeout"], ids=bytes.decode)
+def test_a_connection_that_is_never_answered_as_it_is_opened_again(
+    filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
+) -> None:
+    """The attendant waits for it, and the stream's end for the attendant."""
+    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
+    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",))
+    ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
+    ingest.start()
+    ingest.wait_live()
+    proxy.stuck_after = asked
+    _kill(filled, "attendant")
+    ingest.wait_until(lambda: proxy.stuck_after is None, "it is opened again")
+    ingest.stop()
