@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.source.detour import Feed
+from laredo_fanout.source.detour import EarlyTables, Feed
 from laredo_fanout.source.ingest import Ingest
 from laredo_fanout.source.options import PublicationOptions, SourceOptions, TableOptions
 from laredo_fanout.source.session import Connection
@@ -21,7 +21,7 @@ class Defective:
     def measure(self, connection: Connection) -> None:
         raise ZeroDivisionError("measured by nothing")
 
-    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
+    def open(self, connection: Connection, batch: WriteBatch, early: EarlyTables) -> Feed | None:
         return None
 
     def is_over(self, level: int) -> bool:
