@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.source.detour import EarlyTables, Feed
+from laredo_fanout.source.detour import Feed
+from laredo_fanout.source.early import EarlyTables
 from laredo_fanout.source.ingest import Ingest
 from laredo_fanout.source.options import PublicationOptions, SourceOptions, TableOptions
 from laredo_fanout.source.session import Connection
