@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from laredo_fanout.errors import SlotLost, SourceError, SourceUnavailable
-from laredo_fanout.source import session
+from laredo_fanout.source import plain_rows, session
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.status import CommitInfo, Counters, IngestStatus, TableStatus
@@ -66,6 +66,11 @@ class Ingest:
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises StoreError: if the store can't be written.
         """
+        if not plain_rows.COMPILED:
+            _log.warning(
+                "rows are taken apart in Python, several times slower: no C compiler was there when"
+                " this was installed; install it again with one"
+            )
         pause = _FIRST_PAUSE
         while not self._stopping.is_set():
             self._streaming = streaming = Streaming(
