@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -101,10 +101,17 @@ class WriteBatch:
         :raises MustClose: if a live table's row lacks what the store doesn't
             know; the batch must be abandoned.
         """
+        followers = _followers(routes := list(routes))
         for route in routes:
             if route.table_id is None:
                 continue
             changes = route.whole()
+            if (follower := followers.get(route)) is not None:
+                if not changes.actions:
+                    continue
+                positions = follower.changes.positions
+                goes_on = positions[:1] == changes.positions[-1:]
+                changes = replace(changes, open=changes.open or goes_on)
             if route.numbered:
                 keys = self.transaction.numbered(route.table_id, changes.keys)
                 changes = replace(changes, keys=keys)
@@ -208,3 +215,16 @@ class WriteBatch:
         if context is not None:
             error = because or _Abandoned()
             context.__exit__(type(error), error, error.__traceback__)
+
+
+def _followers(routes: Sequence[Route]) -> dict[Route, Route]:
+    """The route that goes on where another one ended: within a transaction a table may get a new
+    one, as it was announced with another replica identity."""
+    last: dict[int, Route] = {}
+    found: dict[Route, Route] = {}
+    for route in routes:
+        if route.table_id is not None:
+            if (before := last.get(route.table_id)) is not None:
+                found[before] = route
+            last[route.table_id] = route
+    return found

@@ -59,17 +59,23 @@ def kill_one(ingest: RunningIngest, chance: random.Random) -> None:
             os.kill(chance.choice(pids), signal.SIGKILL)
 
 
+def first_segment(server: int) -> psutil.Process | None:
+    """The process that decodes the first segment, as soon as it is there."""
+    children = psutil.Process(server).children()
+    for child in sorted(children, key=lambda each: each.pid):
+        with suppress(psutil.NoSuchProcess):
+            if any("segment_process" in word for word in child.cmdline()):
+                return child
+    return None
+
+
 @contextmanager
-def head_stopped(ingest: RunningIngest) -> Iterator[None]:
-    """Within the block the head segment isn't decoded, unless it is done already."""
-    status = wait_split(ingest)
-    head = next(each for each in status.segments if each.state != "released")
-    if head.pid is None:
-        yield
-        return
-    process = psutil.Process(head.pid)
-    process.suspend()
+def head_stopped(server: int) -> Iterator[None]:
+    """Within the block the backlog is split, and its first segment isn't decoded."""
+    head = wait_until(lambda: first_segment(server), "the backlog is split", _PATIENCE_S)
+    head.suspend()
     try:
         yield
     finally:
-        process.resume()
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            head.resume()

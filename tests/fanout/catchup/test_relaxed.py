@@ -1,5 +1,6 @@
 """A backlog released as it is decoded: mixed on the way, right in the end, whatever is killed."""
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from laredo_fanout.store.writer import Store
 from tests.fanout.catchup.behind import (
     head_stopped,
     kill_one,
-    start_behind,
     status_of,
     wait_level,
 )
@@ -107,8 +107,10 @@ def test_mixed_on_the_way_and_right_in_the_end(
         for _ in range(_STEPS):
             work.step()
         ingest.on_commit = watch
-        start_behind(ingest)
-        with head_stopped(ingest):
+        ingest.asks_to_catch_up = True
+        ingest.start()
+        ingest.asks_to_catch_up = False
+        with head_stopped(os.getpid()):
             wait_until(lambda: status_of(ingest).out_of_order, "some is released early", 60)
         for _ in range(30):
             work.step()
@@ -176,9 +178,11 @@ def stopped(database: Database, ingesting: Start, options: CatchupOptions) -> Ru
                 connection.execute("DELETE FROM t WHERE id = %s", (key,))
                 connection.execute("INSERT INTO t VALUES (%s, 1, repeat('y', 3000))", (key,))
     held = _Held(ingest)
-    start_behind(ingest)
-    with head_stopped(ingest):
+    ingest.asks_to_catch_up = True
+    ingest.start()
+    with head_stopped(os.getpid()):
         held.stop()
+    ingest.asks_to_catch_up = False
     return ingest
 
 

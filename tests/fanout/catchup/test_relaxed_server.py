@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from laredo_fanout.client import FanoutClient
 from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fanout.catchup.behind import head_stopped
 from tests.fix_postgres import Database
 from tests.processes import wait_until
 
@@ -65,20 +66,9 @@ def _catchup(server: Fanout) -> dict[str, Any]:
 @contextmanager
 def _out_of_order(server: Fanout) -> Iterator[None]:
     """Within the block the first segment isn't decoded, and others are released."""
-
-    def head() -> int | None:
-        segments = _catchup(server).get("segments", ())
-        return next((each["pid"] for each in segments if each["pid"] is not None), None)
-
-    found = wait_until(head, "the backlog is split", _PATIENCE_S)
-    worker = psutil.Process(found)
-    worker.suspend()
-    try:
+    with head_stopped(server.program.pid):
         wait_until(lambda: _catchup(server).get("out_of_order"), "some comes early", _PATIENCE_S)
         yield
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            worker.resume()
 
 
 def _level(server: Fanout) -> bool:

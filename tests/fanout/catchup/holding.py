@@ -1,0 +1,41 @@
+"""An ingest that is held still while its backlog is split."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from laredo_fanout.source.status import CommitInfo
+from tests.fanout.catchup.behind import status_of
+from tests.fix_ingest import RunningIngest
+
+
+class Held:
+    """Holds the ingest after its first commit while a backlog is split (and ``when``)."""
+
+    def __init__(self, ingest: RunningIngest, when: Callable[[], bool] = lambda: True) -> None:
+        self._ingest = ingest
+        self._when = when
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        ingest.on_commit = self._committed
+
+    def _committed(self, _: CommitInfo) -> None:
+        if status_of(self._ingest).segments and self._when():
+            self.reached.set()
+            self.go_on.wait(60)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """It is held within the block."""
+        assert self.reached.wait(60), "no commit while the backlog was split"
+        try:
+            yield
+        finally:
+            self._ingest.on_commit = None
+            self.go_on.set()
+
+    def stop(self) -> None:
+        """Stop the ingest there, with the plan in its store."""
+        with self.holding():
+            self._ingest.ingest.stop()
+        self._ingest.stop()
