@@ -53,7 +53,7 @@ def test_no_snapshot_and_no_lock_between_chunks(
         connection.execute("DELETE FROM t WHERE id % 2 = 0")
         connection.execute("VACUUM (VERBOSE) t")
         # Before 15 VACUUM said it in other words.
-        removed = "0 are dead but not yet removable", "0 dead row versions cannot be removed yet"
+        removed = "0 are dead but not yet removable", "found 200 removable"
         assert any(words in text for words in removed for text in told), told
     ingest.wait_live()
     ingest.assert_equal()

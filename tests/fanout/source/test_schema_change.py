@@ -44,7 +44,9 @@ DDL = {
     "out of the publication and in again": (
         "ALTER PUBLICATION {publication} DROP TABLE t",
         "UPDATE t SET a = 'unseen'",
-        "ALTER PUBLICATION {publication} ADD TABLE t",
+        # The server itself may have been faster.
+        "DO $$ BEGIN ALTER PUBLICATION {publication} ADD TABLE t;"
+        " EXCEPTION WHEN duplicate_object THEN NULL; END $$",
     ),
     "rename a label of an enum, in silence": ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",),
     "rename a label below an array and a composite": (
