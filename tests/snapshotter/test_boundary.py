@@ -1,0 +1,154 @@
+"""Artifacts wait until the server says that no value was rewritten in silence before their end."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_model import position
+from tests.processes import wait_until
+from tests.snapshotter.served import Served, put, rows
+from tests.snapshotter.writing import Writer
+
+
+@pytest.fixture
+def writer(tmp_path: Path, served: Served) -> Iterator[Writer]:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        yield writer
+
+
+def waits(writer: Writer, at_least: int) -> dict[str, Any]:
+    """Until the next artifact waits that ends there or beyond; what /status says of it."""
+
+    def unverified() -> dict[str, Any] | None:
+        if writer.program.get("/status") is None:
+            return None  # it has just been started
+        found: dict[str, Any] | None = writer.status()["unverified"]
+        if found is None or position.parse(found["position"]) < at_least:
+            return None
+        return found
+
+    found: dict[str, Any] = wait_until(unverified, f"an artifact at {at_least:#x} waits")
+    return found
+
+
+def test_a_diff_waits_until_the_boundary_has_passed_it(served: Served, writer: Writer) -> None:
+    verified = served.position
+    served.looks_by_itself = False
+    last = served.commit("users", put(1, "x"))
+    found = waits(writer, last)
+    assert position.parse(found["boundary"]) == verified
+    assert writer.metrics()['snapshotter_unverified_seconds{table="public.users"}'] > 0
+    served.commit("users", put(2, "y"))
+    assert writer.head() == verified
+    served.look()
+    writer.wait_head(served.position)
+    assert writer.status()["unverified"] is None
+    writer.assert_equal()
+
+
+def test_what_is_never_verified_is_thrown_away(served: Served, writer: Writer) -> None:
+    served.looks_by_itself = False
+    verified = served.position
+    last = served.commit("users", put(1, "of before the rewrite"))
+    waits(writer, last)
+    served.looks_by_itself = True
+    served.add("users", rows(0, 3))
+    writer.wait_epoch(2)
+    served.commit("users", put(1, "after"))
+    writer.wait_head(served.position)
+    ends = [position.parse(each["to_position"]) for each in writer.artifacts()]
+    assert not [end for end in ends if verified < end <= last]
+    assert writer.logged("thrown away, never verified")
+    writer.assert_equal()
+
+
+def test_a_base_waits_too_and_the_stream_goes_on_behind_it(tmp_path: Path, served: Served) -> None:
+    served.looks_by_itself = False
+    served.add("users", rows(0, 5))
+    base = served.position
+    with Writer(tmp_path, served) as writer:
+        waits(writer, base)
+        assert writer.status()["state"] == "copying"
+        served.commit("users", put(1, "x"))
+        writer.wait_status({"stream_position": position.text(served.position)})
+        assert writer.artifacts() == []
+        served.look()
+        writer.wait_head(served.position)
+        assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff"]
+        writer.assert_equal()
+
+
+def test_a_base_that_is_never_verified_is_made_anew(tmp_path: Path, served: Served) -> None:
+    served.looks_by_itself = False
+    served.add("users", rows(0, 5))
+    with Writer(tmp_path, served) as writer:
+        waits(writer, served.position)
+        served.add("users", rows(3, 9))
+        waits(writer, served.position)
+        served.look()
+        writer.wait_epoch(1)
+        assert writer.kinds() == [("snapshot", 1)]
+        writer.assert_equal()
+
+
+def test_what_waits_when_the_connection_breaks_waits_on(served: Served, writer: Writer) -> None:
+    served.looks_by_itself = False
+    waits(writer, served.commit("users", put(1, "x")))
+    served.stop()
+    served.start()
+    served.commit("users", put(2, "y"))
+    served.look()
+    writer.wait_head(served.position)
+    assert {epoch for _, epoch in writer.kinds()} == {1}
+    writer.assert_equal()
+
+
+def test_a_snapshot_that_is_asked_for_waits(served: Served, writer: Writer) -> None:
+    served.looks_by_itself = False
+    served.commit("users", put(1, "x"))
+    assert writer.post("/snapshot").status_code == 202
+    waits(writer, served.position)
+    served.look()
+    writer.wait_epoch(2)
+    writer.assert_equal()
+
+
+def test_sigterm_leaves_what_is_not_verified_to_the_next_start(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        served.looks_by_itself = False
+        verified = served.position
+        waits(writer, served.commit("users", put(1, "x")))
+        asked = time.monotonic()
+        assert writer.program.stop() == 0
+        assert time.monotonic() - asked < 15
+        assert writer.head() == verified
+    served.looks_by_itself = True
+    served.look()
+    with Writer(tmp_path, served, name="again") as again:
+        again.wait_head(served.position)
+        assert {epoch for _, epoch in again.kinds()} == {1}
+        again.assert_equal()
+
+
+def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served, more="diff.max_memory = 65536") as writer:
+        writer.program.wait_ready()
+        served.looks_by_itself = False
+        for number in range(40):
+            served.commit("users", *(put(number * 50 + i, "x" * 100) for i in range(50)))
+        wait_until(
+            lambda: writer.logged("stream closed"), "the stream is closed while nothing is verified"
+        )
+        assert writer.status()["buffer_bytes"] + writer.status()["waiting_bytes"] < 2 * 65536
+        served.look()
+        writer.wait_head(served.position)
+        writer.assert_equal()
