@@ -1,0 +1,60 @@
+"""A backlog is released out of order: nothing that lasts is made of it until order is restored."""
+
+from pathlib import Path
+
+from laredo_model import position
+from tests.processes import wait_until
+from tests.snapshotter.served import Served, delete, put, rows
+from tests.snapshotter.writing import Writer
+
+
+def test_all_of_it_is_one_diff_when_order_is_restored(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "before")))
+        start = served.position
+        first, second, third, fourth = served.backlog(
+            "users",
+            [put(1, "first"), put(20, "first")],
+            [delete(20), put(2, "second")],
+            [put(1, "third"), put(21, "third")],
+            [delete(21), put(22, "fourth")],
+        )
+        served.release("users", third, early=True)
+        served.release("users", first)
+        served.release("users", fourth, early=True)
+        wait_until(lambda: writer.status()["out_of_order"], "the writer is told")
+        assert writer.head() == start
+        served.release("users", second)
+        served.release("users", fourth)
+        served.look()
+        writer.wait_head(served.position)
+        wait_until(lambda: not writer.status()["out_of_order"], "order")
+        served.commit("users", put(3, "after"))
+        writer.wait_head(served.position)
+        writer.assert_equal()
+        ends = [position.parse(each["to_position"]) for each in writer.artifacts()]
+        inside = {each.positions[-1] for each in (first, second, third)}
+        assert not inside & set(ends)
+        assert fourth.positions[-1] in ends
+
+
+def test_a_writer_that_begins_meanwhile_says_why_it_waits(tmp_path: Path, served: Served) -> None:
+    served.add("users", rows(0, 5))
+    first, second = served.backlog("users", [put(1, "first")], [put(2, "second")])
+    served.release("users", second, early=True)
+    with Writer(tmp_path, served) as writer:
+        wait_until(
+            lambda: (
+                writer.program.get("/status") is not None
+                and "out of order" in (writer.status()["problem"] or "")
+            ),
+            "the writer says why",
+        )
+        assert not writer.artifacts()
+        served.release("users", first)
+        served.release("users", second)
+        served.look()
+        writer.program.wait_ready()
+        writer.wait_head(served.position)
+        writer.assert_equal()
