@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.catchup import spool
+from laredo_fanout.catchup import spool, spool_room
 from laredo_fanout.catchup.early_release import EarlyRelease
 from laredo_fanout.catchup.options import Ordering
 from laredo_fanout.catchup.orders import Failure
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _MOST_FAILURES = 5
-_PAUSE_FROM, _GO_ON_BELOW = 0.9, 0.7
 _LOOK_INTERVAL = 0.1
 
 
@@ -78,6 +77,7 @@ class Release:
         self.runs = [SegmentRun(segment, order) for segment in remaining]
         self.head = 0
         self._early = early
+        self._early_until = 0
         self._beside = None
         if early is not None and options.ordering is Ordering.RELAXED:
             self._beside = EarlyRelease(self._directory, self.runs[1:], batch, early)
@@ -115,6 +115,7 @@ class Release:
         if self._beside is not None and not self._ending and (beside := self._beside.step()):
             taken += beside
             self._put_plan()
+            self._note_early()
         os.eventfd_write(self._more, 1) if self._has_more() else self._calm()
         if now - self._kept_at >= self._options.keep_interval and not self._ending:
             self._keep()
@@ -128,6 +129,17 @@ class Release:
         """So much is durable: spools of it aren't needed any more."""
         del reply
         self.durable = position
+        if self._early_until and position >= self._early_until:
+            self._early_until = 0
+            _log.info("order is restored", position=position_.text(position))
+
+    def _note_early(self) -> None:
+        until = max(run.segment.released for run in self.runs)
+        if until <= self.durable:
+            return
+        if not self._early_until:
+            _log.info("the backlog is released out of order", until=position_.text(until))
+        self._early_until = max(self._early_until, until)
 
     def end(self) -> SourceError:
         """Never asked for: this feed has no end that is an error."""
@@ -227,6 +239,7 @@ class Release:
             self._end()
 
     def _look_after_segments(self) -> None:
+        self.runs[self.head].held_back = False
         for run in self.runs[self.head :]:
             if run.failure is not None or run.failures >= _MOST_FAILURES:
                 self._failed(run)
@@ -236,7 +249,7 @@ class Release:
                 self._poll.register(run.start(self.durable), select.EPOLLIN)
                 if self._finishing and run is self.runs[-1]:
                     run.finish()
-        self._bound_spools()
+        spool_room.bound(self.runs[self.head :], self._reader.unread_bytes, self._options)
         if self.only_tail and not self._finishing and self._is_small(self.durable):
             self._finishing = True
             self.runs[-1].finish()
@@ -247,6 +260,8 @@ class Release:
         match failure:
             case Failure.UNREACHABLE | Failure.GAP:
                 raise SourceUnavailable(run.error)
+            case Failure.NO_SPACE if self._make_room():
+                run.failures = min(run.failures, _MOST_FAILURES - 1)
             case Failure.NO_SPACE:
                 self.give_up(f"its spool can't be written: {run.error}")
             case Failure.NO_ROOM if not is_head:
@@ -257,23 +272,17 @@ class Release:
             case _ if run.failures >= _MOST_FAILURES:
                 self.give_up(f"segment {run.number} can't be decoded: {run.error or 'killed'}")
 
-    def _bound_spools(self) -> None:
-        """Where there is too much: stop the last ones first; the head only if it has enough."""
-        most, spooled = self._options.spool_max_bytes, self.spooled_bytes
-        active = [run for run in self.runs[self.head :] if run.pid is not None]
-        if spooled > _PAUSE_FROM * most:
-            enough = self._reader.unread_bytes > 2 * self._options.piece_bytes
-            head = self.runs[self.head]
-            running = [run for run in active if not run.paused and (run is not head or enough)]
-            if running:
-                running[-1].pause(paused=True)
-        elif spooled < _GO_ON_BELOW * most:
-            stopped = [run for run in active if run.paused]
-            if stopped:
-                stopped[0].pause(paused=False)
-        head = self.runs[self.head]
-        if head.paused and self._reader.unread_bytes <= self._options.piece_bytes:
-            head.pause(paused=False)
+    def _make_room(self) -> bool:
+        """Where a spool can't be written: remove what was released, or have the last segment give
+        its room back; whether there will be any.
+
+        What was released early can't be decoded again, so the latter is for commit order alone.
+        """
+        if self._unlinking or any(run.pieces for run in self.runs[: self.head]):
+            self._keep()
+            return True
+        behind = self.runs[self.head + 1 :]
+        return self._beside is None and spool_room.give_back(behind, self._directory)
 
     # ------------------------------------------------------------ release
 

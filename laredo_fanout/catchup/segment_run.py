@@ -57,6 +57,8 @@ class SegmentRun:
         self.failure: Failure | None = None
         self.error = ""
         self.paused = False
+        self.held_back = False
+        """Whether it is to wait until it is the head."""
         self.done = segment.done
 
     @property
@@ -77,7 +79,8 @@ class SegmentRun:
     @property
     def due(self) -> bool:
         """Whether a process should be started."""
-        return not self.done and self._process is None and time.monotonic() >= self._start_at
+        waits = self.held_back or time.monotonic() < self._start_at
+        return not self.done and self._process is None and not waits
 
     def start(self, after: int) -> int:
         """Start a process that goes on where the last one was, at ``after`` at least.
@@ -146,6 +149,16 @@ class SegmentRun:
         kept = tuple(piece for piece in self.segment.pieces if piece.number not in gone)
         start = max((piece.position for piece in pieces), default=0)
         self.segment = replace(self.segment, start=max(self.segment.start, start), pieces=kept)
+
+    def give_way(self) -> None:
+        """End its process, forget its pieces, and begin anew when its turn comes."""
+        self.kill()
+        self.pieces = []
+        self.segment = replace(self.segment, pieces=(), done=False)
+        self.position = self.reached = self.segment.position
+        self.done = self.paused = False
+        self.failure, self.failures = None, 0
+        self.held_back = True
 
     def kill(self) -> None:
         """End its process, whatever it is doing; its copy of the slot goes with it."""

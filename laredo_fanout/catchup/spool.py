@@ -35,6 +35,11 @@ def path(directory: Path, segment: int, piece: int) -> Path:
     return directory / f"{segment:04d}-{piece:06d}"
 
 
+def paths(directory: Path, segment: int) -> list[Path]:
+    """All pieces of a segment that there are, whether they were told of or not."""
+    return list(directory.glob(f"{segment:04d}-*"))
+
+
 def remaining(directory: Path, segment: Segment, position: int) -> Segment:
     """The segment as its files are, without what the store has, which is at ``position`` and has
     what was released early.
