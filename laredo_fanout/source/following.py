@@ -1,0 +1,220 @@
+"""Following the stream: its changes first, then copied rows, and both committed together.
+
+At once when idle, about once a second under load.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import TYPE_CHECKING
+
+from laredo_fanout.errors import SpoolFull
+from laredo_fanout.source.stream_decoder import Drained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laredo_fanout.source.contact import Contact
+    from laredo_fanout.source.copying import Copying
+    from laredo_fanout.source.decode_pipeline import Decoding
+    from laredo_fanout.source.detour import Feed
+    from laredo_fanout.source.stream_decoder import StreamDecoder
+    from laredo_fanout.source.write_batch import WriteBatch
+    from laredo_fanout.store.writer import Store
+
+_MESSAGES_A_TURN = 20_000
+_APPLY_FROM_CHANGES = 10_000
+_APPLY_FROM_BYTES = 16 << 20
+_BUSY_BYTES = 64 << 10
+_NAP_S, _SHORT_NAP_S = 0.002, 0.001
+_COPY_SHARE_S = 0.03
+_POSITION_INTERVAL_S = 0.2
+_LONGEST_WAIT_S = 1.0
+_COPIES_WAIT_S = 0.1
+_RECLAIM = 5_000
+
+
+class Following:
+    """The loop's work, turn by turn. ``busy``: the stream brought more than a turn takes.
+
+    ``mail`` is readable when there are reports, which ``take_reports`` takes;
+    ``handle_events`` is called where a transaction ended that stopped the decoder.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        decoder: StreamDecoder,
+        decoding: Decoding,
+        *,
+        batch: WriteBatch,
+        copying: Copying,
+        store: Store,
+        contact: Contact,
+        mail: int,
+        take_reports: Callable[[], None],
+        handle_events: Callable[[], None],
+    ) -> None:
+        self._feed = feed
+        self._decoder = decoder
+        self._decoding = decoding
+        self._batch = batch
+        self._copying = copying
+        self._store = store
+        self._contact = contact
+        self._mail = mail
+        self._take_reports = take_reports
+        self._handle_events = handle_events
+        self._gathered = 0
+        """Bytes since the last commit."""
+        self.busy = False
+        batch.meanwhile = self._gulp_ahead
+
+    def turn(self) -> None:
+        """Wait until there is something, take some of it, commit if that is due.
+
+        :raises SourceError: if the stream was cut, ended, or is silent for too long.
+        :raises StoreError: if the store can't be written.
+        """
+        ready = self._wait()
+        self._take_reports()
+        drained = self._take_stream()
+        self._copy(ready)
+        self._commit_if_due()
+        self._contact.keep(self._decoder)
+        if drained is not Drained.MORE and not self._batch.is_open and not self._copying.active:
+            self._store.reclaim(_RECLAIM)
+
+    def commit_rest(self) -> None:
+        """Commit what whole transactions there are: no turn follows."""
+        decoder = self._decoder
+        if decoder.pending or self._batch.is_open or decoder.position > self._store.position:
+            self._commit()
+        self._contact.confirm()
+
+    @property
+    def level(self) -> int:
+        """Up to where nothing is missing in the store."""
+        decoder = self._decoder
+        if decoder.in_transaction or decoder.pending or decoder.position > self._store.position:
+            return self._store.position
+        return max(self._store.position, decoder.wal_end)
+
+    def apply_pending(self) -> None:
+        """Write what whole transactions have come."""
+        self._batch.apply(self._decoder.pending)
+        self._decoder.applied()
+
+    # ------------------------------------------------------------ waiting
+
+    def _wait(self) -> set[int]:
+        """Wait for a socket; the ones that have something."""
+        poll = select.poll()
+        descriptors = [*self._decoding.descriptors, self._mail]
+        descriptors += [reader.fileno() for reader in self._copying.readers()]
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(1000 * self._patience())}
+
+    def _patience(self) -> float:
+        batch = self._batch
+        if self.busy:
+            return 0
+        if self._decoder.pending:
+            return max(0.0, batch.stream_interval - batch.age)
+        if batch.is_open or batch.awaited:
+            return max(0.0, batch.interval - batch.age)
+        if self._decoder.position > self._store.position:
+            return max(0.0, _POSITION_INTERVAL_S - batch.age)
+        return _COPIES_WAIT_S if list(self._copying.copies) else _LONGEST_WAIT_S
+
+    def _let_it_fill(self) -> None:
+        """In a backlog: do something else for a moment, so that the buffer fills.
+
+        Reading each message as it comes wakes the server's sender for each, and
+        costs both sides half as much again.
+        """
+        if self._decoder.pending_bytes > _BUSY_BYTES and self._feed.local:
+            self.apply_pending()
+        else:
+            # A unix socket's buffer is full, and its sender asleep, much sooner.
+            time.sleep(_SHORT_NAP_S if self._feed.local else _NAP_S)
+
+    # ------------------------------------------------------------ stream and copies
+
+    def _take_stream(self) -> Drained:
+        """Take what the stream has brought, a bounded part of it."""
+        decoder = self._decoder
+        taken = self._heard(self._decoding.gulp())
+        result = self._drain()
+        if result is Drained.EVENT:
+            self._handle_events()
+        elif decoder.pending_changes >= _APPLY_FROM_CHANGES or (
+            decoder.pending_bytes >= _APPLY_FROM_BYTES
+        ):
+            self.apply_pending()
+        self.busy = result in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
+        if result is not Drained.EMPTY:
+            return result
+        if not taken and not decoder.pending and not self._batch.is_open:
+            # What was put aside, or isn't ours, is over: the next commit needn't wait.
+            self._gathered = 0
+        if self._gathered > _BUSY_BYTES:
+            self._let_it_fill()
+        return result
+
+    def _drain(self) -> Drained:
+        try:
+            result = self._decoding.drain(_MESSAGES_A_TURN)
+        except OSError as failed:
+            raise SpoolFull(
+                f"a giant transaction can't be put aside in {self._store.path}: {failed};"
+                " free some space there, the server then goes on where it stopped"
+            ) from failed
+        if result is Drained.ENDED:
+            raise self._feed.end()
+        return result
+
+    def _gulp_ahead(self) -> None:
+        self._heard(self._decoding.gulp_ahead())
+
+    def _heard(self, taken: int) -> int:
+        self._gathered += taken
+        if taken:
+            self._contact.heard()
+        return taken
+
+    def _copy(self, ready: set[int]) -> None:
+        """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
+        that is read slowly keeps its lock and its snapshot for long."""
+        copying = self._copying
+        until = time.monotonic() + (_COPY_SHARE_S if self.busy else 0)
+        while True:
+            copying.pump([reader for reader in copying.readers() if reader.fileno() in ready])
+            copying.assign()
+            if time.monotonic() >= until or not copying.active:
+                return
+            poll = select.poll()
+            for reader in copying.readers():
+                poll.register(reader.fileno(), select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(1)}
+
+    # ------------------------------------------------------------ commits
+
+    def _commit_if_due(self) -> None:
+        decoder, batch = self._decoder, self._batch
+        if decoder.pending or batch.is_open or batch.awaited:
+            # While a backlog comes piece by piece, each piece alone isn't worth a sync.
+            quiet = not self.busy and not self._copying.active and self._gathered < _BUSY_BYTES
+            interval = batch.stream_interval if decoder.pending else batch.interval
+            if quiet or batch.age >= interval:
+                self._commit()
+        elif decoder.position > self._store.position and batch.age >= _POSITION_INTERVAL_S:
+            self._commit()
+
+    def _commit(self) -> None:
+        self.apply_pending()
+        self._batch.commit(self._decoder.position, self._decoder.time_us)
+        self._gathered = 0
+        self._contact.confirm()
