@@ -248,11 +248,14 @@ def test_row_that_is_to_come_keeps_its_columns(store: Store) -> None:
 
 def test_row_without_columns_to_borrow_must_wait(store: Store) -> None:
     steps = Steps(store)
+    # It goes before "a" moves to its place, which is still to come.
+    steps.in_turn(5, insert("gone", 5))
     with store.transaction() as transaction:
         for transactions in (
             [(40, [_unsent("b", 1)])],
             [(40, [delete("a"), _unsent("a", 1)])],
             [(40, [delete("a"), (INSERT, "b", partial("b", 1))])],
+            [(40, [delete("a"), (INSERT, "gone", partial("gone", 1))])],
             [(40, [insert("b", 1)]), (50, [delete("b")]), (60, [_unsent("b", 1)])],
             [(40, [TRUNCATION])],
         ):
@@ -269,6 +272,15 @@ def test_truncate_leaves_what_later_transactions_wrote(store: Store) -> None:
     assert steps.come(40) == {
         key.encode(): row(key, value) for key, value in (("b", 30), ("e", 20), (LONG, 30))
     }
+
+
+def test_truncate_empties_what_came_early_before_it(store: Store) -> None:
+    steps = Steps(store)
+    steps.early(20, insert("b", 20))
+    steps.early(50, insert("c", 50))
+    steps.in_turn(10, insert("d", 10))
+    steps.in_turn(30, TRUNCATION)
+    assert steps.come(50) == {b"c": row("c", 50)}
 
 
 def test_many_rows_survive_a_truncate(store: Store) -> None:
