@@ -310,6 +310,20 @@ def test_pruned_within_it_the_journal_begins_behind_all_that_went(store: Store) 
     assert not store.reader().table_by_id(steps.table).leads_on_from(store.position - 10)
 
 
+def test_who_was_before_it_gets_all_of_it(store: Store) -> None:
+    """By positions alone the entry that came second would be the first."""
+    steps = Steps(store)
+    before = store.position
+    with store.transaction() as transaction:
+        transaction.set_position(before + 5, 0)
+    first = store.tables[steps.table].sequence + 1
+    steps.early(30, insert("b", 30))
+    steps.in_turn(20, insert("c", 20))
+    steps.come(30)
+    for position in range(before, before + 6):
+        assert store.reader().sequence_after_position(steps.table, position) == first
+
+
 def test_closed_table_stays_at_no_position(store: Store) -> None:
     steps = Steps(store)
     steps.early(30, insert("b", 30))
