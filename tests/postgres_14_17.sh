@@ -18,11 +18,11 @@ is_there() {
 
 fetch() {
     directory=build/postgres/$1
-    rm -rf "$directory" && mkdir -p "$directory"
-    mvn -q -B "$copy" "-Dartifact=$artifact:$2" "-DoutputDirectory=$directory" >"$directory/log" 2>&1
-    "$python" -m zipfile -e "$directory"/*.jar "$directory"
-    "$python" -m tarfile -e "$directory"/*.txz "$directory"
-    rm "$directory"/*.jar "$directory"/*.txz
+    rm -rf "$directory" && mkdir -p "$directory" &&
+        mvn -q -B "$copy" "-Dartifact=$artifact:$2" "-DoutputDirectory=$directory" >&2 &&
+        "$python" -m zipfile -e "$directory"/*.jar "$directory" &&
+        "$python" -m tarfile -e "$directory"/*.txz "$directory" &&
+        rm "$directory"/*.jar "$directory"/*.txz
 }
 
 want() {

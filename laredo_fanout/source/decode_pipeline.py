@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.source import decode_wire as wire
 from laredo_fanout.source.decode_pool import DecodePool
-from laredo_fanout.source.row_decoder import PADDING
 from laredo_fanout.source.stream_decoder import Drained
 
 if TYPE_CHECKING:
@@ -32,7 +31,9 @@ _WINDOW_S = 0.25
 _ENTER_BYTES, _LEAVE_BYTES = 256 << 10, 64 << 10
 """A window with so much received begins, with less ends, decoding by other processes."""
 _BLOCK_AGE_S = 0.01
-_NAP_S = 0.001
+_NAP_S, _LONG_NAP_S = 0.001, 0.003
+_LITTLE_BYTES = 16 << 10
+"""As little as that isn't worth a nap's end: each costs the thread as much as some messages."""
 _ROOM_WAIT_S = 0.05
 _OVERHEAD = wire.room_for(0, 1)
 """Of each message in a block."""
@@ -106,7 +107,7 @@ class DecodePipeline(Decoding):
         self._wake = wake
         self._patience = patience
         self._reader: _Reader | None = None
-        self._rest: _Messages | None = None
+        self._rest: wire.Messages | None = None
         self._heard = 0
         self._window = _Window()
         self._setup = 0
@@ -199,7 +200,7 @@ class DecodePipeline(Decoding):
         block = self._reader.blocks[0]
         process = block.process
         if process is None:
-            self._rest = _Messages(block.content, block.messages)
+            self._rest = wire.Messages(block.content, block.messages)
         else:
             if not process.is_done(block.slot) and not process.lost:
                 process.listen()
@@ -226,7 +227,7 @@ class DecodePipeline(Decoding):
         if done < block.messages:
             assert block.process is not None
             content = block.process.block(block.slot, block.size)
-            self._rest = _Messages(content, block.messages, done)
+            self._rest = wire.Messages(content, block.messages, done)
 
     def _without_blocks(self) -> Drained:
         """Nothing has come back; perhaps nothing will."""
@@ -278,23 +279,6 @@ class _Block(NamedTuple):
     messages: int
 
 
-class _Messages:
-    """A block's messages from number ``first`` on, as a connection gives them."""
-
-    def __init__(self, content: bytes, count: int, first: int = 0) -> None:
-        sizes = wire.sizes_of(content, count)
-        self._content = content
-        self._at = sum(sizes[:first]) + first * len(PADDING)
-        self._sizes = iter(sizes[first:])
-
-    def get(self, _: int) -> tuple[int, bytes]:
-        """The next one; a size of 0: there is none."""
-        size = next(self._sizes, 0)
-        start = self._at
-        self._at += size + len(PADDING)
-        return size, self._content[start : start + size]
-
-
 class _Reader(threading.Thread):
     """Takes messages from the connection and gives them to the processes, until little comes.
 
@@ -341,8 +325,9 @@ class _Reader(threading.Thread):
         is_full = False
         while not (self._stopping or self._must_end or self.ended):
             with self._stream.lock:
-                if not is_full:  # else there is more in libpq's buffer, which would grow
-                    self.received += self._stream.gulp()
+                # Where the block is full there is more in libpq's buffer, which would grow.
+                taken = 0 if is_full else self._stream.gulp()
+                self.received += taken
                 is_full = self._gather()
             if is_full or (self._sizes and time.monotonic() - self._begun_at > _BLOCK_AGE_S):
                 self._give()
@@ -351,7 +336,7 @@ class _Reader(threading.Thread):
                     break
                 window, before = _Window(), self.received
             if not is_full:
-                time.sleep(_NAP_S)
+                time.sleep(_NAP_S if taken > _LITTLE_BYTES else _LONG_NAP_S)
         while self._sizes:
             self._give()
 

@@ -132,11 +132,22 @@ def room_for(size: int, messages: int) -> int:
     return size + messages * (len(PADDING) + array("I").itemsize)
 
 
-def sizes_of(stored: bytes | memoryview, count: int) -> array[int]:
-    """The sizes at the end of a block."""
-    sizes = array("I")
-    sizes.frombytes(bytes(stored[len(stored) - count * sizes.itemsize :]))
-    return sizes
+class Messages:
+    """A block's messages from number ``first`` on, as a connection gives them."""
+
+    def __init__(self, block: bytes, count: int, first: int = 0) -> None:
+        sizes = array("I")
+        sizes.frombytes(block[len(block) - count * sizes.itemsize :])
+        self._block = block
+        self._at = sum(sizes[:first]) + first * len(PADDING)
+        self._sizes = iter(sizes[first:])
+
+    def get(self, _: int) -> tuple[int, bytes]:
+        """The next one; a size of 0: there is none."""
+        size = next(self._sizes, 0)
+        start = self._at
+        self._at += size + len(PADDING)
+        return size, self._block[start : start + size]
 
 
 def send(connection: socket.socket, order: Setup | Block) -> None:

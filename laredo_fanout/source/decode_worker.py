@@ -10,21 +10,23 @@ import mmap
 import socket
 import sys
 
+from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import decode_wire as wire
 from laredo_fanout.source import message as message_
 from laredo_fanout.source import watermark
 from laredo_fanout.source.decode_wire import Decoded, Part
 from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.row_decoder import PADDING, compile_decoder
+from laredo_fanout.source.row_scan import scan
+from laredo_model.change import Action
 
 _PREFIX = watermark.PREFIX.encode()
 _KIND = message_.ENVELOPE
 _OID = slice(_KIND + 1, _KIND + 5)
 _XID = slice(_KIND + 17, _KIND + 21)
-_PADDED = len(PADDING)
 
 
-class _NotOurs(Exception):
+class _NotOurs(StreamBroken):
     """The ingest must decode this message."""
 
 
@@ -55,46 +57,53 @@ class BlockDecoder:
     def decode(self, block: bytes, count: int) -> Decoded:
         """What the block's messages decode to, up to the first that is the ingest's."""
         done = Decoded(self._setup)
-        routes, touched = self._routes, self._touched
-        route = IGNORED
-        current, put = b"", route.put
-        at = begun = 0
-        last = message = b""
-        for size in wire.sizes_of(block, count):
-            message = block[at : at + size + _PADDED]
-            try:
-                kind = message[_KIND] if message[0] == message_.XLOG_DATA else message_.KEEPALIVE
-                if kind in (85, 73, 68):
-                    if message[_OID] != current:
-                        current = message[_OID]
-                        route = routes.get(current, IGNORED)
-                        put = route.put
-                        if route is not IGNORED:
-                            touched[route] = None
-                    if kind == message_.DELETE:
-                        route.delete(message)
-                    else:
-                        put(message, 2 if kind == 85 else 1)
-                elif kind == message_.COMMIT:
-                    self._commit(message_.commit(message), done)
-                    current = b""
-                elif kind == message_.BEGIN:
-                    done.xid, done.in_transaction = message[_XID], True
-                    begun = at
-                else:
-                    _note(message, done)
-            except Exception:  # noqa: BLE001 - the ingest meets it again, and says what it is
-                route.trim()
+        messages = wire.Messages(block, count)
+        while done.messages < count:
+            _, message, taken, received, wal_end = scan(
+                messages.get, count - done.messages, self._routes, self._touched
+            )
+            done.wal_end = max(done.wal_end, wal_end)
+            done.messages += taken
+            done.received += received
+            done.open_bytes += received
+            if message is None:
                 break
-            last = message
-            at += size + _PADDED
-            done.messages += 1
-        done.received = at - done.messages * _PADDED
-        done.open_bytes = at - begun
-        if last[:1] == b"w":
-            done.wal_end = max(done.wal_end, message_.wal_end(last))
+            try:
+                self._decode(message, done)
+            except Exception:  # noqa: BLE001 - the ingest meets it again, and says what it is
+                done.messages -= 1
+                done.received -= len(message) - len(PADDING)
+                done.open_bytes -= len(message) - len(PADDING)
+                break
         self._hand_over(done)
         return done
+
+    def _decode(self, message: bytes, done: Decoded) -> None:
+        """What isn't a plain row."""
+        kind = message[_KIND] if message[0] == message_.XLOG_DATA else message_.KEEPALIVE
+        if kind in (message_.UPDATE, message_.INSERT, message_.DELETE):
+            self._row(kind, message)
+        elif kind == message_.COMMIT:
+            done.wal_end = max(done.wal_end, message_.wal_end(message))
+            self._commit(message_.commit(message), done)
+        elif kind == message_.BEGIN:
+            done.xid, done.in_transaction = message[_XID], True
+            done.open_bytes = 0
+        else:
+            _note(message, done)
+
+    def _row(self, kind: int, message: bytes) -> None:
+        route = self._routes.get(message[_OID], IGNORED)
+        if route is not IGNORED:
+            self._touched[route] = None
+        try:
+            if kind == message_.DELETE:
+                route.delete(message)
+            else:
+                route.put(message, Action.UPDATE if kind == message_.UPDATE else Action.INSERT)
+        except Exception:
+            route.trim()
+            raise
 
     def _commit(self, commit: message_.Commit, done: Decoded) -> None:
         for route in self._touched:

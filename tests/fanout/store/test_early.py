@@ -248,11 +248,14 @@ def test_row_that_is_to_come_keeps_its_columns(store: Store) -> None:
 
 def test_row_without_columns_to_borrow_must_wait(store: Store) -> None:
     steps = Steps(store)
+    # It goes before "a" moves to its place, which is still to come.
+    steps.in_turn(5, insert("gone", 5))
     with store.transaction() as transaction:
         for transactions in (
             [(40, [_unsent("b", 1)])],
             [(40, [delete("a"), _unsent("a", 1)])],
             [(40, [delete("a"), (INSERT, "b", partial("b", 1))])],
+            [(40, [delete("a"), (INSERT, "gone", partial("gone", 1))])],
             [(40, [insert("b", 1)]), (50, [delete("b")]), (60, [_unsent("b", 1)])],
             [(40, [TRUNCATION])],
         ):
@@ -269,6 +272,15 @@ def test_truncate_leaves_what_later_transactions_wrote(store: Store) -> None:
     assert steps.come(40) == {
         key.encode(): row(key, value) for key, value in (("b", 30), ("e", 20), (LONG, 30))
     }
+
+
+def test_truncate_empties_what_came_early_before_it(store: Store) -> None:
+    steps = Steps(store)
+    steps.early(20, insert("b", 20))
+    steps.early(50, insert("c", 50))
+    steps.in_turn(10, insert("d", 10))
+    steps.in_turn(30, TRUNCATION)
+    assert steps.come(50) == {b"c": row("c", 50)}
 
 
 def test_many_rows_survive_a_truncate(store: Store) -> None:
@@ -296,6 +308,20 @@ def test_pruned_within_it_the_journal_begins_behind_all_that_went(store: Store) 
     assert record.entries == 1
     assert record.floor == store.position
     assert not store.reader().table_by_id(steps.table).leads_on_from(store.position - 10)
+
+
+def test_who_was_before_it_gets_all_of_it(store: Store) -> None:
+    """By positions alone the entry that came second would be the first."""
+    steps = Steps(store)
+    before = store.position
+    with store.transaction() as transaction:
+        transaction.set_position(before + 5, 0)
+    first = store.tables[steps.table].sequence + 1
+    steps.early(30, insert("b", 30))
+    steps.in_turn(20, insert("c", 20))
+    steps.come(30)
+    for position in range(before, before + 6):
+        assert store.reader().sequence_after_position(steps.table, position) == first
 
 
 def test_closed_table_stays_at_no_position(store: Store) -> None:

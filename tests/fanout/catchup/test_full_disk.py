@@ -1,0 +1,112 @@
+"""The spools' disk is full: the last segments give way, and the others go on."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fanout.app.fanout_program import Fanout, fanout
+from tests.fix_postgres import Database
+from tests.processes import BIN, Program, wait_until
+
+_ROWS = 30_000
+_GAVE_WAY = "the last segment waits for its turn"
+_CATCHUP = """
+sources.pg.catchup { mode = auto, threshold_bytes = 1000000, check_interval = 20ms,
+                     min_segment_bytes = 500000, max_segments = 4, spool_dir = "%s" }
+"""
+
+
+def _may_mount() -> None:
+    tried = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip(f"NO DISK WAS FILLED: unshare -Urm is forbidden here ({tried.stderr})")
+
+
+def _server(directory: Path, database: Database, kilobytes: int) -> Fanout:
+    """Its spools are on a small disk of their own."""
+    # Inside the namespace the test's own user is root, and nobody else exists.
+    database.server.socket_directory.chmod(0o755)
+    spools = directory / "spools"
+    spools.mkdir()
+    server = fanout(
+        directory / "s",
+        database.dsn,
+        "{ table = t }",
+        _CATCHUP % spools,
+        slot=f"s_{database.name}",
+    )
+    script = directory / "fanout-with-a-small-disk"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"exec unshare -Urm sh -c 'mount -t tmpfs -o size={kilobytes}k none {spools} &&"
+        f' exec {BIN}/laredo-fanout "$@"\' sh "$@"\n'
+    )
+    script.chmod(0o755)
+    old = server.program
+    program = Program(str(script), old.config, int(old.http.rpartition(":")[2]), log=old.log)
+    return Fanout(program, server.grpc_port, server.directory)
+
+
+def _let_the_others_fill_the_disk(server: Fanout) -> None:
+    """The head stands still until the last segment has given way."""
+
+    def head() -> int:
+        segments = server.status["sources"]["pg"]["catchup"]["segments"]
+        return segments[0]["pid"] if segments else 0
+
+    process = psutil.Process(wait_until(head, "the backlog is split"))
+    process.suspend()
+    wait_until(lambda: _GAVE_WAY in server.program.log.read_text(), "the last one gives way", 60)
+    process.resume()
+
+
+def _sum(rows: dict[bytes, bytes]) -> int:
+    return sum(int(line.split(b'"v":')[1].split(b",")[0]) for line in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "given_up"), [(2000, 0), (400, 1)], ids=["the last give way", "not even one"]
+)
+async def test_segments_give_way_where_there_is_no_room(
+    tmp_path: Path, database: Database, kilobytes: int, given_up: int
+) -> None:
+    _may_mount()
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v int, a text)")
+        owner.execute(
+            "INSERT INTO t SELECT g, 0, repeat('x', 80) FROM generate_series(1, %s) g", (_ROWS,)
+        )
+    server = _server(tmp_path, database, kilobytes)
+    with server.program:
+        server.program.wait_ready()
+        async with server.follower("public.t") as follower:
+            await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
+            ingest = psutil.Process(server.program.pid)
+            ingest.suspend()
+            with database.connect() as owner:
+                for first in range(0, _ROWS, 1000):
+                    owner.execute(
+                        "UPDATE t SET v = v + id WHERE id > %s AND id <= %s", (first, first + 1000)
+                    )
+                owner.execute("DELETE FROM t WHERE id = 1")
+            ingest.resume()
+            if not given_up:
+                _let_the_others_fill_the_disk(server)
+            await follower.until([str(number).encode() for number in range(2, _ROWS + 1)], 60)
+            assert _sum(follower.rows) == _ROWS * (_ROWS + 1) // 2 - 1
+        wait_until(
+            lambda: not server.status["sources"]["pg"]["catchup"]["active"],
+            "the slot's own stream goes on",
+        )
+        told = server.status["sources"]["pg"]["catchup"]
+        assert told["given_up"] == given_up, told
+    assert _GAVE_WAY in server.program.log.read_text()
