@@ -124,7 +124,29 @@ class Rows:
                     self._complete(key, line)
         return int(added)
 
-    def highest_number(self, digest: bytes) -> int:
+    def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
+
+        b"" stands for a TRUNCATE, after which numbers begin anew. They count on
+        from the rows that are there, so write these rows before asking again.
+        """
+        numbers: dict[bytes, int] = {}
+        is_empty = False
+        keys: list[bytes] = []
+        for digest in digests:
+            if not digest:
+                is_empty = True
+                numbers.clear()
+                keys.append(b"")
+                continue
+            number = numbers.get(digest)
+            if number is None:
+                number = 0 if is_empty else self._highest_number(digest)
+            numbers[digest] = number + 1
+            keys.append(key_.numbered(digest, number + 1))
+        return keys
+
+    def _highest_number(self, digest: bytes) -> int:
         """How many rows of a table without a key have lines with this digest."""
         first = self._prefix + digest + b"-"
         beyond = self._prefix + digest + b"."

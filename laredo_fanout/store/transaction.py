@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from laredo_fanout.store import layout, meta
+from laredo_fanout.store.applying import Applying
 from laredo_fanout.store.barrier import Barrier
 from laredo_fanout.store.changes import TableChanges
 from laredo_fanout.store.disk import DiskSpace
@@ -17,17 +18,11 @@ from laredo_fanout.store.errors import (
     TableUnknown,
     TransactionOpen,
 )
-from laredo_fanout.store.journal import Entries, Journal
+from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
-from laredo_fanout.store.rows import Rows, runs
+from laredo_fanout.store.rows import Rows
 from laredo_fanout.store.table import Disorder, Status, TableRecord
-from laredo_model import key as key_
-from laredo_model.change import Action
 from laredo_model.column import Column
-
-_PART_BYTES = 8 << 20
-_STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
-_SAMPLED = 8
 
 
 def _nothing() -> None:
@@ -71,11 +66,6 @@ class Transaction:
             take_space=self._take_space,
             discard=lambda space: self._discard(meta.GARBAGE_SPACE, space),
         )
-        self._steps: dict[int, int] = {}
-        """How many changes of a table to apply at once: what they replace may be wide."""
-        self._open: set[int] = set()
-        self._open_record: set[int] = set()
-        """Of these tables the newest journal record is to be continued."""
         self.left_garbage = False
         self.meanwhile: Callable[[], None] = _nothing
         """Called now and then while many rows are written."""
@@ -83,6 +73,13 @@ class Transaction:
         self.position, self.time_us = position
         self.tables = dict(tables)
         self.catchup_plan = catchup_plan
+        self._applying = Applying(
+            self.tables,
+            self._journal,
+            self._disordered,
+            rows_of=self._rows_of,
+            truncate=self._truncate,
+        )
 
     # ------------------------------------------------------------------ tables
 
@@ -149,8 +146,7 @@ class Transaction:
         if record.disorder is not None:
             self._discard(meta.GARBAGE_SPACE, record.disorder.marks)
         del self.tables[table_id]
-        self._open.discard(table_id)
-        self._open_record.discard(table_id)
+        self._applying.forget(table_id)
 
     def set_source(self, source: SourceIdentity) -> None:
         """Whose changes these are from now on; another history or slot starts at position 0."""
@@ -197,7 +193,7 @@ class Transaction:
         :raises RowIncomplete: if a live table's row would miss columns.
         :raises StoreFull: if there is no room; the transaction must be given up.
         """
-        self._apply(table_id, changes, early=False)
+        self._applying.take(self._record(table_id), changes, early=False)
 
     def fits_early(self, table_id: int, changes: TableChanges) -> bool:
         """Whether :meth:`apply_early` takes all of these whole transactions."""
@@ -220,135 +216,9 @@ class Transaction:
             start = max(self.position, self._journal.newest_position(record))
             begun = Disorder(record.sequence + 1, start, 0)
             self.tables[table_id] = self._disordered.begun(record, begun)
-        self._apply(table_id, changes, early=True)
+        self._applying.take(self._record(table_id), changes, early=True)
         until = max(self.head.early_until, *changes.positions)
         self.head = replace(self.head, early_until=until)
-
-    def _apply(self, table_id: int, changes: TableChanges, *, early: bool) -> None:
-        record = self._record(table_id)
-        if record.status not in (Status.COPYING, Status.LIVE):
-            raise TableClosed(record.qualified, record.status, "changes")
-        if not changes.actions:
-            if not changes.open:
-                self._open.discard(table_id)
-                self._end_open_record(record)
-            return
-        if table_id not in self._steps:
-            self._steps[table_id] = self._first_step(record, changes.keys)
-        for part in changes.parts(lambda: self._steps[table_id]):
-            record = self._record(table_id)
-            if record.live and record.disorder is not None:
-                size = max(1, self._apply_in_disorder(record, part, early=early))
-            else:
-                apply = self._apply_live if record.live else self._apply_copying
-                size = max(1, apply(record, part))
-            step = len(part) * _PART_BYTES // size
-            self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
-        if changes.open:
-            self._open.add(table_id)
-        else:
-            self._open.discard(table_id)
-
-    def _apply_in_disorder(self, record: TableRecord, changes: TableChanges, *, early: bool) -> int:
-        """Returns how many bytes of rows were in memory for it."""
-
-        def append(table: TableRecord, entries: Entries, goes_on: bool) -> TableRecord:
-            entries.continues = goes_on and table.id in self._open_record
-            self._append(table, entries, changes)
-            return self.tables[table.id]
-
-        _, size = self._disordered.apply(record, changes, append, early=early)
-        return size
-
-    def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
-        """How many changes to begin with, by the rows that some of them replace."""
-        sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
-        width = self._rows_of(record).widest(sample)
-        return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
-
-    def _apply_copying(self, record: TableRecord, changes: TableChanges) -> int:
-        """Returns how many bytes of rows were in memory for it."""
-        size = 0
-        for start, stop, kind in runs(changes.actions):
-            if kind is Action.TRUNCATE:
-                record = self._truncate(record)
-                continue
-            rows = self._rows_of(record)
-            keys, lines = changes.keys[start:stop], changes.lines[start:stop]
-            if kind is Action.DELETE:
-                olds = rows.bury(keys)
-                difference = -sum(map(bool, olds))
-            else:
-                actions = changes.actions[start:stop]
-                _, olds = rows.upsert(actions, keys, lines, live=False)
-                difference = len(olds) - sum(map(bool, olds))
-            size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
-            record = replace(record, rows=record.rows + difference)
-        self.tables[record.id] = record
-        return size
-
-    def _apply_live(self, record: TableRecord, changes: TableChanges) -> int:
-        """Returns how many bytes of rows were in memory for it."""
-        actions = bytearray()
-        lines: list[bytes] = []
-        olds: list[bytes] = []
-        absent: list[int] = []
-        for start, stop, kind in runs(changes.actions):
-            if kind is Action.TRUNCATE:
-                record = self._truncate(record)
-                actions.append(Action.TRUNCATE)
-                lines.append(b"")
-                olds.append(b"")
-                continue
-            rows = self._rows_of(record)
-            keys = changes.keys[start:stop]
-            if kind is Action.DELETE:
-                found = rows.delete(keys)
-                absent += [start + index for index, old in enumerate(found) if old is None]
-                actions += bytes([Action.DELETE]) * len(found)
-                lines += [b""] * len(found)
-                difference = found.count(None) - len(found)
-            else:
-                written, found = rows.upsert(
-                    changes.actions[start:stop], keys, changes.lines[start:stop], live=True
-                )
-                actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
-                lines += written
-                difference = found.count(None)
-            olds += [old or b"" for old in found]
-            record = replace(record, rows=record.rows + difference)
-        entries = Entries(
-            bytes(actions),
-            changes.keys,
-            lines,
-            olds,
-            changes.counts,
-            changes.positions,
-            changes.times_us,
-            changes.open,
-            record.id in self._open_record,
-        )
-        if absent:
-            entries = entries.without(absent)
-        self._append(record, entries, changes)
-        return sum(map(len, lines)) + sum(map(len, olds))
-
-    def _append(self, record: TableRecord, entries: Entries, changes: TableChanges) -> None:
-        """Into the journal; ``entries`` is what had an effect of ``changes``."""
-        goes_on = changes.open and len(changes.counts) == 1
-        if not entries.continues and not goes_on:
-            # What was left of the open transaction had no effect.
-            self._end_open_record(record)
-        self.tables[record.id] = self._journal.append(record, entries)
-        if entries.open:
-            self._open_record.add(record.id)
-        elif not goes_on:
-            self._open_record.discard(record.id)
-
-    def _end_open_record(self, record: TableRecord) -> None:
-        if record.id in self._open_record:
-            self._open_record.discard(record.id)
-            self._journal.end_transaction(record)
 
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None
@@ -371,26 +241,8 @@ class Transaction:
         return added
 
     def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
-        """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
-
-        b"" stands for a TRUNCATE, after which numbers begin anew. They count on
-        from the rows that are there, so write these rows before asking again.
-        """
-        rows: Rows | None = self._rows_of(self._record(table_id))
-        numbers: dict[bytes, int] = {}
-        keys: list[bytes] = []
-        for digest in digests:
-            if not digest:
-                rows = None
-                numbers.clear()
-                keys.append(b"")
-                continue
-            number = numbers.get(digest)
-            if number is None:
-                number = 0 if rows is None else rows.highest_number(digest)
-            numbers[digest] = number + 1
-            keys.append(key_.numbered(digest, number + 1))
-        return keys
+        """Keys for rows that are added to a table without a key, as ``Rows.numbered`` says."""
+        return self._rows_of(self._record(table_id)).numbered(digests)
 
     def partial_keys(self, table_id: int) -> Iterator[bytes]:
         """Keys of rows that miss columns still; they must be read again before the barrier."""
@@ -477,7 +329,7 @@ class Transaction:
 
         :raises TransactionOpen: in the middle of a PostgreSQL transaction.
         """
-        for table_id in self._open:
+        for table_id in self._applying.unfinished:
             raise TransactionOpen(self.tables[table_id].qualified)
         self._restore_order()
         database = self._databases.meta
