@@ -11,7 +11,6 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
@@ -37,6 +36,7 @@ from laredo_snapshotter.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.cuts import PendingCuts
 from laredo_snapshotter.errors import KeyFieldsDiffer, ServerUnfit
+from laredo_snapshotter.feed_ports import Outlet, StreamedBase, Table
 
 log = structlog.get_logger(__name__)
 
@@ -47,66 +47,6 @@ STOP_GRACE = 2.0
 
 UNVERIFIED_S = 0.2
 """Between two looks at the boundary while nothing more is taken."""
-
-
-class Outlet(Protocol):
-    """Where sealed buffers go."""
-
-    @property
-    def holding(self) -> object | None:
-        """Not None while a destination is away."""
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Memory that waits to be committed."""
-
-    @property
-    def waiting_on_disk(self) -> bool:
-        """Whether a buffer with a spill file waits to be committed."""
-
-    @property
-    def unverified(self) -> object | None:
-        """Not None while the next commit waits for the boundary."""
-
-    boundary: int | None
-    """Up to where artifacts may end; None where the server doesn't tell."""
-
-    def put(self, sealed: Sealed) -> None:
-        """Commit it after all that was put before."""
-
-    def cut_off(self) -> int:
-        """Throw away what lies beyond the boundary; how many artifacts that were."""
-
-    async def progress(self) -> None:
-        """Wait until something was committed, or couldn't be."""
-
-    async def drained(self) -> None:
-        """Wait until all is committed."""
-
-
-class StreamedBase(Protocol):
-    """A base that the live stream itself brings."""
-
-    async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
-        """Some rows."""
-
-    async def finish(self, end: SnapshotEnd) -> None:
-        """All rows are there: commit it as a new epoch."""
-
-    async def abort(self) -> None:
-        """Forget it."""
-
-
-class Table(Protocol):
-    """What the feed asks of the table's writer."""
-
-    def fits(self, handshake: Handshake) -> bool:
-        """Whether changes from this stream may follow the archive's head."""
-
-    async def begin_base(
-        self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History
-    ) -> StreamedBase:
-        """The stream begins a snapshot: all that was taken before is committed."""
 
 
 class Reopen(Exception):

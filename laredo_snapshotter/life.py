@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import structlog
 
@@ -25,8 +24,10 @@ from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
-from laredo_snapshotter.feed import Feed, StreamedBase
+from laredo_snapshotter.feed import Feed
+from laredo_snapshotter.feed_ports import StreamedBase
 from laredo_snapshotter.journal_reach import JournalReach
+from laredo_snapshotter.live_base import LiveBase, WaitingBase
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.rebase import Rebase
 from laredo_snapshotter.shape import same_shape
@@ -81,7 +82,7 @@ class Life:
         )
         self.base: BaseWriter | None = None
         """The base that the live stream brings, while it does."""
-        self._waiting_base: _WaitingBase | None = None
+        self._waiting_base: WaitingBase | None = None
         self.rebase: Rebase | None = None
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
@@ -212,11 +213,14 @@ class Life:
         self._log.info(
             "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
         )
-        return _LiveBase(
-            self, self.base, began=began, columns=columns, history=history, reason=reason
+        return LiveBase(
+            self.base, began, columns, history, reason, self._put_live_base, self._no_base
         )
 
-    async def put_live_base(self, whole: "_LiveBase", end: SnapshotEnd) -> None:
+    def _no_base(self) -> None:
+        self.base = None
+
+    async def _put_live_base(self, whole: LiveBase, end: SnapshotEnd) -> None:
         """The base that the live stream brought is whole: have it committed.
 
         The stream goes on meanwhile: it brings the word that the base is right.
@@ -227,7 +231,7 @@ class Life:
         self.base = None
         putting = self.committer.put_base(base, continues=False, reason=whole.reason)
         committing = asyncio.create_task(self._commit_live_base(putting, whole.began))
-        self._waiting_base = _WaitingBase(whole.history, whole.columns, committing)
+        self._waiting_base = WaitingBase(whole.history, whole.columns, committing)
 
     async def _commit_live_base(self, putting: "asyncio.Future[object]", began: datetime) -> None:
         try:
@@ -361,45 +365,6 @@ class Life:
             drained = asyncio.create_task(self.committer.drained())
             await asyncio.wait([drained], timeout=GOODBYE_S)
             drained.cancel()
-
-
-class _WaitingBase(NamedTuple):
-    """What the archive will end with once it is committed."""
-
-    history: History
-    columns: tuple[Column, ...]
-    committing: "asyncio.Task[None]"
-
-
-class _LiveBase:
-    """The feed's view of a base that the live stream brings."""
-
-    def __init__(
-        self,
-        life: Life,
-        writer: BaseWriter,
-        *,
-        began: datetime,
-        columns: tuple[Column, ...],
-        history: History,
-        reason: str | None,
-    ) -> None:
-        self.began = began
-        self.columns = columns
-        self.history = history
-        self.reason = reason
-        self._life = life
-        self._writer = writer
-
-    async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
-        await self._writer.write(keys, lines)
-
-    async def finish(self, end: SnapshotEnd) -> None:
-        await self._life.put_live_base(self, end)
-
-    async def abort(self) -> None:
-        self._life.base = None
-        await self._writer.abort()
 
 
 async def _until(event: asyncio.Event) -> None:
