@@ -1,7 +1,7 @@
 """A backlog of updates into the store, decoded by the ingest or by processes of its own."""
 
 import time
-from collections import Counter
+from collections import defaultdict
 
 import psutil
 
@@ -49,10 +49,10 @@ def _one(scenario: Scenario, workers: int, *, in_order: bool) -> Figure:
             pause=_LOOK_S,
         )
         seconds = time.time() - began
-        used = _seconds(server.pid)
-        used.subtract(before)
+        after = _seconds(server.pid)
     shares = ", ".join(
-        f"{name} {1e6 * cpu / scenario.updates:.1f}" for name, cpu in sorted(used.items())
+        f"{name} {1e6 * (cpu - before.get(name, 0)) / scenario.updates:.1f}"
+        for name, cpu in sorted(after.items())
     )
     aimed_at = workers == _OF_WORKERS and not in_order
     return Figure(
@@ -68,9 +68,9 @@ def _one(scenario: Scenario, workers: int, *, in_order: bool) -> Figure:
     )
 
 
-def _seconds(server: int) -> Counter[str]:
+def _seconds(server: int) -> dict[str, float]:
     """CPU seconds so far: of the server's processes, and of PostgreSQL's that send to it."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     process = psutil.Process(server)
     for each in (process, *process.children(recursive=True)):
         found[_name(each, server)] += _cpu(each)

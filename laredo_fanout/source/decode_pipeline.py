@@ -377,8 +377,8 @@ class _Reader(threading.Thread):
         size = len(content)
         while not self._stopping:
             process = self._pool.with_room() if size <= wire.BLOCK_BYTES else None
-            if process is not None:
-                slot = process.put(content, count)
+            slot = None if process is None else process.put(content, count)
+            if slot is not None:
                 self.blocks.append(_Block(process, slot, b"", size, count))
                 return
             # What the ingest must decode waits here, so that it is never much.

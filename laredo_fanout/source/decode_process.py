@@ -58,6 +58,7 @@ class DecodeProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_PATIENCE)
         self._connection = ours
         self._sending = threading.Lock()
+        self._giving = threading.Lock()
         self._free = deque(range(slots))
         self._results: dict[int, int] = {}
         self._unread = b""
@@ -87,7 +88,8 @@ class DecodeProcess:
     @property
     def idle(self) -> bool:
         """Whether nothing that it was given is kept any more."""
-        return len(self._free) == self._slots
+        with self._giving:
+            return len(self._free) == self._slots
 
     def set_up(self, number: int, layouts: Mapping[bytes, Layout | None]) -> None:
         """Have it decode by these layouts what it is given from here on."""
@@ -101,9 +103,12 @@ class DecodeProcess:
         if self._send(Setup(number, changed, ignored)):
             self.setup = number
 
-    def put(self, block: bytes, count: int) -> int:
-        """Have it decode a block; the slot that keeps it until it is released."""
-        slot = self._free.popleft()
+    def put(self, block: bytes, count: int) -> int | None:
+        """Have it decode a block; the slot that keeps it until it is released. None: it is gone."""
+        with self._giving:
+            if self.lost:
+                return None
+            slot = self._free.popleft()
         start = slot * self._room
         self._memory[start : start + len(block)] = block
         self._send(Block(slot, len(block), count))

@@ -152,9 +152,10 @@ class StreamDecoder:
 
     @property
     def is_plain(self) -> bool:
-        """Whether what comes next is decoded as it comes, not put aside."""
+        """Whether what comes next is decoded as it comes: not put aside, and no event ends it."""
         giant = self.in_transaction and self._bytes > _SPOOL_FROM_BYTES
-        return self._part is None and self._streamed is None and not giant
+        aside = self._part is not None or self._streamed is not None or giant
+        return not aside and not self.must_stop
 
     def take(self, decoded: Decoded) -> None:
         """Take what another process decoded by :meth:`layouts` of what comes next."""
