@@ -303,10 +303,11 @@ def test_pruned_within_it_the_journal_begins_behind_all_that_went(store: Store) 
     steps.in_turn(20, insert("c", 20))
     steps.in_turn(30, insert("d", 30))
     steps.come(40)
-    store.prune(steps.table, 1, 1e12, 0)
+    for kept in (2, 1):
+        store.prune(steps.table, kept, 1e12, 0)
+        assert store.tables[steps.table].floor == store.position
     record = store.tables[steps.table]
     assert record.entries == 1
-    assert record.floor == store.position
     assert not store.reader().table_by_id(steps.table).leads_on_from(store.position - 10)
 
 
@@ -322,6 +323,24 @@ def test_who_was_before_it_gets_all_of_it(store: Store) -> None:
     steps.come(30)
     for position in range(before, before + 6):
         assert store.reader().sequence_after_position(steps.table, position) == first
+
+
+def test_what_came_in_the_same_commit_before_it_is_before_it(store: Store) -> None:
+    steps = Steps(store)
+    before = store.position
+    first = store.tables[steps.table].sequence + 1
+    with store.transaction() as transaction:
+        transaction.apply(steps.table, changes((before + 10, [insert("b", 10)])))
+        transaction.apply_early(steps.table, changes((before + 30, [insert("c", 30)])))
+    steps.come(40)
+    assert store.reader().sequence_after_position(steps.table, before) == first
+
+
+def test_row_that_moves_in_its_turn_takes_its_columns_along(store: Store) -> None:
+    steps = Steps(store)
+    steps.early(30, insert("z", 30))
+    steps.in_turn(10, delete("a"), (INSERT, "b", partial("b", 10)))
+    assert steps.come(30) == {b"b": row("b", 10, 1), b"z": row("z", 30)}
 
 
 def test_closed_table_stays_at_no_position(store: Store) -> None:
