@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from tests.processes import wait_until
 
 _numbers = count(1)
 
@@ -121,3 +122,22 @@ def _drop_slots(admin: "psycopg.Connection[tuple[object, ...]]", database: str) 
         if pid is not None:
             admin.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
         admin.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+@contextmanager
+def waiting_for_a_standby(database: Database) -> Iterator[None]:
+    """Commits of its server wait for a synchronous standby that never comes."""
+    with database.connect() as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            wait_until(
+                lambda: (
+                    connection.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",)
+                ),
+                "the setting holds",
+            )
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")

@@ -2,16 +2,14 @@
 beside the others, which go on."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
 from laredo_fanout.source.status import CommitInfo
 from laredo_fanout.store.table import Status
 from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.fix_postgres import Database, waiting_for_a_standby
 
 Start = Callable[..., RunningIngest]
 
@@ -138,7 +136,7 @@ def test_change_that_is_decoded_before_others_see_it(database: Database, ingesti
     ingest.wait_live()
     before = ingest.record("public.t")
     assert before is not None
-    with _waiting_for_a_standby(database):
+    with waiting_for_a_standby(database):
         altering = threading.Thread(
             target=_run,
             args=(database, "BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT"),
@@ -152,30 +150,6 @@ def test_change_that_is_decoded_before_others_see_it(database: Database, ingesti
     ingest.wait_until(lambda: ingest.is_live("public.t"), "the table was copied anew")
     ingest.assert_equal()
     assert ingest.status.recopies == 1
-
-
-@contextmanager
-def _waiting_for_a_standby(database: Database) -> Iterator[None]:
-    _run(
-        database,
-        "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
-        "SELECT pg_reload_conf()",
-    )
-    try:
-        with database.connect() as connection:
-            wait_until(
-                lambda: (
-                    connection.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",)
-                ),
-                "the setting holds",
-            )
-        yield
-    finally:
-        _run(
-            database,
-            "ALTER SYSTEM RESET synchronous_standby_names",
-            "SELECT pg_reload_conf()",
-        )
 
 
 def test_second_change_while_the_first_is_copied(database: Database, ingesting: Start) -> None:

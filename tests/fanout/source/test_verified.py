@@ -1,15 +1,14 @@
 """Up to where a look proves that no value was rewritten in silence, whoever alters the table."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database, on_versions
+from tests.fix_postgres import Database, on_versions, waiting_for_a_standby
 from tests.processes import wait_until
 
 Start = Callable[..., RunningIngest]
@@ -194,28 +193,3 @@ def test_after_a_restart_nothing_beyond_what_is_durable_is_verified(
             transaction.set_verified(record.id, store.position + (1 << 40))
     ingest.start()
     ingest.wait_until(lambda: verified(ingest) < 1 << 40, "it is taken back")
-
-
-@contextmanager
-def waiting_for_a_standby(database: Database) -> Iterator[None]:
-    """Commits wait, for nobody comes."""
-    run(
-        database,
-        "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
-        "SELECT pg_reload_conf()",
-    )
-    try:
-        with database.connect() as connection:
-            wait_until(
-                lambda: (
-                    connection.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",)
-                ),
-                "the setting holds",
-            )
-        yield
-    finally:
-        run(
-            database,
-            "ALTER SYSTEM RESET synchronous_standby_names",
-            "SELECT pg_reload_conf()",
-        )
