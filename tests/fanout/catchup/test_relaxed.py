@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.processes import wait_until
 
 Start = Callable[..., RunningIngest]
 _STEPS = 300
+_COMMIT_BYTES = 4096
 
 
 @pytest.fixture
@@ -88,6 +90,17 @@ class _Watch:
         return rows
 
 
+def _assert_ordered_within(watch: _Watch, starts: list[int]) -> None:
+    """Of each segment every transaction came once, in its order."""
+    for positions in watch.transactions.values():
+        once = [position for position, _ in groupby(positions)]
+        assert len(once) == len(set(once))
+        for start, stop in pairwise([*starts, 1 << 63]):
+            # A commit record may begin in one segment and end in the next.
+            own = [each for each in once if start + _COMMIT_BYTES < each <= stop]
+            assert own == sorted(own)
+
+
 def _was_mixed(watch: _Watch) -> bool:
     """Whether some transaction came before one that was committed earlier."""
     return any(positions != sorted(positions) for positions in watch.transactions.values())
@@ -112,6 +125,7 @@ def test_mixed_on_the_way_and_right_in_the_end(
         ingest.asks_to_catch_up = False
         with head_stopped(os.getpid()):
             wait_until(lambda: status_of(ingest).out_of_order, "some is released early", 60)
+            starts = [segment.start for segment in status_of(ingest).segments]
         for _ in range(30):
             work.step()
             if chance.random() < 0.1:
@@ -122,6 +136,8 @@ def test_mixed_on_the_way_and_right_in_the_end(
         ingest.assert_equal()
     assert watch.early > 0
     assert _was_mixed(watch)
+    assert len(starts) > 2
+    _assert_ordered_within(watch, starts)
     for table_id in watch.transactions:
         record = ingest.store.tables[table_id]
         assert record.disorder is None
