@@ -57,9 +57,9 @@ _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _STOP_INTERVAL = 0.2
-_REST_AT_LEAST = 0.2
+_REST_AT_LEAST, _REST_AT_MOST = 0.2, 1.0
 _REST_SHARE = 20
-"""Looks that somebody waits for take at most one part in so many of the time."""
+"""Looks that somebody waits for take one part in so many of the time, but none waits for long."""
 
 
 class Look(NamedTuple):
@@ -442,7 +442,8 @@ class Attendant:
         slot_name = self._options.slot_name
         watermark.emit(connection, watermark.look_payload(slot_name, self._run_token, seen.number))
         ended = time.monotonic()
-        self._rested_at = ended + max(_REST_AT_LEAST, _REST_SHARE * (ended - began))
+        rest = min(_REST_AT_MOST, _REST_SHARE * (ended - began))
+        self._rested_at = ended + max(_REST_AT_LEAST, rest)
 
     def _open(self, _: Connection) -> None:
         self._report(ConnectionReady(session.connect(self._options, role="copy")))
