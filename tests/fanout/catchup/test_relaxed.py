@@ -174,9 +174,8 @@ def stopped(database: Database, ingesting: Start, options: CatchupOptions) -> Ru
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v int, big text STORAGE EXTERNAL)")
         for number in range(50):
             connection.execute("INSERT INTO t VALUES (%s, 0, repeat('x', 3000))", (number,))
-        ingest = ingesting(
-            "public.t", catchup=replace(options, min_segment_bytes=5_000), heartbeat_interval=0.2
-        )
+        options = replace(options, min_segment_bytes=5_000, keep_interval=1000.0)
+        ingest = ingesting("public.t", catchup=options, heartbeat_interval=0.2)
         ingest.wait_live()
         ingest.stop()
         chance = random.Random(5)
@@ -229,6 +228,21 @@ def test_stopped_out_of_order_it_goes_on(stopped: RunningIngest, ordering: Order
     stopped.assert_equal()
     assert stopped.status.recopies == 0
     assert stopped.store.reach == stopped.store.position
+    positions = _journaled(stopped)
+    assert len(positions) == len(set(positions)), "a transaction was released twice"
+
+
+def _journaled(ingest: RunningIngest) -> list[int]:
+    """The positions of the table's transactions, as they came."""
+    record = ingest.record("public.t")
+    assert record is not None
+    found: list[int] = []
+    after = record.oldest_sequence - 1
+    while entries := ingest.store.reader().journal(record.id, after, 1 << 20):
+        for entry in entries:
+            found += entry.decode().positions
+            after = entry.last_sequence
+    return [position for position, _ in groupby(found)]
 
 
 def test_plan_that_is_lost_isn_t_needed(stopped: RunningIngest) -> None:
