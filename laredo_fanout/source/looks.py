@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from laredo_fanout.source.attendant import LookRequest
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.attendant import Look
+    from laredo_fanout.source.look import Look
 
 
 class Looks:

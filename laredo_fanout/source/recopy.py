@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
     from laredo_fanout.source.copying import Copying
     from laredo_fanout.source.status import Counters
-    from laredo_fanout.source.tracking import TrackedTable
+    from laredo_fanout.source.tracked_table import TrackedTable
     from laredo_fanout.source.write_batch import WriteBatch
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction

@@ -16,7 +16,6 @@ import structlog
 
 from laredo_fanout.errors import SlotLost
 from laredo_fanout.source import (
-    attendant,
     checks,
     continuity,
     publication,
@@ -26,6 +25,7 @@ from laredo_fanout.source import (
     slot_waiting,
     watermark,
 )
+from laredo_fanout.source import look as look_
 from laredo_fanout.source.marker_check import differs_at
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
@@ -36,7 +36,7 @@ from laredo_model.history import History, Lineage
 if TYPE_CHECKING:
     import threading
 
-    from laredo_fanout.source.attendant import Look
+    from laredo_fanout.source.look import Look
     from laredo_fanout.source.options import SourceOptions, TableOptions
     from laredo_fanout.source.replication import ReplicationStream
     from laredo_fanout.source.session import Connection
@@ -92,7 +92,7 @@ class Preparation:
         for problem in checks.server_problems(connection):
             raise problem
         published = publication.ensure(connection, options.publication).identity
-        look = attendant.look(connection, options, self._tables, 0)
+        look = look_.take(connection, options, self._tables, 0)
         server = _server(connection, stream)
         if slot_holder.free(connection, options.slot_name, store.streams):
             self._counters.senders_ended += 1

@@ -103,6 +103,10 @@ class Counters:
     decode_restarts: int = 0
     slot: SlotWatch = field(default_factory=SlotWatch)
 
+    def count_recopy(self) -> None:
+        """A table is copied anew."""
+        self.recopies += 1
+
 
 class CommitInfo(NamedTuple):
     """A commit that is durable: everything up to ``position``; ``tables`` are the ids changed."""

@@ -19,7 +19,6 @@ from laredo_fanout.source.attendant import (
     Attendant,
     ConnectionReady,
     Crashed,
-    Look,
     Prepared,
     PrepareFailed,
     Report,
@@ -32,6 +31,7 @@ from laredo_fanout.source.copying import Copying
 from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
 from laredo_fanout.source.early import Early
 from laredo_fanout.source.following import Following
+from laredo_fanout.source.look import Look
 from laredo_fanout.source.looks import Looks
 from laredo_fanout.source.mailbox import Mailbox
 from laredo_fanout.source.recopy import RecopyAsked

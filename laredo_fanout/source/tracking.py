@@ -9,32 +9,31 @@ later one is in the form of that look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from laredo_fanout.errors import RecopyRefused, SelectDenied, StreamBroken, TableRefused
-from laredo_fanout.source import row_decoder, shape
+from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
+from laredo_fanout.source import decoding_route, shape
 from laredo_fanout.source.append_only import Intake
-from laredo_fanout.source.decode_wire import Layout
 from laredo_fanout.source.recopy import BESIDE, Recopies
 from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
+from laredo_fanout.source.tracked_table import TrackedTable
 from laredo_fanout.store.table import Status
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.attendant import Look
     from laredo_fanout.source.catalog import SourceTable
     from laredo_fanout.source.copying import Copying
+    from laredo_fanout.source.look import Look
     from laredo_fanout.source.message import Relation
     from laredo_fanout.source.options import TableOptions
     from laredo_fanout.source.recopy import RecopyAsked
     from laredo_fanout.source.shape import Shape
     from laredo_fanout.source.status import Counters
     from laredo_fanout.source.stream_decoder import MustClose, StreamDecoder
-    from laredo_fanout.source.version import Version
     from laredo_fanout.source.write_batch import WriteBatch
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
@@ -50,31 +49,6 @@ class LookNow(Protocol):
     """Asks for a look in ``after_s``; gives the number that it will answer."""
 
     def __call__(self, after_s: float = 0.0) -> int: ...
-
-
-@dataclass(eq=False)
-class TrackedTable:
-    """One configured table. ``table_id`` is the incarnation that takes changes, if there is one."""
-
-    options: TableOptions
-    source: SourceTable | None = None
-    problem: TableRefused | None = None
-    table_id: int | None = None
-    shape: Shape | None = None
-    version: Version | None = None
-    intake: Intake | None = None
-    """Of an append-only table: which transactions it takes."""
-    recopy_id: int | None = None
-    """The incarnation that is copied beside it because somebody asked for that."""
-    closing: str | None = None
-    wanted_look: int = 0
-    """The LookRequest that must be answered before it begins again."""
-    closed_by_stream: bool = False
-    """The stream showed its new form, perhaps before the catalog did."""
-    altered_by: frozenset[int] = frozenset()
-    """Who the last look saw that may be changing it; a prepared transaction is 0."""
-    retries: int = 0
-    retry_at: float = 0.0
 
 
 class Tracking:
@@ -132,32 +106,12 @@ class Tracking:
             elif BESIDE in record.copy:
                 self.recopies.resume(known, record, transaction)
             elif record.status in (Status.LIVE, Status.COPYING):
-                self._resume_one(known, record, look)
+                known.resume(record, look)
                 if known.closing is not None:
                     self._close(known, transaction, position)
                 elif record.verified > position:
                     # WAL beyond what is durable here may be gone by now, after a failover.
                     transaction.set_verified(record.id, position)
-
-    def _resume_one(self, tracked: TrackedTable, record: TableRecord, look: Look) -> None:
-        source = look.tables.get(record.qualified)
-        kept = shape.from_json(record.copy)
-        tracked.table_id = record.id
-        tracked.source = source
-        if kept is None:
-            tracked.closing = "the store doesn't know its shape"
-            return
-        tracked.shape, tracked.version = kept
-        if tracked.options.append_only:
-            tracked.intake = Intake(live=record.live)
-        if source is None:
-            tracked.closing = "it doesn't exist any more"
-        elif (now := shape.of_table(source)) != tracked.shape:
-            tracked.closing = tracked.shape.difference(now)
-        elif tracked.intake is not None and not record.live and "splits" in record.copy:
-            tracked.closing = "its copy was interrupted, and with it its snapshot"
-        else:
-            tracked.closing = source.changed_since(tracked.version)
 
     # ------------------------------------------------------------ the decoder asks
 
@@ -211,28 +165,9 @@ class Tracking:
 
     def _decoding(self, tracked: TrackedTable) -> Route:
         """A route that decodes the tracked table's rows."""
-        source = tracked.source
-        assert source is not None
-        route = Route(tracked.table_id)
-        layout = Layout(
-            tuple(column.name for column in source.columns),
-            tuple(column.type_info for column in source.columns),
-            tuple(source.key),
-        )
-        intake = tracked.intake
-        decoder = row_decoder.compile_decoder(*layout, route.changes)
-        route.layout = lambda: layout if intake is None or intake.live else None
-        if tracked.intake is not None:
-            route.takes = self._takes(tracked.intake)
-            route.numbered = True
-            decoder = decoder._replace(put=_only_if(route.takes, decoder.put), plain=None)
-        route.decode_by(decoder)
-        return route
-
-    def _takes(self, intake: Intake) -> Callable[[], bool]:
         stream = self._decoder
         assert stream is not None
-        return lambda: intake.takes(stream.xid)
+        return decoding_route.of(tracked, lambda: stream.xid)
 
     def _must_close(self, tracked: TrackedTable, reason: str) -> None:
         """Close it where this transaction began; the decoder stops at the transaction's end."""
@@ -410,7 +345,8 @@ class Tracking:
             if each.qualified == source.qualified and each.status is Status.FAILED:
                 transaction.drop_table(each.id)
         if record.incarnation > 1:
-            self._counters.recopies += 1
+            # Only then: of a life that is cut before that, nothing is left to count.
+            self._batch.when_durable(self._counters.count_recopy)
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
         tracked.intake = Intake(live=False) if source.append_only else None
         tracked.closed_by_stream = False
@@ -429,7 +365,8 @@ class Tracking:
         relation = self._decoder.relations.get(now.oid)
         if relation is None:
             return
-        route = self._decoding(tracked) if now.fits(relation) else _surprised(tracked.table_id)
+        fits = now.fits(relation)
+        route = self._decoding(tracked) if fits else decoding_route.surprised(tracked.table_id)
         self._decoder.set_route(now.oid, route)
 
     def _keep(
@@ -494,27 +431,3 @@ class Tracking:
         if self._decoder is not None and tracked.shape is not None:
             self._decoder.set_route(tracked.shape.oid, None)
         tracked.table_id = tracked.shape = tracked.version = tracked.intake = None
-
-
-def _only_if(
-    takes: Callable[[], bool], put: Callable[[bytes, int], None]
-) -> Callable[[bytes, int], None]:
-    def put_if(message: bytes, action: int) -> None:
-        if takes():
-            put(message, action)
-
-    return put_if
-
-
-def _surprised(table_id: int | None) -> Route:
-    """A route for changes that mustn't come."""
-
-    def put(message: bytes, action: int) -> None:
-        raise StreamBroken("a change arrived in a form older than the catalog's")
-
-    def delete(message: bytes) -> None:
-        put(message, 0)
-
-    route = Route(table_id)
-    route.decode_by(row_decoder.RowDecoder(put, delete))
-    return route
