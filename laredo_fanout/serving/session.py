@@ -349,6 +349,8 @@ class Session:
             await self._send_snapshot(handshake=False, because=str(gone))
             return True
         self._waits_for_order = not parts
+        # It is behind because we kept it waiting.
+        self._live = False
         for part in parts:
             for message in part.messages:
                 await self._send(message)

@@ -64,7 +64,8 @@ class Upheaval:
         self.database = ChangingDatabase(self.postgres.dsn(), seed, self.oracle, PUBLICATIONS)
         stack.callback(self.database.close)
         tables = self.database.tables
-        self.programs = Programs(directory, self._chance, self._socket, tables, stack)
+        orderings = ["strict", "relaxed"] if patiently else ["strict"]
+        self.programs = Programs(directory, self._chance, self._socket, tables, stack, orderings)
         self.server, self.snapshotter = self.programs.server, self.programs.snapshotter
         names = [table.name for table in tables]
         self.clients = LiveCopies(self.programs.to_server.port, names)
@@ -291,7 +292,7 @@ def run(
     *,
     patiently: bool = False,
 ) -> Upheaval:
-    """One whole run, in which so many things go wrong.
+    """One whole run, in which so many things go wrong; ``patiently``: also what takes long.
 
     :raises AssertionError: naming what was broken.
     """
