@@ -51,8 +51,8 @@ check: lint types test  ## what CI runs
 bench: $(STAMP)  ## each figure beside its limit, measured in the same run
 	$(BIN)/python -m benchmarks
 
-soak: $(STAMP)  ## upheavals of the source, faults, kills and rivals by ever new seeds, for SECONDS=...
-	$(BIN)/python -m tests.end_to_end.soak $(or $(SECONDS),600)
+soak: $(STAMP)  ## upheavals of the source, faults, kills and rivals by ever new seeds, for SECONDS=...; SEED=... KIND=... repeats one
+	$(BIN)/python -m tests.end_to_end.soak $(if $(SEED),--seed $(SEED) --kind $(or $(KIND),upheaval),$(or $(SECONDS),600))
 
 proto: $(STAMP)  ## generate the protobuf code anew
 	$(BIN)/python -m proto.generate

@@ -45,6 +45,7 @@ class Programs:
         socket: Path,
         tables: Sequence[ChangingTable],
         stack: ExitStack,
+        *,
         orderings: Sequence[str],
     ) -> None:
         self._directory = directory
