@@ -20,7 +20,7 @@ from tests.processes import wait_until
 _ROWS = 3_000
 _PATIENCE_S = 60
 _CATCHUP = """
-sources.pg.catchup { mode = auto, threshold_bytes = 200000, check_interval = 20ms,
+sources.pg.catchup { mode = auto, threshold_bytes = 200000, check_interval = 10ms,
                      min_segment_bytes = 100000, ordering = relaxed }
 """
 _SNAPSHOTS = """{ table = t, targets = [ { heartbeat_interval = 200ms
@@ -33,7 +33,7 @@ def server(tmp_path: Path, database: Database) -> Iterator[Fanout]:
     with database.connect() as owner:
         owner.execute("CREATE TABLE t (id int PRIMARY KEY, v int, a text)")
         owner.execute(
-            "INSERT INTO t SELECT g, 0, repeat('x', 80) FROM generate_series(1, %s) g", (_ROWS,)
+            "INSERT INTO t SELECT g, 0, repeat('x', 1500) FROM generate_series(1, %s) g", (_ROWS,)
         )
     tables, slot = _SNAPSHOTS % (tmp_path / "snapshots"), f"s_{database.name}"
     with started(fanout(tmp_path / "server", database.dsn, tables, _CATCHUP, slot=slot)) as made:
