@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from laredo_fanout.errors import SpoolFull
+from laredo_fanout.source.gulping import Gulping
 from laredo_fanout.source.stream_decoder import Drained
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Following:
         self._gathered = 0
         """Bytes since the last commit."""
         self.busy = False
+        self._gulping = Gulping(self._gulp_ahead)
         batch.meanwhile = self._gulp_ahead
 
     def turn(self) -> None:
@@ -85,6 +87,10 @@ class Following:
         self._contact.keep(self._decoder)
         if drained is not Drained.MORE and not self._batch.is_open and not self._copying.active:
             self._store.reclaim(_RECLAIM)
+
+    def close(self) -> None:
+        """No turn follows."""
+        self._gulping.close()
 
     def commit_rest(self) -> None:
         """Commit what whole transactions there are: no turn follows."""
@@ -215,6 +221,10 @@ class Following:
 
     def _commit(self) -> None:
         self.apply_pending()
-        self._batch.commit(self._decoder.position, self._decoder.time_us)
+        if self._gathered > _BUSY_BYTES:
+            with self._gulping.meanwhile():
+                self._batch.commit(self._decoder.position, self._decoder.time_us)
+        else:
+            self._batch.commit(self._decoder.position, self._decoder.time_us)
         self._gathered = 0
         self._contact.confirm()

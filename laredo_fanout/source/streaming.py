@@ -267,6 +267,8 @@ class Streaming:
 
     def _close(self) -> None:
         self.batch.abandon()
+        if self._following is not None:
+            self._following.close()
         if self._decoding is not None:
             self._decoding.close()
         self._attendant.stop()

@@ -1,7 +1,7 @@
 """Writing the journal: records appended, old ones pruned."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -77,10 +77,18 @@ class _Part(NamedTuple):
 class Journal:
     """The journals of all tables, within one write transaction."""
 
-    def __init__(self, transaction: Any, databases: Databases, reserve: Reserve) -> None:
+    def __init__(
+        self,
+        transaction: Any,
+        databases: Databases,
+        reserve: Reserve,
+        *,
+        meanwhile: Callable[[], None],
+    ) -> None:
         self._transaction = transaction
         self._databases = databases
         self._reserve = reserve
+        self._meanwhile = meanwhile
 
     def append(self, table: TableRecord, entries: Entries) -> TableRecord:
         """Write these entries after the newest; returns the table with its new figures."""
@@ -97,6 +105,7 @@ class Journal:
                 transaction += 1
             part = _Part(start, stop, first, transaction)
             self._put(table.id, sequence + 1, entries, part, ends)
+            self._meanwhile()
             sequence += stop - start
             start = stop
             if ends[transaction] == stop:

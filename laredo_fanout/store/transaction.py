@@ -56,7 +56,7 @@ class Transaction:
         self._position_before = position
         self._catchup_plan_before = catchup_plan
         self._first_sequence = first_sequence
-        self._journal = Journal(transaction, databases, disk.reserve)
+        self._journal = Journal(transaction, databases, disk.reserve, meanwhile=self._do_meanwhile)
         self._rows: dict[int, Rows] = {}
         self._disordered = Tables(
             transaction,
@@ -397,10 +397,13 @@ class Transaction:
                 self._disk.reserve,
                 record.qualified,
                 record.space,
-                meanwhile=lambda: self.meanwhile(),  # noqa: PLW0108 (it is set later)
+                meanwhile=self._do_meanwhile,
             )
             self._rows[record.space] = rows
         return rows
+
+    def _do_meanwhile(self) -> None:
+        self.meanwhile()
 
     def _truncate(self, record: TableRecord) -> TableRecord:
         self._discard(meta.GARBAGE_SPACE, record.space)

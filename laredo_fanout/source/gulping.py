@@ -1,0 +1,42 @@
+"""Emptying the stream's socket while the ingest's thread waits for the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+_PAUSE_S = 0.002
+"""A unix socket is full after about twice as long, and then the server's sender sleeps."""
+
+
+class Gulping:
+    """A thread that calls ``gulp`` again and again, but only within :meth:`meanwhile`, whose
+    caller must leave the stream alone there: a connection is used by one thread at a time."""
+
+    def __init__(self, gulp: Callable[[], None]) -> None:
+        self._gulp = gulp
+        self._thread = ThreadPoolExecutor(1, "laredo-gulping")
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Within it the thread works; an error of ``gulp`` is raised at its end."""
+        done = threading.Event()
+        working = self._thread.submit(self._until, done)
+        try:
+            yield
+        finally:
+            done.set()
+            # Also behind an error: who closes the connection must be alone with it.
+            failed = working.exception()
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _until(self, done: threading.Event) -> None:
+        while not done.wait(_PAUSE_S):
+            self._gulp()
