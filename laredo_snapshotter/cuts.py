@@ -57,6 +57,14 @@ class PendingCuts:
             taken.append(self._cuts.popleft())
         return taken
 
+    def postpone(self, until: int, now: float) -> list[Cut]:
+        """Owe the cuts before ``until`` there: their states can't be known. Returns the forced
+        ones, which are for their own position or not at all, and owed no longer."""
+        before = self.take(until - 1)
+        if any(not cut.forced for cut in before):
+            self.add(until, now)
+        return [cut for cut in before if cut.forced]
+
     def next_position(self) -> int | None:
         """The first owed cut's position."""
         return self._cuts[0].position if self._cuts else None

@@ -315,7 +315,7 @@ class Feed:
         whole = len(counts) - batch.open
         number = change = 0
         while number < len(counts):
-            self._seal_owed(positions[number] - 1)
+            self._seal_before(positions[number], batch.since if number == 0 else None)
             owed = self._cuts.next_position()
             last = whole if owed is None else bisect_right(positions, owed, number, whole)
             ends = last > number
@@ -362,6 +362,16 @@ class Feed:
         for cut in self._cuts.take(reached):
             self._seal(cut.position, forced=cut.forced)
 
+    def _seal_before(self, position: int, since: int | None) -> None:
+        """The next changes are of a transaction at ``position``, or of all ``since``."""
+        self._seal_owed(position - 1 if since is None else since)
+        for cut in self._cuts.postpone(position, time.monotonic()):
+            self._answer(cut.position, None)
+
+    def _answer(self, position: int, sealed: Sealed | None) -> None:
+        if (waiting := self._forced.pop(position, None)) and not waiting.done():
+            waiting.set_result(sealed)
+
     def _seal(self, position: int, *, forced: bool = False) -> None:
         # A cut just before an open transaction is beyond the last whole one; the next cut, chosen
         # among the tables' positions, must not fall behind it.
@@ -370,8 +380,8 @@ class Feed:
         sealed = self.buffer.seal(position, forced=forced)
         if not sealed.empty or forced:
             self._outlet.put(sealed)
-        if forced and (waiting := self._forced.pop(position, None)) and not waiting.done():
-            waiting.set_result(sealed)
+        if forced:
+            self._answer(position, sealed)
 
     async def _pace(self) -> None:
         """Keep memory within its limit before the next event is taken."""

@@ -124,6 +124,9 @@ class Changes:
     ``out_of_order``: a backlog is released as it is decoded, and each change is true for the rows
     as the changes before have left them, whatever their positions say. Only for whom asked for it
     (``SyncOptions.out_of_order``).
+
+    ``since``: where given, the first transaction stands for all that were committed after this
+    position, up to its own. No state of a position in between can be made of what was sent.
     """
 
     first_sequence: int
@@ -137,6 +140,7 @@ class Changes:
     open: bool
     sequences: Sequence[int] | None = None
     out_of_order: bool = False
+    since: Position | None = None
 
     @property
     def last_sequence(self) -> int:

@@ -104,6 +104,7 @@ class Translator:
             batch.open,
             list(batch.sequences) or None,
             batch.out_of_order,
+            Position(batch.since_position) if batch.since_position else None,
         )
         many = len(actions)
         if (

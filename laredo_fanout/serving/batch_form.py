@@ -49,7 +49,8 @@ class BatchForm:
     def _filtered(self, record: Record, row_filter: RowFilter) -> list[bytes]:
         batch = record.decode()
         kept = list(entries(batch, row_filter))
-        if not kept and not record.open and not record.continues:
+        bounds = record.open or record.continues or batch.since_position
+        if not kept and not bounds:
             return []
         counts = [0] * len(batch.counts)
         for entry in kept:
@@ -70,5 +71,6 @@ class BatchForm:
             lines=[entry.line for entry in kept],
             old_lines=[entry.old for entry in kept] if self._want_old else (),
             out_of_order=batch.out_of_order,
+            since_position=batch.since_position,
         )
         return [delimited(_CHANGE_BATCH, filtered.SerializeToString())]

@@ -4,6 +4,9 @@ The entries of a stretch turn the rows of the position before it into those of t
 order was restored. Between the two there is no position that a client could have reached. So
 nothing of it is sent before its end is known, and then all of it as if it had been committed
 there. A client that is cut off within gets it again from its beginning.
+
+What is sent says since when it stands for all transactions: a client that keeps what the rows were
+at some position must not do so in between. So a stretch is told of although nothing came of it.
 """
 
 from __future__ import annotations
@@ -50,6 +53,36 @@ def parts(reader: StoreReader, view: TableView, after: int, form: Form) -> list[
     ]
 
 
+def without_entries(view: TableView, after: int, position: int, form: Form) -> list[Part]:
+    """Stretches behind ``after`` of which nothing is left, for a client that is at ``position``."""
+    return [
+        Part(form.changes(_nothing(disorder)), after, disorder.end)
+        for disorder in view.record.disorders
+        if disorder.last < disorder.first == after + 1 and position < disorder.end
+    ]
+
+
+def _nothing(disorder: Disorder) -> Record:
+    body = ChangeBatch(
+        first_sequence=disorder.first,
+        counts=[0],
+        positions=[disorder.end],
+        times_us=[disorder.end_time_us],
+        since_position=disorder.start,
+    )
+    return Record(
+        disorder.first,
+        disorder.last,
+        disorder.end,
+        disorder.end,
+        disorder.end_time_us,
+        False,
+        False,
+        body.SerializeToString(),
+        b"",
+    )
+
+
 def _in_one_transaction(record: Record, disorder: Disorder) -> Record:
     batch = ChangeBatch.FromString(record.body)
     body = ChangeBatch(
@@ -61,6 +94,7 @@ def _in_one_transaction(record: Record, disorder: Disorder) -> Record:
         open=record.last_sequence < disorder.last,
         keys=batch.keys,
         lines=batch.lines,
+        since_position=disorder.start,
     )
     return Record(
         record.first_sequence,

@@ -297,6 +297,8 @@ class Session:
         elif self._replay is not None or self._cursor < view.sequence:
             if await self._send_changes(view):
                 return
+        elif await self._pass_stretches(view):
+            return
         else:
             self._reach_end(view)
         if self._heartbeat_wanted():
@@ -308,6 +310,8 @@ class Session:
         """The next records; False if there are none after all."""
         if self._replay is not None:
             await self._step_replay(self._replay, view)
+            return True
+        if await self._pass_stretches(view):
             return True
         try:
             records = self._shared.recent.after(view.id, self._cursor, self._form)
@@ -351,17 +355,30 @@ class Session:
         self._waits_for_order = not parts
         # It is behind because we kept it waiting.
         self._live = False
-        for part in parts:
-            for message in part.messages:
-                await self._send(message)
-            self._cursor = part.last_sequence
-            if part.ends_at is not None:
-                self._position = self._told_position = part.ends_at
+        await self._send_parts(parts)
         self._boundary.sent(self._position)
         depth = max(view.sequence - self._cursor, 0)
         state = "catching_up" if parts else "waiting for order"
         self._lease.update(sequence=self._cursor, depth=depth, state=state)
         return bool(parts)
+
+    async def _pass_stretches(self, view: TableView) -> bool:
+        """Those that left nothing to send; whether there were any."""
+        if not self._asked.in_order:
+            return False
+        parts = in_order.without_entries(view, self._cursor, self._position, self._form)
+        await self._send_parts(parts)
+        return bool(parts)
+
+    async def _send_parts(self, parts: list[in_order.Part]) -> None:
+        for part in parts:
+            for message in part.messages:
+                await self._send(message)
+            self._cursor = part.last_sequence
+            if part.ends_at is not None:
+                self._position = part.ends_at
+                if part.messages:
+                    self._told_position = part.ends_at
 
     def _reach_end(self, view: TableView) -> None:
         """Everything that the view holds was sent."""

@@ -220,7 +220,7 @@ class SnapshotBatch(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ChangeBatch(_message.Message):
-    __slots__ = ("first_sequence", "sequences", "actions", "counts", "positions", "times_us", "open", "keys", "lines", "old_lines", "out_of_order")
+    __slots__ = ("first_sequence", "sequences", "actions", "counts", "positions", "times_us", "open", "keys", "lines", "old_lines", "out_of_order", "since_position")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class ChangeBatch(_message.Message):
     LINES_FIELD_NUMBER: _ClassVar[int]
     OLD_LINES_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_POSITION_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     sequences: _containers.RepeatedScalarFieldContainer[int]
     actions: bytes
@@ -243,7 +244,8 @@ class ChangeBatch(_message.Message):
     lines: _containers.RepeatedScalarFieldContainer[bytes]
     old_lines: _containers.RepeatedScalarFieldContainer[bytes]
     out_of_order: bool
-    def __init__(self, first_sequence: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., actions: _Optional[bytes] = ..., counts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., times_us: _Optional[_Iterable[int]] = ..., open: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ..., old_lines: _Optional[_Iterable[bytes]] = ..., out_of_order: _Optional[bool] = ...) -> None: ...
+    since_position: int
+    def __init__(self, first_sequence: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., actions: _Optional[bytes] = ..., counts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., times_us: _Optional[_Iterable[int]] = ..., open: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ..., old_lines: _Optional[_Iterable[bytes]] = ..., out_of_order: _Optional[bool] = ..., since_position: _Optional[int] = ...) -> None: ...
 
 class ListSnapshotsRequest(_message.Message):
     __slots__ = ("schema", "table", "limit")

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from laredo_model import position
 from tests.processes import wait_until
-from tests.snapshotter.served import Served, delete, put, rows
+from tests.snapshotter.served import Change, Served, delete, put, rows
 from tests.snapshotter.writing import Writer
 
 
@@ -58,3 +60,34 @@ def test_a_writer_that_begins_meanwhile_says_why_it_waits(tmp_path: Path, served
         writer.program.wait_ready()
         writer.wait_head(served.position)
         writer.assert_equal()
+
+
+@pytest.mark.parametrize(
+    ("in_turn", "early"),
+    [(put(3, "first"), put(4, "last")), (put(30, "came"), delete(30))],
+    ids=["changes", "nothing in all"],
+)
+def test_no_artifact_ends_within_where_other_tables_are_cut(
+    tmp_path: Path, served: Served, in_turn: Change, early: Change
+) -> None:
+    served.add("orders")
+    served.stop()
+    served.start()
+    with Writer(tmp_path, served, "users", "orders", interval="3s") as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "before")))
+        served.commit("users", put(2, "in order"))
+        (first,) = served.backlog("users", [in_turn])
+        (middle,) = served.backlog("orders", [put(1, "middle")])
+        (last,) = served.backlog("users", [early])
+        served.release("users", last, early=True)
+        served.release("users", first)
+        served.release("orders", middle)
+        served.look()
+        # Here users is to be cut, too, as soon as its stream has passed it.
+        writer.wait_head(middle.positions[-1], "orders")
+        served.release("users", last)
+        served.look()
+        writer.wait_head(last.positions[-1])
+        writer.assert_equal("orders")
+        writer.assert_equal("users")
