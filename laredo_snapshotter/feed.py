@@ -117,11 +117,15 @@ class Feed:
 
     @property
     def seen_position(self) -> Position | None:
-        """Up to where it is certain that nothing but what was taken has happened."""
+        """Up to where it is certain that nothing but what was taken has happened.
+
+        None while that is before the last that was taken: something may have come and gone.
+        """
         position, boundary = self._position, self._outlet.boundary
         if position is None or boundary is None:
             return position
-        return Position(min(boundary, position))
+        seen = Position(min(boundary, position))
+        return seen if seen >= (self._last_whole or 0) else None
 
     @property
     def history(self) -> History | None:

@@ -1,6 +1,7 @@
 """A chain of diffs as journal records, so that every wire form and filter takes them as it is.
 
-One transaction a diff, at its end's position. A base client is shown the position that it had
+One transaction a diff, at its end's position; it says since when it stands for all transactions. So
+one without changes is told of, too. A base client is shown the position that it had
 before for all but the last change: should it lose its stream in between, it comes back with that.
 """
 
@@ -23,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some changes of a diff. `record` is None for a diff that has none.
+    """Some changes of a diff. `record` is None for a base client's diff that has none.
 
     `complete`: the diff's position where these are its last, else None; `inside`: the client
     stands inside this diff's window.
@@ -52,7 +53,8 @@ def pieces(
     last = first_sequence + chain.entries - 1
     for diff in chain.diffs:
         shown = before if stay_before else diff.to_position
-        builder = _Builder(diff, shown, with_old=with_old)
+        since = 0 if stay_before else before
+        builder = _Builder(diff, shown, since, with_old=with_old)
         for batch, is_last in _batches(changes(diff)):
             if sequence + len(batch) - 1 > last:
                 uri = next(iter(diff.formats.values())).uri
@@ -61,16 +63,18 @@ def pieces(
             sequence += len(batch)
             yield Piece(record, diff.to_position if is_last else None, inside)
         if not builder.begun:
-            yield Piece(None, diff.to_position, inside)
+            nothing = None if stay_before else builder.record([], sequence, is_last=True)
+            yield Piece(nothing, diff.to_position, inside)
         before, inside = diff.to_position, False
 
 
 class _Builder:
     """One diff's records."""
 
-    def __init__(self, diff: Artifact, shown: Position, *, with_old: bool) -> None:
+    def __init__(self, diff: Artifact, shown: Position, since: int, *, with_old: bool) -> None:
         self._position = diff.to_position
         self._shown = shown
+        self._since = since
         self._time_us = ((diff.to_time or diff.created_at) - _EPOCH) // timedelta(microseconds=1)
         self._with_old = with_old
         self.begun = False
@@ -92,6 +96,7 @@ class _Builder:
             open=not is_last,
             keys=[change.key for change in changes],
             lines=[change.new or b"" for change in changes],
+            since_position=self._since,
         )
         olds = ChangeBatch(old_lines=[change.old or b"" for change in changes])
         old_body = olds.SerializeToString() if self._with_old else b""

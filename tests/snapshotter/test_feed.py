@@ -200,3 +200,45 @@ async def test_an_exact_cut_is_made_although_nothing_changed() -> None:
     await feed.take(Heartbeat(Position(130), 0, None))
     assert [sealed.to_position for sealed in outlet.sealed] == [120]
     assert done.result() is outlet.sealed[0]
+
+
+def inserted(
+    key: bytes, position: int, *, since: int | None = None, goes_on: bool = False
+) -> Changes:
+    return Changes(
+        1,
+        b"\x01",
+        [key],
+        [key],
+        [b""],
+        [1],
+        [position],
+        [position],
+        goes_on,
+        since=None if since is None else Position(since),
+    )
+
+
+async def test_within_what_stands_for_many_transactions_nothing_is_cut() -> None:
+    outlet = Collected()
+    feed = await live_feed(outlet, 100)
+    await feed.take(inserted(b"a", 110))
+    feed.cut(150)
+    feed.cut(120)
+    within = feed.cut_exactly(130)
+    await feed.take(inserted(b"b", 200, since=120, goes_on=True))
+    feed.cut(160)
+    await feed.take(inserted(b"c", 200, since=120))
+    assert [sealed.to_position for sealed in outlet.sealed] == [120, 200]
+    assert [len(list(sealed.changes())) for sealed in outlet.sealed] == [1, 2]
+    assert within.result() is None
+
+
+async def test_nothing_is_seen_before_the_last_that_was_taken() -> None:
+    outlet = Collected()
+    feed = await live_feed(outlet, 100)
+    outlet.boundary = 150
+    await feed.take(inserted(b"a", 200))
+    assert feed.seen_position is None
+    outlet.boundary = 200
+    assert feed.seen_position == 200

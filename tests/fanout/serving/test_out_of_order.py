@@ -8,6 +8,7 @@ import pytest
 
 from laredo_fanout.store.changes import TableChanges
 from laredo_model.change import Action
+from tests.fanout.serving.test_filters import equals
 from tests.fanout.serving.world import USERS, Stream, World, key_of, line, rows, running
 
 BATCH, EARLY = "batch/json.v1", "out-of-order.v1"
@@ -114,12 +115,38 @@ async def test_client_in_order_has_all_of_it_at_last_as_one_transaction(tmp_path
             batch = await stream.next("change_batch")
             assert not batch.out_of_order
             assert list(batch.positions) == [end]
+            assert batch.since_position == backlog.start
             assert len(batch.lines) == len(batch.old_lines)
             found += batch.lines
             assert batch.open == (len(found) < 3)
         assert found == [line(1, "late"), line(2, "first"), b""]
         last = await stream.next("change_batch")
         assert list(last.positions) == [world.writer.position]
+        assert not last.since_position
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_client_in_order_is_told_of_a_stretch_that_left_nothing(
+    tmp_path: Path, more: bool
+) -> None:
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(1, 3))
+        streams = [
+            await _following(world, BATCH),
+            await _following(world, BATCH, filters=[equals("id", 1)]),
+        ]
+        backlog = Backlog(world)
+        backlog.early(0x50, (DELETE, b"9"))
+        backlog.in_turn(0x20, (INSERT, line(9)))
+        end = backlog.in_turn(0x60)
+        if more:
+            world.writer.commit((UPDATE, line(1, "more")))
+        for stream in streams:
+            batch = await stream.next("change_batch")
+            assert (batch.since_position, list(batch.positions)) == (backlog.start, [end])
+            assert (list(batch.counts), list(batch.keys), batch.open) == ([0], [], False)
+            if more:
+                assert (await stream.next("change_batch")).lines == [line(1, "more")]
 
 
 async def test_client_in_order_that_comes_meanwhile_waits_for_a_snapshot(tmp_path: Path) -> None:

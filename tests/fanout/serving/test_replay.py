@@ -54,6 +54,8 @@ class Reader:
         self.position = position
         self.sequences: list[int] = []
         self.positions: list[int] = []
+        self.since: dict[int, int] = {}
+        """Where a transaction stands for others before it, by its position."""
         self.changes: list[tuple[int, bytes, bytes, bytes]] = []
         self.mode = 0
         self.handshake: Any = None
@@ -104,6 +106,8 @@ class Reader:
             else:
                 self.state[key] = row
         self._open = batch.open
+        if batch.since_position:
+            self.since[batch.positions[0]] = batch.since_position
         for position in batch.positions[: len(batch.positions) - batch.open]:
             assert position > self.position, "a position that was there before"
             self.position = position
@@ -133,6 +137,7 @@ async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Pa
         assert found.mode == REPLAY
         assert found.state == table.state
         assert found.positions == [*ends, table.position]
+        assert found.since == dict(zip(ends, [first, *ends], strict=False))
         assert outcomes == [Outcome.COMPLETE]
         # Net changes: two keys a diff, numbered to just below the journal's oldest entry.
         oldest = found.handshake.journal_oldest_sequence
