@@ -245,6 +245,11 @@ class Committer:
         while self._jobs:
             await self.progress()
 
+    async def settled(self) -> None:
+        """Wait until all is committed, but for what must wait for a look."""
+        while self._jobs and self.unverified is None:
+            await self.progress()
+
     def _waits(self, job: _Job) -> bool:
         return job.until is not None and self._boundary is not None and job.until > self._boundary
 

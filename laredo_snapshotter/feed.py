@@ -295,7 +295,7 @@ class Feed:
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
-            raise Reopen("what was taken isn't committed yet", self._drained) from None
+            raise Reopen("what was taken isn't committed yet", self._settled) from None
         self._base = await self._table.begin_base(begin, self.columns, self._stream_history)
 
     async def _end_base(self, end: SnapshotEnd) -> None:
@@ -399,14 +399,15 @@ class Feed:
                 self._log.info("transaction spilled", spilled_bytes=buffer.spilled_bytes)
         while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_on_disk:
             if outlet.holding is not None:
-                raise Reopen("a destination is away and the buffer is full", self._drained)
+                raise Reopen("a destination is away and the buffer is full", self._settled)
             if self._outlet.unverified is not None:
                 # The next handshake tells the boundary before it sends more.
                 raise Reopen("the buffer is full of what isn't verified yet", _shortly)
             await outlet.progress()
 
-    def _drained(self) -> "asyncio.Future[None]":
-        return asyncio.ensure_future(self._outlet.drained())
+    def _settled(self) -> "asyncio.Future[None]":
+        # What waits for a look would wait for ever: only the stream brings word of one.
+        return asyncio.ensure_future(self._outlet.settled())
 
     async def _drop_unfinished(self) -> None:
         """What a stream that is gone left unfinished comes again with the next one."""

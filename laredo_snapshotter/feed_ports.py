@@ -42,6 +42,9 @@ class Outlet(Protocol):
     async def drained(self) -> None:
         """Wait until all is committed."""
 
+    async def settled(self) -> None:
+        """Wait until all is committed, but for what must wait for a look."""
+
 
 class StreamedBase(Protocol):
     """A base that the live stream itself brings."""
