@@ -22,6 +22,7 @@ from tests.end_to_end.oracle import boundaries
 from tests.fanout.client.scripted_server import (
     End,
     Hold,
+    When,
     batch,
     handshake,
     heartbeat,
@@ -154,10 +155,17 @@ async def test_a_cut_in_mid_transaction_leaves_the_open_one_out(tmp_path: Path) 
 
 async def test_a_change_that_doesnt_fit_begins_again_at_the_archives_head(tmp_path: Path) -> None:
     wrong = (2, b"1", line(1, "y"), line(1, "never was"))
+    manifest = tmp_path / "archive/users/manifest.json"
+
+    def has_base() -> bool:
+        # Before that there is no head to begin again at.
+        return manifest.exists() and bool(orjson.loads(manifest.read_bytes())["artifacts"])
+
     scripts = (
         [
             hello(),
             *snapshot(ROWS, "0/1000", 10),
+            When(has_base),
             changes(11, (0x1010, [(2, b"1", line(1, "x"), line(1, "a"))])),
             changes(12, (0x1020, [wrong])),
             Hold(),

@@ -44,7 +44,14 @@ class End:
     details: str = "as scripted"
 
 
-Step = wire.SyncResponse | Hold | End
+@dataclass(frozen=True)
+class When:
+    """A script's step: send the next one when this holds."""
+
+    condition: Callable[[], bool]
+
+
+Step = wire.SyncResponse | Hold | End | When
 Script = Sequence[Step]
 
 
@@ -67,6 +74,9 @@ class Scripted(replication_pb2_grpc.LaredoReplicationServiceServicer):
                     await asyncio.Event().wait()
                 finally:
                     self.left.set()
+            elif isinstance(step, When):
+                while not step.condition():
+                    await asyncio.sleep(0.01)  # poll
             elif isinstance(step, End):
                 await context.abort(step.code, step.details)
             else:
