@@ -85,6 +85,9 @@ class Writing:
 
     async def position(self, position: int) -> None:
         await self.until(lambda: (self.writer.status().stream_position or 0) >= position)
+        # The stream doesn't wait for the first base to be committed.
+        await self.until((self.archive / "users/manifest.json").exists)
+        await self.until(lambda: self.manifest()["artifacts"])
 
     def restarts(self) -> float | None:
         name = "snapshotter_table_restarts_total"
