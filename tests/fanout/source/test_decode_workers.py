@@ -132,7 +132,8 @@ class _Reading:
         return known if column.in_key else self.as_types.get(table, known)
 
     def announced_again(self, relation: Relation) -> None:
-        self.trouble.append((relation.name, "again"))
+        """The server does so when its caches were invalidated, also by what others do just now
+        (autovacuum): two readers of the same WAL may be told at different places."""
 
     def broken(self, route: Route, error: Exception) -> None:
         self.trouble.append((self._names[route.table_id or 0], str(error)))
