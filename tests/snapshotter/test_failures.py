@@ -94,6 +94,27 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
         assert {epoch for _, epoch in writer.kinds()} == {1}
 
 
+def test_a_stream_closed_for_a_full_buffer_is_opened_for_the_word_of_a_look(
+    tmp_path: Path, served: Served
+) -> None:
+    """What is left when the destination is back waits for what only the stream can tell."""
+    away = Away(tmp_path / "archive")
+    with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
+        writer.program.wait_ready()
+        away.go()
+        served.commit("users", put(1, "verified"))
+        wait_until(lambda: writer.status()["holding"], "the commit is held")
+        served.looks_by_itself = False
+        for start in range(0, 2000, 100):
+            served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 100)))
+        wait_until(lambda: (writer.status()["holding"] or {}).get("stream_closed"), "closed")
+        served.look()
+        away.come_back()
+        writer.wait_head(served.position, timeout=40)
+        writer.assert_equal()
+        assert {epoch for _, epoch in writer.kinds()} == {1}
+
+
 def test_the_newer_writer_fences_the_older_for_good(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served) as older:
         older.program.wait_ready()
