@@ -41,7 +41,8 @@ def test_a_diff_waits_until_the_boundary_has_passed_it(served: Served, writer: W
     last = served.commit("users", put(1, "x"))
     found = waits(writer, last)
     assert position.parse(found["boundary"]) == verified
-    assert writer.metrics()['snapshotter_unverified_seconds{table="public.users"}'] > 0
+    waited = 'snapshotter_unverified_seconds{table="public.users"}'
+    wait_until(lambda: writer.metrics()[waited] > 0, "the wait is counted")
     served.commit("users", put(2, "y"))
     assert writer.head() == verified
     served.look()
