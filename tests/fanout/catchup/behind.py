@@ -5,14 +5,28 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
+from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.catchup.status import CatchupStatus
 from tests.fix_ingest import RunningIngest
 from tests.processes import wait_until
 
 _PATIENCE_S = 60
+
+
+def splitting_little(path: Path) -> CatchupOptions:
+    """Options that split as small a backlog as tests make; ``path`` is for the spools."""
+    return CatchupOptions(
+        path / "spools",
+        threshold_bytes=2_000_000,
+        check_interval=0.02,
+        min_segment_bytes=50_000,
+        piece_bytes=100_000,
+        keep_interval=0.1,
+    )
 
 
 def status_of(ingest: RunningIngest) -> CatchupStatus:

@@ -11,7 +11,7 @@ import pytest
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.errors import SlotLost
 from laredo_fanout.source.options import OnSlotLost
-from tests.fanout.catchup.behind import start_behind, status_of, wait_level
+from tests.fanout.catchup.behind import splitting_little, start_behind, status_of, wait_level
 from tests.fanout.catchup.holding import Held
 from tests.fix_clusters import Clusters
 from tests.fix_ingest import PATIENCE_S, RunningIngest
@@ -35,14 +35,7 @@ _FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 300000))"
 
 @pytest.fixture
 def options(tmp_path: Path) -> CatchupOptions:
-    return CatchupOptions(
-        tmp_path / "spools",
-        threshold_bytes=1_000_000,
-        check_interval=0.02,
-        min_segment_bytes=50_000,
-        piece_bytes=100_000,
-        keep_interval=0.1,
-    )
+    return replace(splitting_little(tmp_path), threshold_bytes=1_000_000)
 
 
 def _run(database: Database, *statements: str) -> None:

@@ -1,9 +1,8 @@
 """The ingest falls behind: segments bring it level, whatever is under way, breaks or is full."""
 
 import random
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +15,13 @@ from laredo_fanout.source.status import CommitInfo
 from laredo_fanout.store.writer import Store
 from tests.fanout.catchup.behind import (
     kill_one,
+    splitting_little,
     start_behind,
     status_of,
     wait_level,
     wait_split,
 )
+from tests.fanout.catchup.holding import Held
 from tests.fanout.source.interleaving import TABLES, Interleaving
 from tests.fanout.source.journal_oracle import Replay
 from tests.fix_ingest import RunningIngest
@@ -34,45 +35,7 @@ _PATIENCE_S = 60
 
 @pytest.fixture
 def options(tmp_path: Path) -> CatchupOptions:
-    return CatchupOptions(
-        tmp_path / "spools",
-        threshold_bytes=2_000_000,
-        check_interval=0.02,
-        min_segment_bytes=50_000,
-        piece_bytes=100_000,
-        keep_interval=0.1,
-    )
-
-
-class _Held:
-    """Holds the ingest after its first commit while a backlog is split."""
-
-    def __init__(self, ingest: RunningIngest) -> None:
-        self._ingest = ingest
-        self.reached = threading.Event()
-        self.go_on = threading.Event()
-        ingest.on_commit = self._committed
-
-    def _committed(self, _: CommitInfo) -> None:
-        if status_of(self._ingest).segments:
-            self.reached.set()
-            self.go_on.wait(30)
-
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """It is held within the block."""
-        assert self.reached.wait(30), "no commit while the backlog was split"
-        try:
-            yield
-        finally:
-            self._ingest.on_commit = None
-            self.go_on.set()
-
-    def stop(self) -> None:
-        """Stop the ingest there, with the plan in its store."""
-        with self.holding():
-            self._ingest.ingest.stop()
-        self._ingest.stop()
+    return splitting_little(tmp_path)
 
 
 @pytest.fixture
@@ -134,7 +97,7 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
     behind: tuple[RunningIngest, Interleaving],
 ) -> None:
     ingest, work = behind
-    held = _Held(ingest)
+    held = Held(ingest)
     start_behind(ingest)
     held.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:
@@ -161,7 +124,7 @@ def test_segments_are_as_many_as_there_is_room_for(
     assert row is not None
     free = int(str(row[0]))
     ingest.catchup = replace(options, reserve=free - 2)
-    held = _Held(ingest)
+    held = Held(ingest)
     start_behind(ingest)
     with held.holding():
         assert len(status_of(ingest).segments) == 2
@@ -187,7 +150,7 @@ def test_slots_that_went_meanwhile_are_done_without(
     behind: tuple[RunningIngest, Interleaving],
 ) -> None:
     ingest, _ = behind
-    held = _Held(ingest)
+    held = Held(ingest)
     start_behind(ingest)
     held.stop()
     made = []
@@ -213,7 +176,7 @@ def test_a_plan_of_another_history_is_dropped(
     behind: tuple[RunningIngest, Interleaving],
 ) -> None:
     ingest, _ = behind
-    held = _Held(ingest)
+    held = Held(ingest)
     start_behind(ingest)
     held.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:

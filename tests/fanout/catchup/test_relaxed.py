@@ -18,6 +18,7 @@ from laredo_fanout.store.writer import Store
 from tests.fanout.catchup.behind import (
     head_stopped,
     kill_one,
+    splitting_little,
     status_of,
     wait_level,
 )
@@ -34,16 +35,7 @@ _COMMIT_BYTES = 4096
 
 @pytest.fixture
 def options(tmp_path: Path) -> CatchupOptions:
-    return CatchupOptions(
-        tmp_path / "spools",
-        threshold_bytes=2_000_000,
-        check_interval=0.02,
-        min_segment_bytes=50_000,
-        piece_bytes=100_000,
-        keep_interval=0.1,
-        ordering=Ordering.RELAXED,
-        max_segments=6,
-    )
+    return replace(splitting_little(tmp_path), ordering=Ordering.RELAXED, max_segments=6)
 
 
 class _Watch:
