@@ -71,12 +71,12 @@ class Segment:
         :raises OSError: if the spool can't be written.
         """
         if not self.paused:
-            taken = self._stream.gulp()
+            taken = 0 if self._more else self._stream.gulp()
             if taken:
                 self._heard_at = time.monotonic()
             self._more = self._drain()
             self._piece.flush()
-            self._gathered = self._gathered + taken if taken else 0
+            self._gathered = self._gathered + taken if taken or self._more else 0
             if self._gathered > _BUSY_BYTES and not self._more:
                 # The server's sender gets faster when its reader isn't woken for each message.
                 time.sleep(_SHORT_NAP if self._stream.local else _NAP)
@@ -92,7 +92,7 @@ class Segment:
 
     def _drain(self) -> bool:  # noqa: PLR0912
         """Put messages into the piece; whether there may be more."""
-        get, add = self._stream.pgconn.get_copy_data, self._piece.add
+        get, add = self._stream.get, self._piece.add
         announced, stop = self._announced, self._stop
         of = b""
         for _ in range(_MESSAGES_A_TURN):

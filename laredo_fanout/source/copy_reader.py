@@ -8,15 +8,13 @@ with the interpreter's lock cost more than they bring.
 
 from __future__ import annotations
 
-import fcntl
-import termios
-from array import array
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
+from laredo_fanout.source.intake import Intake
 from laredo_model import select
 
 if TYPE_CHECKING:
@@ -93,9 +91,9 @@ class CopyReader:
 
     def __init__(self, connection: Connection, gulp_bytes: int = _GULP_BYTES) -> None:
         self._connection = connection
-        self._gulp_bytes = min(_GULP_BYTES, gulp_bytes)
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
+        self._intake = Intake(self._pgconn, min(_GULP_BYTES, gulp_bytes))
         self._copying = False
         self._failure: ReadFailed | None = None
         self.snapshot: str | None = None
@@ -133,7 +131,7 @@ class CopyReader:
         keys: list[bytes] = []
         lines: list[bytes] = []
         try:
-            self._gulp()
+            self._intake.read()
             if not self._copying:
                 self._next_result()
             if self._copying:
@@ -147,17 +145,6 @@ class CopyReader:
     def close(self) -> None:
         """Close the connection; what it was reading ends."""
         self._connection.close()
-
-    def _gulp(self) -> None:
-        """Read what the socket has; libpq's buffer grows, and each reading takes more at once."""
-        pending = array("i", [0])
-        taken = 0
-        while taken < self._gulp_bytes:
-            self._pgconn.consume_input()
-            fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, pending)
-            if not pending[0]:
-                return
-            taken += pending[0]
 
     def _take(self, keys: list[bytes], lines: list[bytes]) -> None:
         get = self._pgconn.get_copy_data

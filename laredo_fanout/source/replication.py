@@ -8,13 +8,10 @@ for each message.
 
 from __future__ import annotations
 
-import fcntl
 import re
 import select
-import termios
 import threading
 import time
-from array import array
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,15 +21,18 @@ from psycopg.pq import ExecStatus
 
 from laredo_fanout.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
 from laredo_fanout.source import session
+from laredo_fanout.source.intake import Intake
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from laredo_fanout.source.options import SourceOptions
 
 _log = structlog.get_logger()
 
 _GULP_BYTES = 8 << 20
-"""How much is taken at most before it is used: libpq's buffer keeps the size it once had."""
+"""How much is taken before it is used: libpq's buffer keeps the size it once had."""
 
 _FLUSH_S = 5.0
 
@@ -69,7 +69,7 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._confirmed = 0
-        self._ahead = 0
+        self._intake = Intake(self.pgconn, _GULP_BYTES)
         self.local = self.pgconn.host.startswith(b"/")
         """Whether it is a unix socket, which napping would starve."""
         self.ended = False
@@ -146,25 +146,18 @@ class ReplicationStream:
         raise SourceUnavailable(f"the stream of slot {slot} can't be started: {text}")
 
     def gulp(self) -> int:
-        """Take what the socket has into libpq's buffer; how many bytes there were."""
-        self._ahead = 0
-        return self.gulp_ahead()
+        """Take what the socket has into libpq's buffer; how many bytes there were, about."""
+        return self._take(self._intake.read)
 
     def gulp_ahead(self) -> int:
         """The same while what the last gulp brought is still worked on, within one bound."""
-        taken = 0
-        pending = array("i", [0])
-        while self._ahead < _GULP_BYTES:
-            fcntl.ioctl(self._socket, termios.FIONREAD, pending)
-            if not pending[0] and (taken or not self._readable()):
-                break
-            taken += max(1, pending[0])
-            self._ahead += max(1, pending[0])
-            try:
-                self.pgconn.consume_input()
-            except psycopg.OperationalError as cut:
-                raise session.refusal(cut, "stream") from cut
-        return taken
+        return self._take(self._intake.read_ahead)
+
+    def _take(self, read: Callable[[], int]) -> int:
+        try:
+            return read()
+        except psycopg.OperationalError as cut:
+            raise session.refusal(cut, "stream") from cut
 
     def end(self) -> SourceUnavailable | StreamBroken:
         """The error behind a stream that ended (get_copy_data gave -1)."""
@@ -197,9 +190,6 @@ class ReplicationStream:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-    def _readable(self) -> bool:
-        return bool(self._poll.poll(0))
 
     def _flush(self) -> None:
         deadline = time.monotonic() + _FLUSH_S
