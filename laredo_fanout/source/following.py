@@ -69,6 +69,7 @@ class Following:
         self._handle_events = handle_events
         self._gathered = 0
         """Bytes since the last commit."""
+        self._heard_at = 0.0
         self.busy = False
         self._gulping = Gulping(self._gulp_ahead)
         batch.meanwhile = self._gulp_ahead
@@ -127,10 +128,8 @@ class Following:
         batch = self._batch
         if self.busy:
             return 0
-        if self._decoder.pending:
-            return max(0.0, batch.stream_interval - batch.age)
-        if batch.is_open or batch.awaited:
-            return max(0.0, batch.interval - batch.age)
+        if self._holds_some:
+            return max(0.0, self._due_in())
         if self._decoder.position > self._store.position:
             return max(0.0, _POSITION_INTERVAL_S - batch.age)
         return _COPIES_WAIT_S if list(self._copying.copies) else _LONGEST_WAIT_S
@@ -188,6 +187,7 @@ class Following:
     def _heard(self, taken: int) -> int:
         self._gathered += taken
         if taken:
+            self._heard_at = time.monotonic()
             self._contact.heard()
         return taken
 
@@ -208,15 +208,34 @@ class Following:
 
     # ------------------------------------------------------------ commits
 
+    @property
+    def _holds_some(self) -> bool:
+        """Whether there is more to commit than a position."""
+        return bool(self._decoder.pending) or self._batch.is_open or self._batch.awaited
+
+    def _due_in(self) -> float:
+        """Seconds until what there is should be committed; at once when little came.
+
+        While a backlog comes piece by piece, each piece alone isn't worth a sync: not before the
+        stream was silent for as long as one takes.
+        """
+        batch = self._batch
+        interval = batch.stream_interval if self._decoder.pending else batch.interval
+        due = interval - batch.age
+        if self.busy or self._copying.active:
+            return due
+        if self._gathered < _BUSY_BYTES:
+            return 0
+        return min(due, batch.cost - (time.monotonic() - self._heard_at))
+
     def _commit_if_due(self) -> None:
-        decoder, batch = self._decoder, self._batch
-        if decoder.pending or batch.is_open or batch.awaited:
-            # While a backlog comes piece by piece, each piece alone isn't worth a sync.
-            quiet = not self.busy and not self._copying.active and self._gathered < _BUSY_BYTES
-            interval = batch.stream_interval if decoder.pending else batch.interval
-            if quiet or batch.age >= interval:
+        if self._holds_some:
+            if self._due_in() <= 0:
                 self._commit()
-        elif decoder.position > self._store.position and batch.age >= _POSITION_INTERVAL_S:
+        elif (
+            self._decoder.position > self._store.position
+            and self._batch.age >= _POSITION_INTERVAL_S
+        ):
             self._commit()
 
     def _commit(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-_PAUSE_S = 0.002
-"""A unix socket is full after about twice as long, and then the server's sender sleeps."""
+_PAUSE_S = 0.001
+"""A unix socket is full after about as long, and then the server's sender sleeps."""
 
 
 class Gulping:

@@ -53,7 +53,8 @@ class WriteBatch:
         self._tables: set[int] = set()
         self._when_durable: list[Callable[[], None]] = []
         self._committed_at = time.monotonic()
-        self._cost = 0.0
+        self.cost = 0.0
+        """Seconds that the last commit took."""
         self._counters = counters
         self.meanwhile: Callable[[], None] | None = None
         """What is done now and then while many rows are written."""
@@ -88,7 +89,7 @@ class WriteBatch:
     @property
     def stream_interval(self) -> float:
         """The same where changes of the stream are waiting, written already or not."""
-        return min(self._longest_interval, max(_SHORTEST_INTERVAL, _SHARE * self._cost))
+        return min(self._longest_interval, max(_SHORTEST_INTERVAL, _SHARE * self.cost))
 
     @property
     def age(self) -> float:
@@ -184,7 +185,7 @@ class WriteBatch:
         assert context is not None
         context.__exit__(None, None, None)
         self._committed_at = time.monotonic()
-        self._cost = self._committed_at - begun
+        self.cost = self._committed_at - begun
         tables, self._tables = frozenset(self._tables), set()
         self._on_commit(CommitInfo(self._store.position, self._store.time_us, tables))
         durable, self._when_durable = self._when_durable, []
