@@ -54,7 +54,10 @@ class Scenario:
         self.directory = Path(self._stack.enter_context(directory))
         # The embedded server runs as another user when this is root.
         self.directory.chmod(0o755)
-        self.postgres = EmbeddedPostgres(self.directory / "postgres", settings=_POSTGRES)
+        self.postgres = EmbeddedPostgres(
+            self.directory / "postgres", settings=_POSTGRES, tcp_port=free_port()
+        )
+        self._by_tcp = False
         self.grpc_port, self.http_port = free_port(), free_port()
         self.memory = AnonymousMemory()
         self._stack.callback(self.memory.stop)
@@ -95,7 +98,18 @@ class Scenario:
     @property
     def dsn(self) -> str:
         """Of the database with the table."""
-        return self.postgres.dsn(DATABASE)
+        return (self.postgres.tcp_dsn if self._by_tcp else self.postgres.dsn)(DATABASE)
+
+    @contextmanager
+    def by_tcp(self) -> Iterator[None]:
+        """The server and others that are given :attr:`dsn` connect by TCP; servers begin anew."""
+        self.stop_server()
+        self._by_tcp = True
+        try:
+            yield
+        finally:
+            self.stop_server()
+            self._by_tcp = False
 
     def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
         """An autocommit connection."""

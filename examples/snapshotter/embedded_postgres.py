@@ -33,7 +33,8 @@ class EmbeddedPostgres:
 
     ``version`` is one that the wheel brings, 16 or 18; ``bin_directory`` has an
     installed one's programs instead. ``settings`` are lines of postgresql.conf
-    that override :data:`SETTINGS`.
+    that override :data:`SETTINGS`. With ``tcp_port`` it listens there too, on the
+    loopback interface.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class EmbeddedPostgres:
         version: int = 18,
         bin_directory: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        tcp_port: int | None = None,
     ) -> None:
         self.data = data
+        self._tcp_port = tcp_port
         self._server = PostgresServer(data, cleanup_mode=None, postgres_version=version)
         if bin_directory is not None:
             self._server.bin_path = bin_directory
@@ -59,8 +62,13 @@ class EmbeddedPostgres:
         return Path(self._server.bin_path)
 
     def dsn(self, database: str = "postgres") -> str:
-        """The connection string of ``database``."""
-        return f"postgresql://postgres@/{database}?host={self.socket_directory}"
+        """The connection string of ``database``, by the unix socket."""
+        port = "" if self._tcp_port is None else f"&port={self._tcp_port}"
+        return f"postgresql://postgres@/{database}?host={self.socket_directory}{port}"
+
+    def tcp_dsn(self, database: str = "postgres") -> str:
+        """The same by TCP; it must have a ``tcp_port``."""
+        return f"postgresql://postgres@127.0.0.1:{self._tcp_port}/{database}"
 
     def connect(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":
         """An autocommit connection."""
@@ -74,10 +82,15 @@ class EmbeddedPostgres:
         if not (self.data / "PG_VERSION").exists():
             self.data.mkdir(parents=True, exist_ok=True)
             self._server.ensure_pgdata_inited()
-        lines = "".join(f"{name} = '{value}'\n" for name, value in self._settings.items())
-        (self.data / "laredo.conf").write_text(
-            f"{lines}listen_addresses = ''\nunix_socket_directories = '{self.socket_directory}'\n"
-        )
+        settings = {
+            **self._settings,
+            "listen_addresses": "" if self._tcp_port is None else "127.0.0.1",
+            "unix_socket_directories": str(self.socket_directory),
+        }
+        if self._tcp_port is not None:
+            settings["port"] = str(self._tcp_port)
+        lines = "".join(f"{name} = '{value}'\n" for name, value in settings.items())
+        (self.data / "laredo.conf").write_text(lines)
         self._include_settings()
         self._own(self.data / "laredo.conf", self.socket_directory)
         log = (self.data / "postgres.log").open("ab")
