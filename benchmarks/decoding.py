@@ -20,14 +20,13 @@ _LOOK_S = 0.05
 
 
 def run(scenario: Scenario) -> list[Figure]:
-    """Each number of processes, keys at random and in order, beside pg_recvlogical."""
+    """Each number of processes, keys at random and in order, beside pg_recvlogical; by TCP."""
     figures = []
     for workers in _WORKERS:
-        scenario.stop_server()
-        scenario.start_server(f"sources.pg.decode_workers={workers}")
-        for in_order in (False, True):
-            figures.append(_one(scenario, workers, in_order=in_order))
-    scenario.stop_server()
+        with scenario.by_tcp():
+            scenario.start_server(f"sources.pg.decode_workers={workers}")
+            for in_order in (False, True):
+                figures.append(_one(scenario, workers, in_order=in_order))
     return figures
 
 

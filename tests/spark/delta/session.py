@@ -21,7 +21,5 @@ def delta_session(directory: Path) -> "SparkSession":
         "spark.jars.ivySettings": str(Path(__file__).with_name("ivysettings.xml")),
         "spark.jars.excludes": ",".join(f"{group}:*" for group in _IN_SPARK),
         "spark.databricks.delta.snapshotPartitions": "1",
-        # Sessions live for seconds: what the second compiler would gain is less than it costs.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     return session_of(directory, settings)
