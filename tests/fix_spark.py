@@ -29,8 +29,9 @@ def session_of(directory: Path, settings: Mapping[str, str] | None = None) -> "S
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
-        # Sessions live for seconds: what the second compiler would gain is less than it costs.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        # Sessions live for seconds: what the second compiler and more threads that collect
+        # garbage would gain is less than they cost.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
     for name, value in (settings or {}).items():
         builder = builder.config(name, value)
