@@ -50,6 +50,11 @@ class Contact:
         """The stream brought something."""
         self._heard_at = time.monotonic()
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the stream brought something."""
+        return time.monotonic() - self._heard_at
+
     def looked(self) -> None:
         """The attendant reported a look."""
         self._looked_at = time.monotonic()
@@ -69,7 +74,7 @@ class Contact:
         if now - self._looked_at > self._attendant_patience:
             self._attendant.sever()
             self._looked_at = now
-        silence = now - self._heard_at
+        silence = self.silence
         if silence > self._patience:
             raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
         if decoder.reply_wanted or now - self._told_at >= _STATUS_INTERVAL_S:

@@ -69,7 +69,6 @@ class Following:
         self._handle_events = handle_events
         self._gathered = 0
         """Bytes since the last commit."""
-        self._heard_at = 0.0
         self.busy = False
         self._gulping = Gulping(self._gulp_ahead)
         batch.meanwhile = self._gulp_ahead
@@ -187,7 +186,6 @@ class Following:
     def _heard(self, taken: int) -> int:
         self._gathered += taken
         if taken:
-            self._heard_at = time.monotonic()
             self._contact.heard()
         return taken
 
@@ -226,7 +224,7 @@ class Following:
             return due
         if self._gathered < _BUSY_BYTES:
             return 0
-        return min(due, batch.cost - (time.monotonic() - self._heard_at))
+        return min(due, batch.cost - self._contact.silence)
 
     def _commit_if_due(self) -> None:
         if self._holds_some:
