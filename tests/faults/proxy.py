@@ -70,10 +70,9 @@ class FaultProxy:
         self._choosers: list[Chooser] = []
         self._lock = threading.Lock()
         self._counted: Counter[str] = Counter()
-        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._later: set[asyncio.Task[Any]] = set()
-        self._writers: WeakSet[asyncio.StreamWriter] = WeakSet()
+        self._transports: WeakSet[asyncio.WriteTransport] = WeakSet()
 
     @property
     def endpoint(self) -> str:
@@ -135,16 +134,27 @@ class FaultProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=LIMIT, reuse_address=True
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        # asyncio's own server drops what it has just accepted, unclosed, when it is closed
+        # in the same turn: Server._attach refuses, and nobody is told (Python 3.11).
+        connection, _ = self._listener.accept()
+        task = self._loop.create_task(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _stop_listening(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        await _turns()  # a connection that was just accepted enters itself
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        await _turns()  # a connection that was just accepted begins to be served
         await _ended(self._tasks)
+        for transport in list(self._transports):
+            _reset(transport)  # one that is closed still waits for a client that reads
+        await _turns()
 
     async def _wait_for_late(self) -> None:
         while self._later:
@@ -153,22 +163,17 @@ class FaultProxy:
     async def _close(self) -> None:
         await self._stop_listening()
         await _ended(self._later)
-        for writer in list(self._writers):
-            writer.transport.abort()  # one that is closed still waits for a client that reads
         await _turns()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._writers.add(writer)
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=LIMIT)
+        self._transports.add(writer.transport)
         try:
             while await _Exchange(self, reader, writer).run():
                 pass
         except (Broken, OSError, asyncio.CancelledError):
-            _reset(writer)
+            _reset(writer.transport)
         finally:
-            self._tasks.discard(task)
             writer.close()
 
     def chosen(self, operation: Operation) -> tuple[Fault | None, Seen]:
@@ -260,9 +265,11 @@ class _Exchange:
             return
         _, writer = await asyncio.open_connection(*self._proxy.upstream, limit=LIMIT)
         length = int(self.request.head.get("Content-Length") or 0)
-        writer.write(replace(self.request, length=length).to_bytes(close=True))
-        await writer.drain()
-        writer.close()
+        try:
+            writer.write(replace(self.request, length=length).to_bytes(close=True))
+            await writer.drain()
+        finally:
+            writer.close()
 
     async def respond(self, answer: Message) -> None:
         self._writer.write(answer.to_bytes(close=not self._open))
@@ -281,7 +288,7 @@ class _Exchange:
 
     def reset(self) -> None:
         self._open = False
-        _reset(self._writer)
+        _reset(self._writer.transport)
 
     def later(self, seconds: float, request: Message) -> None:
         async def deliver() -> None:
@@ -292,11 +299,11 @@ class _Exchange:
         self._proxy.start_later(deliver)
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
-    connection = writer.get_extra_info("socket")
+def _reset(transport: asyncio.WriteTransport) -> None:
+    connection = transport.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
+    transport.abort()
 
 
 async def _turns() -> None:

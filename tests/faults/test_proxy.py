@@ -1,9 +1,11 @@
 """The fault proxy does what it says: seen from both of its sides."""
 
+import gc
 import http.client
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from random import Random
 
@@ -272,6 +274,18 @@ def test_what_is_under_way_when_it_goes_away_is_witnessed(
         go_on.set()
     proxy.settle()
     assert seen == [200]
+
+
+def test_it_leaves_no_connection_behind() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(30):  # one that is being accepted while the proxy ends: each second time
+            with FaultProxy("http://127.0.0.1:1") as proxy:
+                client = socket.create_connection(("127.0.0.1", proxy.port))
+            client.close()
+            del proxy
+            gc.collect()
+    assert [str(warning.message) for warning in seen] == []
 
 
 def test_rules_by_operation_key_and_count(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]

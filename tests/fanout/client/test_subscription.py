@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import closing
 
 import grpc
 import pytest
@@ -53,6 +53,7 @@ from tests.fanout.client.scripted_server import (
     playing,
     snapshot,
 )
+from tests.fanout.source.stuck_proxy import Proxy
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
 OPTIONS = SyncOptions("public.users", "test-client")
@@ -451,50 +452,12 @@ async def test_a_message_of_many_megabytes_passes() -> None:
     assert found[1].lines == [big]
 
 
-class Wire:
-    """A TCP proxy that can go dead: connections stay open and nothing passes any more."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._alive = asyncio.Event()
-        self._alive.set()
-
-    def cut(self) -> None:
-        self._alive.clear()
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        async with asyncio.TaskGroup() as tasks:
-
-            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                there, back = await asyncio.open_connection("127.0.0.1", self._target)
-                pumps.append(tasks.create_task(self._pump(reader, back)))
-                pumps.append(tasks.create_task(self._pump(there, writer)))
-
-            pumps: list[asyncio.Task[None]] = []
-            server = await asyncio.start_server(accept, "127.0.0.1", 0)
-            yield server.sockets[0].getsockname()[1]
-            server.close()
-            for pump in pumps:
-                pump.cancel()
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(1 << 16):
-                await self._alive.wait()
-                sink.write(data)
-                await sink.drain()
-        finally:
-            sink.close()
-
-
 async def test_a_connection_that_dies_without_a_word_is_noticed() -> None:
     async with playing([handshake("DELTA"), Hold()]) as (endpoint, _):
-        proxy = Wire(int(endpoint.server.rpartition(":")[2]))
-        async with proxy.listening() as port:
-            quick = Endpoint(f"127.0.0.1:{port}", keepalive_s=0.3, keepalive_timeout_s=0.3)
+        with closing(Proxy(int(endpoint.server.rpartition(":")[2]))) as proxy:
+            quick = Endpoint(f"127.0.0.1:{proxy.port}", keepalive_s=0.3, keepalive_timeout_s=0.3)
             async with asyncio.timeout(20), open_stream(quick, OPTIONS) as stream:
                 await anext(stream)
-                proxy.cut()
+                proxy.stuck.set()
                 with pytest.raises(ServerUnavailable):
                     await anext(stream)

@@ -30,7 +30,8 @@ class Proxy:
         self._listener.bind(("127.0.0.1", port) if path is None else str(path / ".s.PGSQL.5432"))
         self._listener.listen(20)
         self.port = port if path is not None else int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -88,7 +89,9 @@ class Proxy:
         self._close(*ended)
 
     def close(self) -> None:
-        self._close(self._listener, *self._sockets)
+        self._close(self._listener)
+        self._accepting.join()  # what it has just accepted is among the sockets then
+        self._close(*self._sockets)
 
     def _close(self, *sockets: socket.socket) -> None:
         for each in sockets:
