@@ -74,7 +74,7 @@ class Program:
     def get(self, path: str) -> httpx.Response | None:
         """The answer, or None while nobody answers."""
         try:
-            return httpx.get(self.http + path, timeout=5)
+            return httpx.get(self.http + path, timeout=20)
         except httpx.TransportError:
             return None
 

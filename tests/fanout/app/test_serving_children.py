@@ -212,5 +212,5 @@ async def test_a_port_that_is_given_back_soon_is_waited_for() -> None:
     await asyncio.sleep(0.2)  # the first tries must fail
     assert not reserving.done()
     other.close()
-    with await asyncio.wait_for(reserving, 5) as held:
+    with await asyncio.wait_for(reserving, 20) as held:
         assert held.getsockname()[1] == port

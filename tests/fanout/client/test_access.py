@@ -40,7 +40,7 @@ async def port(tmp_path: Path) -> AsyncIterator[int]:
 
 async def test_certificate_and_token_let_in(port: int) -> None:
     async with AsyncFanoutClient(f"localhost:{port}", TABLE, tls=OURS, token=TOKEN) as client:
-        await client.await_ready(10)
+        await client.await_ready(30)
         assert len(client) == 1
     status = await table_status(Endpoint(f"localhost:{port}", OURS, TOKEN), TABLE)
     assert (status.rows, status.entries) == (1, 1)
@@ -49,7 +49,7 @@ async def test_certificate_and_token_let_in(port: int) -> None:
 async def test_another_token_is_refused_for_good(port: int) -> None:
     async with AsyncFanoutClient(f"localhost:{port}", TABLE, tls=OURS, token="other") as client:
         with pytest.raises(Unauthenticated):
-            await client.await_ready(10)
+            await client.await_ready(30)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ async def test_without_the_right_certificates_there_is_no_way_in(
     client = AsyncFanoutClient(f"localhost:{port}", TABLE, tls=tls, token=TOKEN, backoff=QUICK)
     async with client:
         with pytest.raises(NotReadyInTime) as failed:
-            await client.await_ready(1)
+            await client.await_ready(3)
     assert isinstance(failed.value.last, ServerUnavailable)
 
 
 async def test_a_certificate_under_another_name(port: int) -> None:
     tls = Tls(OURS.ca, OURS.cert, OURS.key, server_name="localhost")
     async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, tls=tls, token=TOKEN) as client:
-        await client.await_ready(10)
+        await client.await_ready(30)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ async def test_a_client_that_applied_a_part_starts_over() -> None:
     fresh = [handshake(), *snapshot({b"1": line(1, "y")}, "0/50", 200), Hold()]
     async with playing(first, replay, fresh) as (endpoint, server):
         client = AsyncFanoutClient(endpoint.server, USERS, client_id="c", backoff=QUICK)
-        async with client, asyncio.timeout(10):
+        async with client, asyncio.timeout(30):
             while client.position != 0x50:
                 await asyncio.sleep(0.002)  # poll
             assert len(client) == 1
@@ -135,14 +135,14 @@ async def test_a_client_that_was_away_for_long_comes_back(tmp_path: Path) -> Non
     async with archived(tmp_path, outcomes=outcomes) as (world, table):  # type: ignore[arg-type]
         table.copied(range(6))
         async with client_of(world, tmp_path) as client:
-            await client.await_ready(10)
+            await client.await_ready(30)
             await level(client, table)
         table.commit((3, None), (5, "away"))
         table.cut()
         await windows(table)
         async with client_of(world, tmp_path) as client:
             # Ready as soon as it is level, whenever the next heartbeat is due.
-            await client.await_ready(10)
+            await client.await_ready(30)
             await level(client, table)
             assert len(await client.lookup_index("by_name", "new")) == 4
             table.commit((2, "live"))
@@ -154,13 +154,13 @@ async def test_readiness_does_not_wait_for_the_next_heartbeat(tmp_path: Path) ->
     async with archived(tmp_path, heartbeat_interval_s=600) as (world, table):
         table.copied(range(6))
         async with client_of(world, tmp_path) as client:
-            await client.await_ready(10)
+            await client.await_ready(30)
         table.commit((3, None), (5, "away"))
         await windows(table)
         table.cut()
         world.writer.advance()
         async with client_of(world, tmp_path) as client:
-            await client.await_ready(10)
+            await client.await_ready(30)
             await level(client, table)
 
 

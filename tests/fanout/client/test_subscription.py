@@ -69,7 +69,7 @@ async def events_of(*script: object, options: SyncOptions = OPTIONS) -> list[Eve
 
 
 async def take(subscription: Subscription, many: int) -> list[Event]:
-    async with asyncio.timeout(10), subscription as stream:
+    async with asyncio.timeout(30), subscription as stream:
         found: list[Event] = []
         async for event in stream:
             found.append(event)
@@ -213,7 +213,7 @@ async def test_leaving_the_block_ends_the_call_at_the_server() -> None:
     async with playing([handshake("DELTA"), Hold()]) as (endpoint, server):
         async with open_stream(endpoint, OPTIONS) as stream:
             await anext(stream)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await server.left.wait()
 
 
