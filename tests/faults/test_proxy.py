@@ -284,7 +284,7 @@ def test_it_leaves_no_connection_behind() -> None:
                 client = socket.create_connection(("127.0.0.1", proxy.port))
             client.close()
             del proxy
-            gc.collect()
+        gc.collect()
     assert [str(warning.message) for warning in seen] == []
 
 
