@@ -1,6 +1,6 @@
 """Following the stream: its changes first, then copied rows, and both committed together.
 
-At once when idle, about once a second under load.
+At once when idle, about once a second under load, more seldom in a backlog.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ class Following:
     def _take_stream(self) -> Drained:
         """Take what the stream has brought, a bounded part of it."""
         decoder = self._decoder
+        before = decoder.wal_end
         taken = self._heard(self._decoding.gulp())
         result = self._drain()
         if result is Drained.EVENT:
@@ -158,6 +159,9 @@ class Following:
             decoder.pending_bytes >= _APPLY_FROM_BYTES
         ):
             self.apply_pending()
+        if decoder.wal_end > before:
+            # Until here the stream wasn't silent: nobody listened.
+            self._contact.heard()
         self.busy = result in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
         if result is not Drained.EMPTY:
             return result
@@ -218,13 +222,19 @@ class Following:
         stream was silent for as long as one takes.
         """
         batch = self._batch
-        interval = batch.stream_interval if self._decoder.pending else batch.interval
-        due = interval - batch.age
+        waiting = bool(self._decoder.pending)
+        due = batch.interval(self._behind, waiting=waiting) - batch.age
         if self.busy or self._copying.active:
             return due
         if self._gathered < _BUSY_BYTES:
             return 0
         return min(due, batch.cost - self._contact.silence)
+
+    @property
+    def _behind(self) -> float:
+        """Seconds since PostgreSQL committed the newest transaction that has come."""
+        newest = self._decoder.time_us
+        return time.time() - newest / 1e6 if newest else 0.0
 
     def _commit_if_due(self) -> None:
         if self._holds_some:
@@ -238,10 +248,11 @@ class Following:
 
     def _commit(self) -> None:
         self.apply_pending()
-        if self._gathered > _BUSY_BYTES:
+        # What comes while the commit waits for the disk is for the next one.
+        gathered, self._gathered = self._gathered, 0
+        if gathered > _BUSY_BYTES:
             with self._gulping.meanwhile():
                 self._batch.commit(self._decoder.position, self._decoder.time_us)
         else:
             self._batch.commit(self._decoder.position, self._decoder.time_us)
-        self._gathered = 0
         self._contact.confirm()

@@ -63,6 +63,15 @@ class CopyOptions:
 
 
 @dataclass(frozen=True)
+class CommitIntervals:
+    """The longest times between two commits of the store, in seconds: under load, and where
+    nobody notices, as the stream is far behind or rows are only copied."""
+
+    busy: float = 1.0
+    backlog: float = 4.0
+
+
+@dataclass(frozen=True)
 class TableOptions:
     """One table to replicate."""
 
@@ -97,8 +106,7 @@ class SourceOptions:
     connect_timeout: float = 10.0
     receive_timeout: float = 60.0
     stream_transactions: bool = True
-    busy_commit_interval: float = 1.0
-    """The longest time between two commits under load."""
+    commits: CommitIntervals = field(default_factory=CommitIntervals)
     decode_workers: int = 0
     """Processes that decode a backlog; 0: the ingest does it itself."""
     run: str = ""

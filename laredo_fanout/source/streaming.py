@@ -78,7 +78,7 @@ class Streaming:
         self._detour = detour
         self._counters = counters
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
-        self.batch = WriteBatch(store, on_commit, options.busy_commit_interval, counters)
+        self.batch = WriteBatch(store, on_commit, options.commits, counters)
         self._attendant = Attendant(options, tables, self._run_token, self._mail.put)
         self._looks = Looks(self._attendant.request)
         self._contact = Contact(store, options, self._attendant, stopping)

@@ -15,6 +15,7 @@ from laredo_model import key
 from laredo_model.change import Action
 
 if TYPE_CHECKING:
+    from laredo_fanout.source.options import CommitIntervals
     from laredo_fanout.source.route import Route
     from laredo_fanout.store.changes import TableChanges
     from laredo_fanout.store.table import TableRecord
@@ -26,6 +27,8 @@ OnCommit = Callable[[CommitInfo], None]
 _SHARE = 10
 """Under load at most one part in so many of the time goes into commits."""
 _SHORTEST_INTERVAL = 0.05
+_UNNOTICED = 5
+"""Who is late anyway doesn't notice one part in so many more."""
 
 
 class _Abandoned(Exception):
@@ -42,12 +45,12 @@ class WriteBatch:
         self,
         store: Store,
         on_commit: OnCommit,
-        longest_interval: float,
+        intervals: CommitIntervals,
         counters: Counters,
     ) -> None:
         self._store = store
         self._on_commit = on_commit
-        self._longest_interval = longest_interval
+        self._intervals = intervals
         self._context: AbstractContextManager[Transaction] | None = None
         self._transaction: Transaction | None = None
         self._tables: set[int] = set()
@@ -76,20 +79,19 @@ class WriteBatch:
                 self._transaction.meanwhile = self.meanwhile
         return self._transaction
 
-    @property
-    def interval(self) -> float:
+    def interval(self, behind: float, *, waiting: bool) -> float:
         """How long to gather under load before the next commit, in seconds.
 
-        Nobody waits for rows that are only copied.
+        Of a commit half the work is for pages that each commit writes anew, whatever it changes
+        in them: fewer are better where nobody sees the delay. That is for rows that are only
+        copied, and in a backlog, whose newest change was committed ``behind`` seconds ago.
+        ``waiting``: changes of the stream are there that aren't written yet.
         """
-        if not self._tables and not self._when_durable:
-            return self._longest_interval
-        return self.stream_interval
-
-    @property
-    def stream_interval(self) -> float:
-        """The same where changes of the stream are waiting, written already or not."""
-        return min(self._longest_interval, max(_SHORTEST_INTERVAL, _SHARE * self.cost))
+        intervals = self._intervals
+        if not waiting and not self._tables and not self._when_durable:
+            return intervals.backlog
+        longest = min(intervals.backlog, max(intervals.busy, behind / _UNNOTICED))
+        return min(longest, max(_SHORTEST_INTERVAL, _SHARE * self.cost))
 
     @property
     def age(self) -> float:
