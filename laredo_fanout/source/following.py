@@ -34,6 +34,8 @@ _POSITION_INTERVAL_S = 0.2
 _LONGEST_WAIT_S = 1.0
 _COPIES_WAIT_S = 0.1
 _RECLAIM = 5_000
+_SILENCE_S = 0.05
+"""A shorter one says nothing: a sender sleeps, or reads WAL."""
 
 
 class Following:
@@ -68,7 +70,7 @@ class Following:
         self._take_reports = take_reports
         self._handle_events = handle_events
         self._gathered = 0
-        """Bytes since the last commit."""
+        """Bytes since the last commit, about."""
         self.busy = False
         self._gulping = Gulping(self._gulp_ahead)
         batch.meanwhile = self._gulp_ahead
@@ -150,16 +152,18 @@ class Following:
     def _take_stream(self) -> Drained:
         """Take what the stream has brought, a bounded part of it."""
         decoder = self._decoder
-        before = decoder.wal_end
+        reached, pending = decoder.wal_end, decoder.pending_bytes
         taken = self._heard(self._decoding.gulp())
         result = self._drain()
+        # What came before the last commit, and is used only now, counts too.
+        self._gathered += max(0, decoder.pending_bytes - pending - taken)
         if result is Drained.EVENT:
             self._handle_events()
         elif decoder.pending_changes >= _APPLY_FROM_CHANGES or (
             decoder.pending_bytes >= _APPLY_FROM_BYTES
         ):
             self.apply_pending()
-        if decoder.wal_end > before:
+        if decoder.wal_end > reached:
             # Until here the stream wasn't silent: nobody listened.
             self._contact.heard()
         self.busy = result in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
@@ -219,7 +223,7 @@ class Following:
         """Seconds until what there is should be committed; at once when little came.
 
         While a backlog comes piece by piece, each piece alone isn't worth a sync: not before the
-        stream was silent for as long as one takes.
+        stream was silent for as long as one takes, and PostgreSQL isn't only busy elsewhere.
         """
         batch = self._batch
         waiting = bool(self._decoder.pending)
@@ -228,7 +232,7 @@ class Following:
             return due
         if self._gathered < _BUSY_BYTES:
             return 0
-        return min(due, batch.cost - self._contact.silence)
+        return min(due, max(batch.cost, _SILENCE_S) - self._contact.silence)
 
     @property
     def _behind(self) -> float:
