@@ -38,6 +38,7 @@ _PREFIX = "plan-"
 _REST_S = 600.0
 _ADVANCE_INTERVAL = 3.0
 _ADVANCE_SHARE = 10
+_LAST_MOVE_S = 10.0
 _MOST_LIVES = 5
 
 
@@ -63,6 +64,8 @@ class FallBehind:
         self._lives = (0, 0)
         self._advanced = 0
         self._advance_at = 0.0
+        self._is_moved = False
+        """Whether the slot was moved after everything was released, if it could be."""
         self._restarts = 0
         self._plans = 0
         self._given_up = 0
@@ -88,7 +91,7 @@ class FallBehind:
         above = may and behind > self._options.threshold_bytes
         self._above = self._above + 1 if above else 0
         if release is not None:
-            self._advance(connection, release.durable)
+            self._advance(connection, release)
         elif self._above or self._asked.is_set():
             self._fitting = self._number(connection, behind)
         else:
@@ -109,6 +112,7 @@ class FallBehind:
         if plan is None:
             return None
         self._advanced = 0
+        self._is_moved = False
         self._release = Release(
             self._options,
             self._order(plan),
@@ -124,7 +128,8 @@ class FallBehind:
         """Whether segments must begin, or have come to their end."""
         release = self._release
         if release is not None and release.over:
-            return True
+            # Where the slot lags, the next life first compares all WAL in between.
+            return self._is_moved or time.monotonic() - release.over_at > _LAST_MOVE_S
         self._level = level if release is None else max(level, release.reached)
         if release is None:
             return self._must_begin()
@@ -290,13 +295,14 @@ class FallBehind:
 
     # ------------------------------------------------------------ the anchor
 
-    def _advance(self, connection: Connection, durable: int) -> None:
+    def _advance(self, connection: Connection, release: Release) -> None:
         """Move the slot to what is durable, so that it keeps no WAL that nobody needs.
 
-        It reads the WAL in between: at most a tenth of the time is for that.
+        It reads the WAL in between: at most a tenth of the time is for that, until the end.
         """
         now = time.monotonic()
-        if durable <= self._advanced or now < self._advance_at:
+        over, durable = release.over, release.durable
+        if self._is_moved or not (over or (durable > self._advanced and now >= self._advance_at)):
             return
         try:
             connection.execute(
@@ -311,3 +317,6 @@ class FallBehind:
             _log.info("the slot can't be moved on just now", error=str(refused).strip())
         cost = time.monotonic() - now
         self._advance_at = time.monotonic() + max(_ADVANCE_INTERVAL, _ADVANCE_SHARE * cost)
+        if over:
+            self._is_moved = True
+            release.wake()

@@ -47,7 +47,7 @@ class Release:
     """The feed of one life. ``durable`` is the position that was confirmed last.
 
     ``over``: another life must follow, because everything is released, or because
-    of ``trouble`` (the plan is given up; nothing is lost by it).
+    of ``trouble`` (the plan is given up; nothing is lost by it); since ``over_at``.
     """
 
     local = True
@@ -86,6 +86,7 @@ class Release:
         self._kept_at = self._looked_at = 0.0
         self._unlinking: list[Path] = []
         self.over = False
+        self.over_at = 0.0
         self.trouble: str | None = None
 
     # ------------------------------------------------------------ as a feed
@@ -226,6 +227,10 @@ class Release:
         if run.pid is None:
             return "waiting"
         return "releasing" if run.number == head else "decoding"
+
+    def wake(self) -> None:
+        """Have the ingest look after it; from any thread, before it is closed."""
+        os.eventfd_write(self._more, 1)
 
     def end_early(self) -> None:
         """End it: what comes next begins with what is durable."""
@@ -383,6 +388,7 @@ class Release:
         self._batch.when_durable(self._ended)
 
     def _ended(self) -> None:
+        self.over_at = time.monotonic()
         self.over = True
         shutil.rmtree(self._directory, ignore_errors=True)
         _log.info("the segments are released", position=position_.text(self.durable))

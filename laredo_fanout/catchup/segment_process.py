@@ -32,6 +32,8 @@ _SYNC_INTERVAL = 2.0
 _STATUS_INTERVAL = 5.0
 _ATTEMPTS, _ATTEMPT_PAUSE = 4, 0.3
 _NEVER = (1 << 64) - 1
+_NICE = 10
+"""Where cores are few, what is decoded is to be released first: all wait for that in the end."""
 
 
 class Segment:
@@ -221,6 +223,7 @@ class Segment:
 
 def main() -> int:
     order = orders.order_from_bytes(_first_line())
+    os.nice(_NICE)
 
     def tell(report: Report) -> None:
         rest = memoryview(report.to_bytes())
