@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from laredo_fanout.catchup import orders, spool
+from laredo_fanout.catchup.frames import gather
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
@@ -24,6 +25,8 @@ from laredo_model import position as position_
 FAILED = 1
 MAIN_IS_GONE = 3
 
+_OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
+_ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 _MESSAGES_A_TURN = 20_000
 _BUSY_BYTES = 64 << 10
 _NAP, _SHORT_NAP = 0.002, 0.001
@@ -92,45 +95,43 @@ class Segment:
         self._tell(self._report(synced=True, done=True))
         self._piece.close()
 
-    def _drain(self) -> bool:  # noqa: PLR0912
+    def _drain(self) -> bool:
         """Put messages into the piece; whether there may be more."""
-        get, add = self._stream.get, self._piece.add
-        announced, stop = self._announced, self._stop
+        left = _MESSAGES_A_TURN
         of = b""
-        for _ in range(_MESSAGES_A_TURN):
-            size, data = get(1)
-            if size <= 0:
+        while left > 0:
+            size, message, taken = gather(self._stream.get, left, of, self._piece.buffer)
+            left -= taken
+            self._changes += taken - (message is not None)
+            if message is None:
                 if size < 0:
                     raise self._stream.end()
+                return size > 0
+            if message[0] == message_.XLOG_DATA:
+                of = self._put(message)
+            else:
+                self._keepalive(message)
+            if self.done or (self.finishing and not self._in_transaction):
                 return False
-            if data[0] != message_.XLOG_DATA:
-                self._keepalive(bytes(data))
-                if self.done:
-                    return False
-                continue
-            kind = data[25]
-            if kind in (85, 73, 68):
-                self._changes += 1
-                if data[26:30] != of:
-                    of = bytes(data[26:30])
-                    for repeated in announced.missing_before(data):
-                        add(repeated)
-                add(data)
-            elif kind == message_.BEGIN:
-                of = b""
-                if self._begin(spool.final_position(data), stop):
-                    return False
-                add(data)
-            elif kind == message_.COMMIT:
-                add(data)
-                self._commit(bytes(data))
-                add = self._piece.add
-                if self.finishing:
-                    return False
-            elif self._in_transaction:
-                self._rare(kind, bytes(data))
-            # Outside a transaction come only messages that belong to none.
         return True
+
+    def _put(self, message: bytes) -> bytes:
+        """One that doesn't just follow a row of its relation; the oid whose rows may follow it."""
+        kind = message[message_.ENVELOPE]
+        if kind in _ROWS:
+            self._changes += 1
+            self._rare(kind, message)
+            return message[_OID]
+        if kind == message_.BEGIN:
+            if not self._begin(spool.final_position(message), self._stop):
+                self._piece.add(message)
+        elif kind == message_.COMMIT:
+            self._piece.add(message)
+            self._commit(message)
+        elif self._in_transaction:
+            self._rare(kind, message)
+        # Outside a transaction come only messages that belong to none.
+        return b""
 
     def _begin(self, final: int, stop: int) -> bool:
         """A transaction begins; whether it is the next segment's."""

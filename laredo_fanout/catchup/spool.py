@@ -16,11 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 
+from laredo_fanout.catchup.frames import framed, new_frames
 from laredo_fanout.catchup.plan import Piece, Segment
 from laredo_fanout.source import message as message_
 
-_SIZE = Struct(">I")
-_FRAME = _SIZE.size
 _FINAL = Struct(">Q").unpack_from
 _READ_BYTES = 8 << 20
 _ENOUGH_BYTES = 1 << 20
@@ -135,27 +134,31 @@ class PieceWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._descriptor = os.open(path(directory, segment, number), flags, 0o600)
         self.number = number
-        self.size = 0
-        self._parts: list[bytes | memoryview] = []
+        self.buffer = bytearray()
+        """Frames that :meth:`flush` writes."""
+        self._written = 0
         _sync_directory(directory)
 
-    def add(self, message: bytes | memoryview) -> None:
+    @property
+    def size(self) -> int:
+        """Bytes in it, with those that aren't written yet."""
+        return self._written + len(self.buffer)
+
+    def add(self, message: bytes) -> None:
         """Put a message after the others; it is written by :meth:`flush`."""
-        size = len(message)
-        self._parts += (_SIZE.pack(size), message)
-        self.size += _FRAME + size
+        self.buffer += framed(message)
 
     def flush(self) -> None:
         """Write what was added.
 
         :raises OSError: if there is no room.
         """
-        if not self._parts:
-            return
-        rest = memoryview(b"".join(self._parts))
-        self._parts.clear()
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        with memoryview(self.buffer) as rest:
+            at = 0
+            while at < len(rest):
+                at += os.write(self._descriptor, rest[at:])
+        self._written += at
+        self.buffer.clear()
 
     def sync(self) -> None:
         """Make it durable.
@@ -184,8 +187,7 @@ class SegmentReader:
         self._pieces: Sequence[Piece] = ()
         self._descriptor: int | None = None
         self._offset = 0
-        self._block = b""
-        self._at = 0
+        self._frames = new_frames()
         self._announced = Announced()
         self._repeated: deque[bytes] = deque()
         self._passing, self._passing_by, self._passed = True, False, False
@@ -198,7 +200,7 @@ class SegmentReader:
     @property
     def at_end(self) -> bool:
         """Whether all that is known was given."""
-        if self._at < len(self._block) or self._repeated:
+        if self._frames.left or self._repeated:
             return False
         newest = self._pieces[-1] if self._pieces else None
         return newest is None or (newest.number, newest.size) <= (self.piece, self._offset)
@@ -208,26 +210,25 @@ class SegmentReader:
 
         :raises OSError: if they can't be read.
         """
-        if len(self._block) - self._at > _ENOUGH_BYTES:
+        if self._frames.left > _ENOUGH_BYTES:
             return 0
         here = next((piece for piece in self._pieces if piece.number == self.piece), None)
         if here is None or self._offset == here.size:
-            if self._at < len(self._block) or self._repeated or not self._open_next():
+            if self._frames.left or self._repeated or not self._open_next():
                 return 0
             here = next(piece for piece in self._pieces if piece.number == self.piece)
         assert self._descriptor is not None
         block = os.read(self._descriptor, min(_READ_BYTES, here.size - self._offset))
         if not block and self._offset < here.size:
             raise OSError(errno.EIO, "it is shorter than it was", str(self._path))
-        self._block = self._block[self._at :] + block
-        self._at = 0
+        self._frames.add(block)
         self._offset += len(block)
         return len(block)
 
     @property
     def get(self) -> Callable[[int], tuple[int, bytes]]:
         """Gives messages like ``get_copy_data``: 0 when there are no more for now."""
-        return self._get_behind if self._passing else self._get
+        return self._get_behind if self._passing else self._frames.get
 
     @property
     def unread_bytes(self) -> int:
@@ -257,21 +258,10 @@ class SegmentReader:
         self._passing = not self._passed
         return True
 
-    def _get(self, _: int) -> tuple[int, bytes]:
-        block, start = self._block, self._at + _FRAME
-        if start > len(block):
-            return 0, b""
-        size: int = _SIZE.unpack_from(block, self._at)[0]
-        stop = start + size
-        if stop > len(block):
-            return 0, b""
-        self._at = stop
-        return size, block[start:stop]
-
     def _get_behind(self, _: int) -> tuple[int, bytes]:
         """The same, without what ends before ``after``; what was announced there is repeated."""
         while not self._repeated:
-            size, message = self._get(1)
+            size, message = self._frames.get(1)
             if size <= 0:
                 return size, message
             kind = message[_KIND]

@@ -1,0 +1,107 @@
+"""A spool's frames: a u32 size and the message with its envelope, gathered and given in bulk.
+
+Compiled (``_frames.c``) where the installation found a C compiler: a row then costs a fourth of
+what it costs here. Both do the same, which a property test holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from laredo_fanout.source import message as message_
+
+if TYPE_CHECKING:
+    from laredo_fanout.source.streamed import Get
+
+_SIZE = Struct(">I")
+_KIND = message_.ENVELOPE
+_OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
+_ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
+
+
+class Gathered(NamedTuple):
+    """Why a gathering stopped, and how far it came."""
+
+    size: int
+    """What ``get`` said last: 0 nothing has arrived, -1 the end; else a message or the limit."""
+    message: bytes | None
+    """The message that isn't a row of the relation: it is to be handled elsewhere."""
+    messages: int
+    """How many were taken, that one included."""
+
+
+class Frames(Protocol):
+    """What :class:`PlainFrames` is, and what ``new_frames`` makes, compiled where that is there."""
+
+    @property
+    def left(self) -> int: ...
+    def add(self, more: bytes, /) -> None: ...
+    def get(self, _: int, /) -> tuple[int, bytes]: ...
+
+
+class Gather(Protocol):
+    """What :func:`gather_plainly` is, and ``gather``, the compiled one where there is one."""
+
+    def __call__(
+        self, get: Get, limit: int, relation: bytes, into: bytearray, /
+    ) -> tuple[int, bytes | None, int]: ...
+
+
+def gather_plainly(get: Get, limit: int, relation: bytes, into: bytearray) -> Gathered:
+    """Frame rows of ``relation``, an oid's four bytes, until there comes something else."""
+    for taken in range(limit):
+        size, data = get(1)
+        if size <= 0:
+            return Gathered(size, None, taken)
+        is_row = data[0] == message_.XLOG_DATA and data[_KIND] in _ROWS
+        if not is_row or data[_OID] != relation:
+            return Gathered(size, bytes(data), taken + 1)
+        into += _SIZE.pack(size)
+        into += data
+    return Gathered(1, None, limit)
+
+
+class PlainFrames:
+    """Takes frames apart, in whatever blocks they come."""
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that weren't given yet."""
+        return len(self._block) - self._at
+
+    def add(self, more: bytes, /) -> None:
+        """The next block."""
+        self._block = self._block[self._at :] + more
+        self._at = 0
+
+    def get(self, _: int, /) -> tuple[int, bytes]:
+        """The next message like ``get_copy_data``: a size of 0 if no whole one is left."""
+        block, start = self._block, self._at + _SIZE.size
+        if start > len(block):
+            return 0, b""
+        size: int = _SIZE.unpack_from(block, self._at)[0]
+        stop = start + size
+        if stop > len(block):
+            return 0, b""
+        self._at = stop
+        return size, block[start:stop]
+
+
+def framed(message: bytes | memoryview) -> bytes:
+    """One message with its size."""
+    return _SIZE.pack(len(message)) + message
+
+
+new_frames: Callable[[], Frames] = PlainFrames
+gather: Gather = gather_plainly
+with suppress(ImportError):  # there was no C compiler when this was installed
+    from laredo_fanout.catchup import _frames
+
+    new_frames, gather = _frames.Frames, _frames.gather
