@@ -87,11 +87,12 @@ class WriteBatch:
         copied, and in a backlog, whose newest change was committed ``behind`` seconds ago.
         ``waiting``: changes of the stream are there that aren't written yet.
         """
-        intervals = self._intervals
-        if not waiting and not self._tables and not self._when_durable:
-            return intervals.backlog
-        longest = min(intervals.backlog, max(intervals.busy, behind / _UNNOTICED))
-        return min(longest, max(_SHORTEST_INTERVAL, _SHARE * self.cost))
+        shortest, longest = _SHORTEST_INTERVAL, self._intervals.backlog
+        if waiting or self._tables or self._when_durable:
+            longest = min(longest, max(self._intervals.busy, behind / _UNNOTICED))
+        else:
+            shortest = self._intervals.busy
+        return min(longest, max(shortest, _SHARE * self.cost))
 
     @property
     def age(self) -> float:

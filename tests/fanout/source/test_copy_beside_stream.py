@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.fix_ingest import Gate, RunningIngest
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, on_versions
+
+pytestmark = on_versions(16, 18)
 
 Start = Callable[..., RunningIngest]
 

@@ -10,7 +10,9 @@ import pytest
 from laredo_fanout.source.copy_reader import CopyReader
 from laredo_fanout.source.copying import Copying
 from tests.fix_ingest import Gate, RunningIngest
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, on_versions
+
+pytestmark = on_versions(16, 18)
 
 Start = Callable[..., RunningIngest]
 

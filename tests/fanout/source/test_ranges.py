@@ -4,7 +4,9 @@ import psycopg
 
 from laredo_fanout.source import catalog, ranges
 from laredo_fanout.source.options import PublicationOptions, TableOptions
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, on_versions
+
+pytestmark = on_versions(16, 18)
 
 
 def test_a_table_that_was_dropped_since_the_look_is_not_cut(database: Database) -> None:

@@ -13,7 +13,9 @@ from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, on_versions
+
+pytestmark = on_versions(16, 18)
 
 Start = Callable[..., RunningIngest]
 

@@ -9,7 +9,9 @@ import pytest
 from laredo_fanout.source.status import CommitInfo
 from laredo_fanout.store.table import Status
 from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database, waiting_for_a_standby
+from tests.fix_postgres import Database, on_versions, waiting_for_a_standby
+
+pytestmark = on_versions(16, 18)
 
 Start = Callable[..., RunningIngest]
 
