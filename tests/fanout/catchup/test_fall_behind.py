@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from laredo_fanout.catchup.options import CatchupOptions, Mode
 from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.catchup.status import CatchupStatus
+from laredo_fanout.source import start
 from laredo_fanout.source.status import CommitInfo
 from laredo_fanout.store.writer import Store
 from tests.fanout.catchup.behind import (
@@ -62,7 +64,7 @@ def test_every_commit_of_a_backlog_is_in_the_journal_as_it_was(
         ingest = ingesting(*TABLES, catchup=options, heartbeat_interval=0.2)
         work.begin(ingest)
         ingest.wait_live()
-        starts = [Replay(ingest, name) for name in TABLES]
+        begun = [Replay(ingest, name) for name in TABLES]
         ingest.stop()
         for _ in range(_STEPS):
             work.step()
@@ -79,8 +81,8 @@ def test_every_commit_of_a_backlog_is_in_the_journal_as_it_was(
         wait_level(ingest)
         ingest.wait_live()
         ingest.assert_equal()
-        for start in starts:
-            assert start.compare(work.commits) > 20
+        for replay in begun:
+            assert replay.compare(work.commits) > 20
     assert _slots(database) == [ingest.options.slot_name]
     assert not list(options.spool_directory.iterdir())
 
@@ -110,6 +112,25 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
     wait_level(ingest)
     ingest.assert_equal()
     assert status_of(ingest).plans == 0
+
+
+def test_what_was_released_is_not_compared_again(
+    behind: tuple[RunningIngest, Interleaving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next life would read all WAL from where the slot stands before it takes anything."""
+    compared: list[object] = []
+    differs_at = start.differs_at
+
+    def seen(*given: Any) -> str | None:
+        compared.append(given[0])
+        return differs_at(*given)
+
+    ingest, _ = behind
+    start_behind(ingest)
+    monkeypatch.setattr(start, "differs_at", seen)
+    wait_level(ingest)
+    ingest.assert_equal()
+    assert not compared
 
 
 def test_segments_are_as_many_as_there_is_room_for(
