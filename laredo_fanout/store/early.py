@@ -109,7 +109,9 @@ class EarlyRows:
         place = self._marks_space + stored[layout.PREFIX_BYTES :]
         mark = self._mark(place)
         moved, self._last_deleted = self._last_deleted, None
-        if mark is not None and mark.position > position:
+        # What comes in its turn may have come early itself, where the plan was given up since.
+        newest = position if early else position - 1
+        if mark is not None and mark.position > newest:
             if action == Action.DELETE:
                 return None
             return self._put_right(stored, place, mark, line, position)

@@ -319,7 +319,7 @@ def _watching_ends_with_ctrl_c(server: Fanout) -> None:
     try:
         wait_until(lambda: shown.read_bytes().count(b"watcher-1") >= 2, "the client shown twice")
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 0
+        assert watching.wait(30) == 0
     finally:
         watching.kill()
         watching.wait()

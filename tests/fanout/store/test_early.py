@@ -120,6 +120,17 @@ def test_row_without_columns_to_borrow_must_wait(store: Store) -> None:
         assert transaction.fits_early(steps.table, late)
 
 
+def test_what_came_early_may_come_again_in_its_turn(store: Store) -> None:
+    """The segments' plan was given up: the slot's own stream has all of it."""
+    steps = Steps(store)
+    steps.early(20, _unsent("a", 20), delete("a"))
+    steps.early(30, insert("b", 30), update("b", 31, 31), _unsent("b", 32))
+    steps.in_turn(10, update("a", 10, 10))
+    steps.in_turn(20, _unsent("a", 20), delete("a"))
+    steps.in_turn(30, insert("b", 30), update("b", 31, 31), _unsent("b", 32))
+    assert steps.come(30) == {b"b": row("b", 32, 31)}
+
+
 def test_truncate_leaves_what_later_transactions_wrote(store: Store) -> None:
     steps = Steps(store)
     steps.early(30, insert("b", 30), insert("c", 30), insert(LONG, 30))
