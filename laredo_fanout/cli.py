@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -238,7 +237,7 @@ def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str)
             with terminal.Watching(what) as watching:
                 while True:
                     watching.show(terminal.fetch(url))
-                    time.sleep(1.0)
+                    watching.pause(1.0)
         shown = terminal.fetch(url)
     except terminal.NoAnswer as error:
         _fail(FAILED, str(error))

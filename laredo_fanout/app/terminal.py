@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import select
+import signal
+import socket
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -91,12 +94,17 @@ def show_findings(found: Sequence[Finding]) -> None:
 
 
 class Watching:
-    """A view that is drawn anew in place; where that can't be (a pipe), one below the other."""
+    """A view that is drawn anew in place; where that can't be (a pipe), one below the other.
+
+    Within the block Ctrl-C is taken by :meth:`pause` alone: raised wherever Python happens to be,
+    it may end in a finalizer, which nobody hears of. It waits for an answer, then, at most.
+    """
 
     def __init__(self, what: str) -> None:
         self._view = _VIEWS[what]
         self._console = Console(width=_WIDTH)
         self._live = Live(console=self._console, auto_refresh=False, screen=False)
+        self._ending = ExitStack()
 
     def show(self, status: dict[str, Any]) -> None:
         if self._console.is_terminal:
@@ -105,8 +113,24 @@ class Watching:
             self._console.print(self._view(status))
             self._console.file.flush()
 
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        :raises KeyboardInterrupt: if Ctrl-C was pressed since the last time.
+        """
+        if select.select([self._pressed], [], [], seconds)[0]:
+            raise KeyboardInterrupt
+
     def __enter__(self) -> Watching:
-        self._live.start()
+        with ExitStack() as ending:
+            self._pressed, told = map(ending.enter_context, socket.socketpair())
+            told.setblocking(False)
+            # The handler must be Python's for the number to be written; it does nothing.
+            ending.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+            signal.signal(signal.SIGINT, lambda *_: None)
+            ending.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told.fileno()))
+            ending.enter_context(self._live)
+            self._ending = ending.pop_all()
         return self
 
     def __exit__(
@@ -115,7 +139,7 @@ class Watching:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        self._ending.close()
 
 
 class Ended(NamedTuple):
@@ -142,7 +166,7 @@ def watch_recopy(url: str, table: str, before: dict[str, Any] | None) -> Ended:
                 text = f"{table}: its end wasn't seen, because the server was restarted; ask again"
                 return Ended(text, failed=True)
             watching.show(status)
-            time.sleep(_LOOK_EVERY)
+            watching.pause(_LOOK_EVERY)
     if last["error"] is not None:
         return Ended(f"{table}: the re-copy ended without a result: {last['error']}", failed=True)
     return Ended(f"{table}: {last['differing']:,} rows differed and are put right", failed=False)
