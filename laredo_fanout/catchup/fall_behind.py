@@ -301,7 +301,9 @@ class FallBehind:
         It reads the WAL in between: at most a tenth of the time is for that, until the end.
         """
         now = time.monotonic()
-        over, durable = release.over, release.durable
+        over = release.over
+        # The end is told before the position is: the store has it.
+        durable = self._store.position if over else release.durable
         if self._is_moved or not (over or (durable > self._advanced and now >= self._advance_at)):
             return
         try:
