@@ -1,7 +1,7 @@
 """A spool's frames: a u32 size and the message with its envelope, gathered and given in bulk.
 
-Compiled (``_frames.c``) where the installation found a C compiler: a row then costs a fourth of
-what it costs here. Both do the same, which a property test holds.
+Compiled (``_frames.c``) where the installation found a C compiler: a row then costs less
+than half of what it costs here. Both do the same, which a property test holds.
 """
 
 from __future__ import annotations
