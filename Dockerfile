@@ -25,6 +25,10 @@ COPY --from=build /opt/laredo /opt/laredo
 ENV PATH=/opt/laredo/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
+# A container has a network of its own: without this both programs would listen on its 127.0.0.1,
+# where no port mapping and no probe reaches them. A host in the configuration wins over it. Whoever
+# reaches the container's ports is asked for a token only if one is configured.
+ENV LAREDO_DEFAULT_HOST=0.0.0.0
 USER laredo
 WORKDIR /var/lib/laredo
 VOLUME /var/lib/laredo

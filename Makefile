@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 DELTA := .venv-delta
 DELTA_STAMP := $(DELTA)/.installed
 
-.PHONY: help venv demo test lint types check bench soak proto clean
+.PHONY: help venv demo test test-all lint types check bench soak proto clean
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 venv: $(STAMP)  ## the virtual environment with the project and its extras
 
@@ -39,6 +39,10 @@ test: $(STAMP) $(DELTA_STAMP)  ## the whole test suite, against a real PostgreSQ
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+test-all: export LAREDO_FUZZ_SECONDS ?= 60
+test-all: export LAREDO_TEST_ALL = 1
+test-all: test  ## the same, with a minute for each fuzz target and on more versions of PostgreSQL
+
 lint: $(STAMP)  ## ruff: lint and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,7 +55,7 @@ check: lint types test  ## what CI runs
 bench: $(STAMP)  ## each figure beside its limit, measured in the same run
 	$(BIN)/python -m benchmarks
 
-soak: $(STAMP)  ## upheavals of the source, faults, kills and rivals by ever new seeds, for SECONDS=...; SEED=... KIND=... repeats one
+soak: $(STAMP)  ## upheavals of the source, faults, kills, rivals and hostile input by ever new seeds, for SECONDS=...; SEED=... KIND=... repeats one
 	$(BIN)/python -m tests.end_to_end.soak $(if $(SEED),--seed $(SEED) --kind $(or $(KIND),upheaval),$(or $(SECONDS),600))
 
 proto: $(STAMP)  ## generate the protobuf code anew

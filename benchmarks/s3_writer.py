@@ -73,7 +73,9 @@ def opened(arguments: Namespace, calls: "Counter[str]") -> TableArchive:
         S3Place(BUCKET, f"{prefix}/{number}", endpoint=endpoint, addressing="path")
         for number, endpoint in enumerate(arguments.endpoints)
     ]
-    return TableArchive.open([S3Destination(place, clients) for place in places], TABLE)
+    return TableArchive.open(
+        [S3Destination(place, clients) for place in places], TABLE, key_prefix="bench/"
+    )
 
 
 def base(arguments: Namespace) -> None:

@@ -152,7 +152,9 @@ def write(
 
 def opened(directory: Path) -> TableArchive:
     """The archive in ``directory``, to write to."""
-    return TableArchive.open([LocalDestination(directory)], bench_table.QUALIFIED)
+    return TableArchive.open(
+        [LocalDestination(directory)], bench_table.QUALIFIED, key_prefix=PREFIX
+    )
 
 
 def commit(archive: TableArchive, table: Table, changes: int) -> None:

@@ -8,9 +8,11 @@ somebody else claims; a writer that lost so never claims again.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
+from laredo_archive import naming, neighbours
 from laredo_archive.errors import (
     DestinationError,
     DestinationUnavailable,
@@ -38,12 +40,18 @@ def claim(
 
     Sinks that a manifest doesn't know are entered at the artifact before the newest.
 
+    What else is at a location without a manifest is said in the log, once.
+
     :raises DestinationUnavailable: if one is away, or others keep claiming.
+    :raises PrefixMeant: if the archive is at the key prefix without its ``/``.
     :raises ManifestDamaged, ManifestNewer: if one can't be used; then none is claimed.
     """
     names = tuple(sinks)
+    new = [holding for holding in holdings if holding.read() is None]
+    for holding in new:
+        neighbours.refuse_other_prefix(holding.destination, table, holding.key_prefix)
     for attempt in range(ROUNDS):
-        seen = [holding.read() for holding in holdings]
+        seen = [holding.read() if attempt else holding.current() for holding in holdings]
         term = 1 + max((manifest.writer_term for manifest in seen if manifest), default=0)
         wanted = Claim(writer_id, term)
         try:
@@ -54,6 +62,8 @@ def claim(
             holdings[0].surroundings.back_off(attempt)
         else:
             log.info("archive claimed", table=table, writer_id=writer_id, term=term)
+            for holding in new:
+                neighbours.report(holding.destination, holding.key_prefix)
             return wanted
     raise DestinationUnavailable(
         holdings[0].uri, f"other writers keep claiming it: given up after {ROUNDS} rounds"
@@ -103,15 +113,16 @@ def _before_newest(manifest: Manifest) -> Mark | None:
     return Mark(before.epoch, before.to_position)
 
 
-def drop_unfinished(holding: Holding, prefix: str) -> None:
+def drop_unfinished(holding: Holding) -> None:
     """What writers before us were uploading when they ended; they are fenced now.
 
     Nothing depends on it, so a failure doesn't keep the archive closed: the collector
     tries again.
     """
-    destination = holding.destination
+    destination, prefix = holding.destination, holding.key_prefix
+    is_ours = partial(naming.is_begun, key_prefix=prefix)
     try:
-        dropped = destination.collect_unfinished(prefix, timedelta(0))
+        dropped = destination.collect_unfinished(prefix, timedelta(0), is_ours)
     except DestinationError as failure:
         holding.counts.count_error(destination.place)
         log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))

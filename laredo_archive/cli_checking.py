@@ -22,6 +22,7 @@ from laredo_archive.progress import Progress
 from laredo_archive.reader import Archive
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.verify import Report, verify
+from laredo_model.printable import printable
 
 UNDECIDED = 3
 UNUSABLE = 2
@@ -86,27 +87,32 @@ def _compared(
     try:
         return compare(archive, dsn, lock=lock, wait_s=wait_s, progress=progress.step)
     except DatabaseUnusable as failure:
-        click.echo(f"laredo-archive: {failure}", err=True)
+        click.echo(printable(f"laredo-archive: {failure}"), err=True)
         sys.exit(UNUSABLE)
 
 
 def _print(archive: Archive, report: Report, verdict: Verdict | None, quiet: bool) -> None:
     for problem in report.problems:
-        click.echo(f"problem: {problem}")
+        _say(f"problem: {problem}")
     if not quiet:
         for remark in report.remarks[:SHOWN_REMARKS]:
-            click.echo(f"remark: {remark}")
+            _say(f"remark: {remark}")
         hidden = len(report.remarks) - SHOWN_REMARKS
         if hidden > 0:
             click.echo(f"remark: ... and {hidden} more like these")
     if verdict is not None and not (quiet and verdict.outcome is Outcome.EQUAL):
-        click.echo(f"against the database: {verdict.outcome.value}: {verdict.reason}")
+        _say(f"against the database: {verdict.outcome.value}: {verdict.reason}")
     if not quiet or not report.sound:
         state = "sound" if report.sound else f"NOT sound, {len(report.problems)} problems"
-        click.echo(
+        _say(
             f"{archive.uri}: {state}; {report.files} files, {report.bytes:,} bytes,"
             f" {report.boundaries} boundaries of {archive.manifest.table} folded"
         )
+
+
+def _say(line: str) -> None:
+    """What is said of an archive holds names that anybody may have given."""
+    click.echo(printable(line))
 
 
 @click.command("gc")
@@ -153,10 +159,10 @@ def collect_garbage(
         )
     would = "would be " if dry_run else ""
     for orphan in collected.orphans:
-        click.echo(f"{would}retired: {orphan.key} ({orphan.size_bytes:,} bytes, named by nobody)")
+        _say(f"{would}retired: {orphan.key} ({orphan.size_bytes:,} bytes, named by nobody)")
     for key in collected.deleted:
-        click.echo(f"{would}deleted: {key}")
-    click.echo(
+        _say(f"{would}deleted: {key}")
+    _say(
         f"{archive.uri}: {would}retired {len(collected.orphans)}, {would}deleted"
         f" {len(collected.deleted)}; {collected.waiting} wait for their grace period to end"
     )

@@ -14,6 +14,7 @@ from laredo_archive.cli_options import (
 from laredo_archive.cli_progress import shown
 from laredo_archive.copy import Copied, copy
 from laredo_model import position as positions
+from laredo_model.printable import printable
 
 
 @click.command("copy")
@@ -44,7 +45,7 @@ def copy_archive(
     place = location.parse(target, access_of(theirs))
     with shown(target) as progress:
         copied = copy(found, place, take_over=take_over, progress=progress)
-    click.echo(_summary(copied))
+    click.echo(printable(_summary(copied)))
 
 
 def _summary(copied: Copied) -> str:

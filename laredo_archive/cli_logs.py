@@ -6,6 +6,8 @@ import sys
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from laredo_model.printable import printable
+
 _TRIED_AGAIN = {
     "request to S3 is sent again",
     "upload to be finished again",
@@ -38,4 +40,4 @@ def _without_what_is_tried_again(_: WrappedLogger, __: str, event: EventDict) ->
 def _line(_: WrappedLogger, level: str, event: EventDict) -> str:
     what = event.pop("event")
     details = ", ".join(f"{name}={value}" for name, value in event.items())
-    return f"laredo-archive: {level}: {what}" + (f" ({details})" if details else "")
+    return printable(f"laredo-archive: {level}: {what}" + (f" ({details})" if details else ""))

@@ -16,6 +16,7 @@ from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.errors import BadPosition
 from laredo_model.position import Position
+from laredo_model.printable import printable
 
 FAILED = 1
 
@@ -31,7 +32,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ArchiveError as failure:
-            click.echo(f"laredo-archive: {failure}", err=True)
+            click.echo(printable(f"laredo-archive: {failure}"), err=True)
             sys.exit(FAILED)
 
 

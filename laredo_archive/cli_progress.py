@@ -19,6 +19,7 @@ from rich.table import Column
 from rich.text import Text
 
 from laredo_archive.progress import UNWATCHED, Progress
+from laredo_model.printable import printable
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def shown(what: str) -> Iterator[Progress]:
         transient=True,
         expand=True,
     ) as bars:
-        yield _Bar(bars, bars.add_task(what, total=None))
+        yield _Bar(bars, bars.add_task(printable(what), total=None))
 
 
 class _Bytes(DownloadColumn):
@@ -61,7 +62,7 @@ class _Bar:
         self._expected = 0
 
     def step(self, text: str) -> None:
-        self._bars.update(self._task, description=text)
+        self._bars.update(self._task, description=printable(text))
 
     def expect(self, size_bytes: int) -> None:
         self._expected += size_bytes

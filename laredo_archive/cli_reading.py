@@ -9,6 +9,7 @@ import click
 import orjson
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from laredo_archive import export as exporting
 from laredo_archive.access import S3Access
@@ -23,12 +24,15 @@ from laredo_archive.cli_options import (
     s3_options,
     size_text,
 )
+from laredo_archive.cli_output import data_output
 from laredo_archive.cli_progress import shown
 from laredo_archive.codec import jsonl
+from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.manifest import Artifact, text_of_time
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.position import Position
+from laredo_model.printable import printable
 
 Moment = Position | datetime
 
@@ -41,9 +45,10 @@ def list_artifacts(*, place: str, as_json: bool, access: S3Access) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line."""
     archive = opened(place, access)
     if as_json or not sys.stdout.isatty():
+        out = data_output()
         for artifact in archive.manifest.artifacts:
-            sys.stdout.buffer.write(orjson.dumps(_described(artifact)) + b"\n")
-        sys.stdout.flush()
+            out.write(orjson.dumps(_described(artifact)) + b"\n")
+        out.flush()
         return
     console = Console()
     console.print(_heading(archive), highlight=False, markup=False)
@@ -86,7 +91,8 @@ def _heading(archive: Archive) -> str:
     history = "" if manifest.history is None else f"\nhistory {manifest.history}"
     writer = "" if manifest.writer_id is None else f", writer {manifest.writer_id}"
     term = f" (term {manifest.writer_term})" if writer else ""
-    return f"{manifest.table}: {head}{seen}{history}{writer}{term}\n{archive.uri}"
+    table, uri = printable(manifest.table), printable(archive.uri)
+    return f"{table}: {head}{seen}{history}{printable(writer)}{term}\n{uri}"
 
 
 def _table(archive: Archive) -> Table:
@@ -108,10 +114,14 @@ def _table(archive: Archive) -> Table:
             _time(artifact.to_time or artifact.created_at),
             changes,
             "" if rows is None else f"{rows:,}",
-            ", ".join(f"{id_} {size_text(e.size_bytes)}" for id_, e in artifact.formats.items()),
+            Text(printable(_files(artifact))),
             (artifact.state_checksum or "")[:8],
         )
     return table
+
+
+def _files(artifact: Artifact) -> str:
+    return ", ".join(f"{id_} {size_text(e.size_bytes)}" for id_, e in artifact.formats.items())
 
 
 def _time(moment: datetime) -> str:
@@ -137,7 +147,7 @@ def print_rows(
     """Print the table's rows, one JSON object a line, in key order."""
     archive = opened(place, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
-    out = sys.stdout.buffer
+    out = data_output()
     for _, lines in archive.rows(boundary):
         out.write(b"\n".join([*lines, b""]))
     out.flush()
@@ -167,11 +177,17 @@ def print_changes(
     first = archive.boundary(start, exact=exact)
     last = archive.boundary(end, exact=exact)
     truncated, changes = archive.changes(first, last)
-    encoder = jsonl.DiffEncoder(sys.stdout.buffer)
+    out = data_output()
+    encoder = jsonl.DiffEncoder(out)
     if truncated:
         encoder.truncate()
-    encoder.write(changes)
-    sys.stdout.buffer.flush()
+    try:
+        encoder.write(changes)
+    except UnicodeDecodeError as wrong:
+        raise ArtifactDamaged(
+            archive.uri, f"between {first} and {last}: a key isn't UTF-8 ({wrong})"
+        ) from wrong
+    out.flush()
 
 
 @click.command("export")
@@ -212,8 +228,9 @@ def export_table(
         written = exporting.export(
             archive, boundary, target, chosen, replace=force, progress=progress
         )
-    click.echo(
+    said = (
         f"{target}: {written.rows} rows of {archive.manifest.table} at {boundary},"
         f" {size_text(written.size_bytes)}, sha256 {written.sha256},"
         f" state checksum {written.state_checksum}"
     )
+    click.echo(printable(said))

@@ -15,7 +15,7 @@ from typing import Self
 
 import structlog
 
-from laredo_archive import chain, naming, succession
+from laredo_archive import chain, succession
 from laredo_archive.base import Base, BasePlan, BaseUpload
 from laredo_archive.claim import claim, drop_unfinished
 from laredo_archive.destination import Destination
@@ -97,7 +97,7 @@ class TableArchive:
         destinations: Sequence[Destination],
         table: str,
         *,
-        key_prefix: str | None = None,
+        key_prefix: str,
         writer_id: str | None = None,
         keep_epochs: int | None = None,
         sinks: Iterable[str] = (),
@@ -107,8 +107,8 @@ class TableArchive:
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and bring all to one state.
 
-        ``key_prefix`` defaults to "<table>/"; ``writer_id`` to a random one and must be
-        new with every start of the process; ``keep_epochs``: None keeps all;
+        ``writer_id`` defaults to a random one and must be new with every start of the
+        process; ``keep_epochs``: None keeps all;
         ``sinks``: who is told of artifacts, by ARN or URL, as they are at the first of
         ``destinations``.
 
@@ -117,17 +117,16 @@ class TableArchive:
         :raises HistoriesDiffer: if they don't hold the same archive.
         :raises Fenced: if another writer claimed it meanwhile.
         """
-        prefix = naming.default_prefix(table) if key_prefix is None else key_prefix
         around, counted = surroundings or Surroundings(), counts or Counts()
         holdings = [
-            Holding(destination, table, prefix, around, counted)
+            Holding(destination, table, key_prefix, around, counted)
             for _, destination in sorted({held.place: held for held in destinations}.items())
         ]
         names = tuple(sinks)
         try:
             owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
             for holding in holdings:
-                drop_unfinished(holding, prefix)
+                drop_unfinished(holding)
             new_names = NewNames(owner.writer_id)
             level(holdings, owner, new_names)
         except DestinationError as failure:
@@ -137,7 +136,7 @@ class TableArchive:
             holdings,
             owner,
             table,
-            prefix,
+            key_prefix,
             new_names,
             keep_epochs=keep_epochs,
             notices=Notices(names, [holding.manifest for holding in holdings]),

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import structlog
 
-from laredo_archive import chain, location
+from laredo_archive import chain, location, naming
 from laredo_archive.copy_objects import Carrier, Load, Tally
 from laredo_archive.copy_target import Target, following, refuse_unfit, target_at
 from laredo_archive.destination import ObjectInfo
@@ -61,6 +61,8 @@ class Copied:
 class _Slot(NamedTuple):
     """An object that is to be named, as the source names it, and as the manifest here does."""
 
+    artifact: Artifact
+    format_id: str
     entry: FormatEntry
     own_key: str | None
 
@@ -150,7 +152,9 @@ class _Copy:
     def _drop_left_overs(self) -> None:
         """What copies that were killed had begun; young ones may be another copy's work."""
         with suppress(DestinationError):  # the copy is done; a collection finds them too
-            self._target.destination.collect_unfinished(self._target.key_prefix, DAY)
+            prefix = self._target.key_prefix
+            is_ours = partial(naming.is_begun, key_prefix=prefix)
+            self._target.destination.collect_unfinished(prefix, DAY, is_ours)
 
     def _changed(self, wanted: Manifest, own: Manifest) -> Manifest | None:
         """``own`` as a copy of ``wanted``, when all that it names is there."""
@@ -159,10 +163,10 @@ class _Copy:
         slots = _slots(wanted, own)
         there = {info.key: info.size_bytes for info in self._listed()}
         names = self._names_there(slots, own, there)
-        lacking = [slot.entry for slot in slots if slot.entry.key not in names]
+        lacking = [slot for slot in slots if slot.entry.key not in names]
         self._bring(lacking, own, there, len(slots))
-        for entry in lacking:
-            names[entry.key] = self._carrier.names[self._origin(entry)]
+        for slot in lacking:
+            names[slot.entry.key] = self._carrier.names[self._origin(slot.entry)]
         reach("copy.objects")
         artifacts = [self._as_named(artifact, names) for artifact in wanted.artifacts]
         return following(wanted, own, artifacts, self._carrier.names.values())
@@ -177,17 +181,17 @@ class _Copy:
         """By the source's key, the name here of each object that is in its place."""
         retired = own.retired_keys()
         names: dict[str, str] = {}
-        for entry, own_key in slots:
+        for _, _, entry, own_key in slots:
             for name in (own_key, self._carrier.names.get(self._origin(entry))):
                 if name and name not in retired and sizes.get(name) == entry.size_bytes:
                     names.setdefault(entry.key, name)
         self._kept = sum(
-            own_key is not None and names.get(e.key) == own_key for e, own_key in slots
+            slot.own_key is not None and names.get(slot.entry.key) == slot.own_key for slot in slots
         )
         return names
 
     def _bring(
-        self, lacking: Sequence[FormatEntry], own: Manifest, there: Collection[str], wanted: int
+        self, lacking: Sequence[_Slot], own: Manifest, there: Collection[str], wanted: int
     ) -> None:
         avoid = own.retired_keys() | {entry.key for entry in own.named()}
         content = [
@@ -197,10 +201,10 @@ class _Copy:
                 entry.size_bytes,
                 entry.sha256,
             )
-            for entry in lacking
+            for _, _, entry, _ in lacking
         ]
         loads = [
-            Load(one, self._name_for(entry)) for one, entry in zip(content, lacking, strict=True)
+            Load(one, self._name_for(slot)) for one, slot in zip(content, lacking, strict=True)
         ]
         try:
             self._carrier.bring(loads, there, avoid)
@@ -208,10 +212,17 @@ class _Copy:
             missing = sum(one.origin not in self._carrier.names for one in content)
             raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure
 
-    def _name_for(self, entry: FormatEntry) -> str:
-        """What it is called at the source, below the key prefix here."""
-        key = self._source.locate(entry.key)
-        return f"{self._target.key_prefix}{key.removeprefix(self._source.key_prefix)}"
+    def _name_for(self, slot: _Slot) -> str:
+        """What it is called at the source, below the key prefix here, if writers give such names.
+
+        What the source's manifest names may be called anything, also as another program's
+        object would be.
+        """
+        key, prefix = self._source.locate(slot.entry.key), self._target.key_prefix
+        name = f"{prefix}{key.removeprefix(self._source.key_prefix)}"
+        if naming.is_own(name, prefix):
+            return name
+        return naming.artifact_key(prefix, slot.artifact, slot.format_id)
 
     def _as_named(self, artifact: Artifact, names: Mapping[str, str]) -> Artifact:
         formats = {
@@ -229,5 +240,5 @@ def _slots(wanted: Manifest, own: Manifest) -> list[_Slot]:
     for artifact in wanted.artifacts:
         for format_id, entry in artifact.formats.items():
             mine = known.get(identity(artifact, format_id, entry))
-            slots.append(_Slot(entry, mine.pop(0).key if mine else None))
+            slots.append(_Slot(artifact, format_id, entry, mine.pop(0).key if mine else None))
     return slots

@@ -66,12 +66,15 @@ def target_at(place: Place, source: Found) -> Target:
 
 def _refuse_overlap(source: Target, target: Target) -> None:
     ours, theirs = _extent(source), _extent(target)
-    if ours[0] == theirs[0] and (ours[1].startswith(theirs[1]) or theirs[1].startswith(ours[1])):
+    if ours[0] == theirs[0] and (_is_within(ours[1], theirs[1]) or _is_within(theirs[1], ours[1])):
         raise CopyRefused(
             target.uri,
-            f"it lies within {source.uri}, or that in it: collecting the one's garbage would"
-            " delete the other",
+            f"it lies within {source.uri}, or that in it; give each a directory of its own",
         )
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    return inner == outer or (outer.endswith("/") and inner.startswith(outer))
 
 
 def _extent(target: Target) -> tuple[str, str]:

@@ -4,7 +4,6 @@ The database computes both from its own rows, by the same SELECT that the copy
 reads with; none of them comes here. It is only read from.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
+from laredo_archive import connection_string
 from laredo_archive.errors import DatabaseUnusable
 from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum
@@ -88,18 +88,20 @@ class Database:
 
         :raises DatabaseUnusable: if it can't be reached, or fails later on.
         """
-        options = f"{session_options()} -c row_security=off"
         try:
-            with psycopg.connect(
-                dsn,
-                options=options,
-                autocommit=True,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                application_name="laredo-archive verify",
-            ) as connection:
+            parameters = connection_string.parsed(dsn)
+        except ValueError as unreadable:
+            raise DatabaseUnusable("--against", str(unreadable)) from None
+        settings = f"{session_options()} -c row_security=off -c default_transaction_read_only=on"
+        # Ours come last: of two settings of the same name the later one holds.
+        parameters["options"] = f"{parameters.get('options') or ''} {settings}".strip()
+        parameters["connect_timeout"] = parameters.get("connect_timeout") or CONNECT_TIMEOUT_S
+        parameters["application_name"] = "laredo-archive verify"
+        try:
+            with psycopg.connect(**parameters, autocommit=True) as connection:
                 yield cls(connection)
         except psycopg.Error as failure:
-            raise DatabaseUnusable(_place(dsn), _reason(failure)) from failure
+            raise DatabaseUnusable(connection_string.shown(dsn), _reason(failure)) from failure
 
     def history(self) -> History:
         """Where its positions mean something.
@@ -128,7 +130,9 @@ class Database:
         everything = {column: types[type_oid] for column, type_oid, _ in rows}
         generated = {column for column, _, is_generated in rows if is_generated}
         wanted = {column.name: column.type for column in columns or ()} or {
-            column: base_of(everything[column]).name for column in everything.keys() - generated
+            column: base_of(known).name
+            for column, known in everything.items()
+            if column not in generated
         }
         differing = [
             column
@@ -194,13 +198,6 @@ class Table:
     differing: tuple[str, ...]
     extra: tuple[str, ...]
     """Columns that the archive doesn't have; a publication's column list may leave some out."""
-
-
-_PASSWORD = re.compile(r"(password=)('[^']*'|\S+)|(://[^:/@]*:)[^@]*(?=@)")
-
-
-def _place(dsn: str) -> str:
-    return _PASSWORD.sub(lambda found: (found[1] or found[3]) + "***", dsn)
 
 
 def _reason(failure: psycopg.Error) -> str:

@@ -7,9 +7,12 @@ An operation that changes something either did it, surely didn't
 (OutcomeUnclear). Keys are relative, ``/``-separated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import BinaryIO, NamedTuple, Protocol
+
+LARGEST_WHOLE = 512 << 20
+"""Bytes of what is read whole at most. A manifest's artifact takes less than a kilobyte."""
 
 
 class Version(NamedTuple):
@@ -84,6 +87,7 @@ class Destination(Protocol):
     def get(self, key: str) -> Found | None:
         """A small object, whole; None if there is none.
 
+        :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
         :raises DestinationUnavailable: if it can't be read now.
         """
 
@@ -119,5 +123,10 @@ class Destination(Protocol):
         :raises DestinationUnavailable: it is still there.
         """
 
-    def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
-        """Drop what uploads below ``prefix`` left behind that long ago; how many there were."""
+    def collect_unfinished(
+        self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
+    ) -> int:
+        """Drop what uploads below ``prefix`` left behind that long ago; how many there were.
+
+        Only of keys that ``is_ours`` says yes to: another program may upload there too.
+        """

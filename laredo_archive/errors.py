@@ -5,6 +5,7 @@ ArchiveError
 │   ├── ManifestDamaged       not a manifest, or one that contradicts itself
 │   ├── ManifestNewer         written by a later version of this program
 │   ├── ManifestLost          it was there, and is gone
+│   ├── PrefixMeant           the archive is at the prefix without its slash
 │   └── NotCollectable        it names nothing, so garbage can't be told from the rest
 ├── ArtifactDamaged           an object isn't what its entry says
 ├── ArtifactMissing           an object that an entry names isn't there
@@ -30,6 +31,8 @@ ArchiveError
     ├── OutcomeUnclear        the request may or may not have taken effect
     ├── ConditionalWritesMissing  a store that can't compare and swap
     └── DestinationUnavailable  it can't be used now; try again later
+        ├── NotAFile          a symbolic link, a FIFO: not what an object is
+        ├── TooLarge          a manifest that nobody of ours wrote
         ├── DestinationFull
         ├── DestinationReadOnly
         └── DestinationDenied
@@ -84,6 +87,19 @@ class ManifestLost(ManifestError):
             "the manifest that this writer claimed is gone. Nothing was written; see who or"
             " what deleted it (or unmounted its volume), then start the writer again: it fills"
             " the destination from the others",
+        )
+
+
+class PrefixMeant(ManifestError):
+    """The table's archive is where ``key_prefix`` led before it was taken as a directory."""
+
+    def __init__(self, where: str, wanted: str) -> None:
+        super().__init__(
+            where,
+            f"this is the table's archive, and a key_prefix is a directory now, so a new one would"
+            f" begin at {wanted}. Nothing was written. To go on with it there, stop whoever writes"
+            f" and run: laredo-archive copy {where} {wanted} ; to begin a new one, move this"
+            " manifest away",
         )
 
 
@@ -315,6 +331,29 @@ class OutcomeUnclear(DestinationError):
 
 class DestinationUnavailable(DestinationError):
     """The destination can't be used now. What was asked surely didn't happen."""
+
+
+class NotAFile(DestinationUnavailable):
+    """Where a regular file should be there is something else, or a symbolic link leads there."""
+
+    def __init__(self, uri: str, what: str, root: str) -> None:
+        super().__init__(
+            uri,
+            f"it is {what}. Below {root} symbolic links aren't followed, and only regular files are"
+            " read, written or deleted; put the file (or the directory) itself there, or name"
+            " the place that it leads to",
+        )
+
+
+class TooLarge(DestinationUnavailable):
+    """An object that is read whole, such as a manifest, is larger than any of ours."""
+
+    def __init__(self, uri: str, limit: int) -> None:
+        super().__init__(
+            uri,
+            f"it has more than {limit >> 20} MiB, and isn't read: no manifest is as large. See who"
+            " wrote it, and restore it from another destination or a backup",
+        )
 
 
 class DestinationFull(DestinationUnavailable):

@@ -8,7 +8,9 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,7 +19,7 @@ import orjson
 from laredo_archive import codec
 from laredo_archive.artifact_file import Shape
 from laredo_archive.codec.split_line import splitter
-from laredo_archive.errors import ExportRefused
+from laredo_archive.errors import ArtifactDamaged, ExportRefused
 from laredo_archive.fold import Rows
 from laredo_archive.progress import UNWATCHED, Progress
 from laredo_archive.reader import Archive
@@ -62,10 +64,14 @@ def export(
     :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be
         written, or the format needs columns that the archive doesn't name; also if the
         rows aren't the state that the manifest says.
+    :raises ArtifactDamaged: if a row isn't one of the archive's columns.
     :raises ArchiveError: as reading does.
     """
-    if target.exists() and not replace:
-        raise ExportRefused(str(target), "it is there already; --force replaces it")
+    if os.path.lexists(target):
+        if not replace:
+            raise ExportRefused(str(target), "it is there already; --force replaces it")
+        if not stat.S_ISREG(target.lstat().st_mode):
+            raise ExportRefused(str(target), "it is no regular file, and isn't replaced by one")
     hidden = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
     archive = archive.watched(progress)
     progress.expect(sum(map(archive.files.size_to_read, boundary.artifacts)))
@@ -89,8 +95,10 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
     write, end = _writer(archive, archive.shape(boundary), hashing, format_id)
     for keys, lines in archive.rows(boundary):
         checksum.add(lines)
-        write((keys, lines))
-    end()
+        with _told(archive, f"at {boundary}, from the key {keys[0][:80]!r} on", format_id):
+            write((keys, lines))
+    with _told(archive, f"at {boundary}", format_id):
+        end()
     said = boundary.last
     if said.state_checksum not in (None, checksum.hex()) or said.rows not in (None, checksum.rows):
         raise ExportRefused(
@@ -99,6 +107,19 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
             f" {said.state_checksum}; see laredo-archive verify",
         )
     return Exported(checksum.rows, hashing.size, hashing.digest.hexdigest(), checksum.hex())
+
+
+@contextmanager
+def _told(archive: Archive, where: str, format_id: str) -> Iterator[None]:
+    """:raises ArtifactDamaged: in the place of what a row's text raises that is none."""
+    try:
+        yield
+    except ValueError as wrong:
+        raise ArtifactDamaged(
+            archive.uri,
+            f"{where}: a row can't be written as {format_id}: {wrong}. Is it what the manifest's"
+            " columns say? See laredo-archive verify",
+        ) from wrong
 
 
 def _writer(

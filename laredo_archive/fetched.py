@@ -13,14 +13,12 @@ from typing import IO
 
 from laredo_archive import codec
 from laredo_archive.artifact_file import PREFERRED_FORMATS
-from laredo_archive.codec import BadBytes
 from laredo_archive.errors import ArtifactDamaged, FormatUnknown, NoRoomToFetch
 from laredo_archive.location import Found
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.placing import stored
 from laredo_model.change import Action, Change
 from laredo_model.column import Column
-from laredo_model.errors import ModelError
 
 MEMORY_BYTES = 256 << 10
 """A smaller object never touches the disk."""
@@ -62,10 +60,13 @@ def fetch(found: Found, entry: FormatEntry, directory: Path | None) -> IO[bytes]
                 _put(file, piece, content.origin, directory)
                 digest.update(piece)
                 size += len(piece)
+                if size > entry.size_bytes:
+                    break  # it may have no end
         if size != entry.size_bytes or entry.sha256 not in (None, digest.hexdigest()):
+            least = "more than " if size > entry.size_bytes else ""
             raise ArtifactDamaged(
                 content.origin,
-                f"it has {size} bytes with sha256 {digest.hexdigest()}, the manifest says"
+                f"it has {least}{size} bytes with sha256 {digest.hexdigest()}, the manifest says"
                 f" {entry.size_bytes} with {entry.sha256}",
             )
         file.seek(0)
@@ -102,7 +103,7 @@ def changes(
             for change in codec.read_diff(format_id, columns, file):
                 count += change.action is not Action.TRUNCATE
                 yield change
-        except (BadBytes, ModelError) as wrong:
+        except ValueError as wrong:
             raise ArtifactDamaged(entry.uri, str(wrong)) from wrong
     if count != artifact.change_count:
         raise ArtifactDamaged(

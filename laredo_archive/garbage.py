@@ -4,6 +4,9 @@ Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names
 older than the cut-off, is entered into ``retired``. An entry that has been there
 for longer than the grace period is deleted. Both steps go by the store's Date.
 
+Only objects whose names have the form that writers give them (``naming.is_own``) are ever
+entered or deleted, whatever a manifest says: the rest of a location is somebody else's.
+
 A deletion is announced in the manifest before it is sent: the entry gets this
 run's token. Another run leaves it alone for a whole grace period, so that no
 late or repeated request deletes a name that has been given out again.
@@ -13,12 +16,13 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import structlog
 
 from laredo_archive import naming
 from laredo_archive.destination import Destination, ObjectInfo
-from laredo_archive.errors import DestinationUnavailable, NotCollectable, OutcomeUnclear
+from laredo_archive.errors import DestinationUnavailable, NotAFile, NotCollectable, OutcomeUnclear
 from laredo_archive.failpoint import reach
 from laredo_archive.holding import Counts, Holding, Surroundings
 from laredo_archive.manifest import Manifest, Retired
@@ -28,6 +32,11 @@ log = structlog.get_logger(__name__)
 
 DAY = timedelta(days=1)
 LISTED_AT_ONCE = 1000
+NO_DIRECTORY = (
+    "this archive has no directory of its own in its destination (its key_prefix is empty, or"
+    " doesn't end in /), so what is beside it can't be told from its garbage. Copy it below a"
+    " name of its own (laredo-archive copy FROM TO) and let the writer go on there"
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def collect(
     destination: Destination,
     table: str,
     *,
-    key_prefix: str | None = None,
+    key_prefix: str,
     policy: Policy | None = None,
     dry_run: bool = False,
     surroundings: Surroundings | None = None,
@@ -69,13 +78,15 @@ def collect(
 
     ``on_deleted`` is told of each key that was deleted, also by a run that fails later.
 
-    :raises NotCollectable: if there is no manifest, or one without artifacts.
+    :raises NotCollectable: if there is no manifest, or one without artifacts, or the
+        archive has no directory of its own (``key_prefix`` is empty, or doesn't end in ``/``).
     :raises ManifestDamaged, ManifestNewer: if it can't be read.
     :raises DestinationUnavailable: if listing or deleting fails; what was done is entered.
     """
-    prefix = naming.default_prefix(table) if key_prefix is None else key_prefix
-    holding = Holding(destination, table, prefix, surroundings or Surroundings(), Counts())
-    run = _Run(holding, prefix, policy or Policy(), progress, dry_run=dry_run)
+    holding = Holding(destination, table, key_prefix, surroundings or Surroundings(), Counts())
+    if not key_prefix.endswith("/"):
+        raise NotCollectable(holding.uri, NO_DIRECTORY)
+    run = _Run(holding, key_prefix, policy or Policy(), progress, dry_run=dry_run)
     run.on_deleted = on_deleted
     return run.run()
 
@@ -117,24 +128,31 @@ class _Run:
             self._result.waiting = len(marked.retired)
             self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
             self._result.unfinished = self._destination.collect_unfinished(
-                self._prefix, self._policy.cut_off
+                self._prefix,
+                self._policy.cut_off,
+                partial(naming.is_begun, key_prefix=self._prefix),
             )
         self._report()
         return self._result
 
     def _list(self) -> list[ObjectInfo]:
         listed: list[ObjectInfo] = []
-        for info in self._destination.list(self._prefix):
+        for info in self._destination.list(naming.objects_prefix(self._prefix)):
             if len(listed) % LISTED_AT_ONCE == 0:
                 self._progress.step(f"listing: {len(listed):,} objects")
-            listed.append(info)
+            if self._is_own(info.key):
+                listed.append(info)
         return listed
+
+    def _is_own(self, key: str) -> bool:
+        return naming.is_own(key, self._prefix)
 
     def _planned(self, manifest: Manifest) -> None:
         date = self._date()
         self._result.orphans = self._orphans(manifest, date)
         self._result.deleted = [e.key for e in manifest.retired if self._expired(e, date)]
-        self._result.waiting = len(manifest.retired) - len(self._result.deleted)
+        let_go = sum(self._is_let_go(e, date) for e in manifest.retired)
+        self._result.waiting = len(manifest.retired) - let_go - len(self._result.deleted)
 
     def _marked(self, manifest: Manifest) -> Manifest | None:
         """Orphans entered, what is due announced; every change also dates the undated."""
@@ -143,12 +161,13 @@ class _Run:
         date = self._date()
         orphans = self._orphans(manifest, date)
         undated = any(entry.at is None for entry in manifest.retired)
-        due = any(self._expired(entry, date) for entry in manifest.retired)
+        due = any(self._is_over(entry, date) for entry in manifest.retired)
         if not (orphans or undated or due):
             return None
         retired = [
             replace(entry, at=date, deleting=self._token) if self._expired(entry, date) else entry
             for entry in manifest.retired
+            if not self._is_let_go(entry, date)
         ]
         retired += [Retired(orphan.key) for orphan in orphans]
         return replace(manifest, retired=tuple(retired))
@@ -166,13 +185,17 @@ class _Run:
             found for found in self._listed if found.key not in known and found.modified < limit
         ]
 
+    def _is_over(self, entry: Retired, date: datetime) -> bool:
+        """Whether its grace period is."""
+        return entry.at is not None and date - entry.at > self._policy.grace
+
     def _expired(self, entry: Retired, date: datetime) -> bool:
-        return (
-            entry.at is not None
-            and date - entry.at > self._policy.grace
-            and entry.key.startswith(self._prefix)
-            and entry.key != self._holding.key
-        )
+        """Whether its object is to be deleted."""
+        return self._is_own(entry.key) and self._is_over(entry, date)
+
+    def _is_let_go(self, entry: Retired, date: datetime) -> bool:
+        """Whether it leaves the list and its object stays: that has no name of a writer's."""
+        return not self._is_own(entry.key) and self._is_over(entry, date)
 
     def _delete(self, keys: Iterable[str]) -> None:
         going = list(keys)
@@ -196,6 +219,9 @@ class _Run:
         except OutcomeUnclear as unclear:
             # It keeps its entry, and so its name, until a whole grace period has passed.
             log.warning("deletion unclear", uri=unclear.uri, reason=str(unclear))
+            return
+        except NotAFile as other:
+            log.warning("not deleted: it is no object", uri=other.uri, reason=str(other))
             return
         except DestinationUnavailable as failure:
             log.warning("deletion failed", uri=failure.uri, reason=str(failure))

@@ -109,6 +109,7 @@ class Holding:
         counts: Counts,
     ) -> None:
         self.destination = destination
+        self.key_prefix = key_prefix
         self.key = naming.manifest_key(key_prefix)
         self.uri = destination.uri_of(self.key)
         self.surroundings = surroundings

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import structlog
 
-from laredo_archive import chain
+from laredo_archive import chain, naming
 from laredo_archive.errors import HistoriesDiffer
 from laredo_archive.failpoint import reach
 from laredo_archive.holding import Claim, Holding
@@ -153,29 +153,36 @@ class _Levelling:
             if mine:
                 formats[format_id] = mine.pop(0)
             else:
-                key = self._copy(entry, own)
+                key = self._copy(entry, self._name_for(artifact, format_id, entry), own)
                 formats[format_id] = replace(
                     entry, key=key, uri=self._behind.destination.uri_of(key)
                 )
         return replace(artifact, formats=formats)
 
-    def _copy(self, entry: FormatEntry, own: Manifest) -> str:
+    def _name_for(self, artifact: Artifact, format_id: str, entry: FormatEntry) -> str:
+        """As it is named ahead, if that is a name that a writer gives here too."""
+        prefix = self._behind.key_prefix
+        if naming.is_own(entry.key, prefix):
+            return entry.key
+        return naming.artifact_key(prefix, artifact, format_id)
+
+    def _copy(self, entry: FormatEntry, wanted: str, own: Manifest) -> str:
         destination = self._behind.destination
         avoid = own.retired_keys() | {named.key for named in own.named()}
         copied = self._copied.get(entry.key)
         if copied is not None:
             if copied not in avoid and is_there(destination, copied, entry.size_bytes):
                 return copied
-            avoid.add(entry.key)
+            avoid.add(wanted)
         others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
-        if entry.key not in avoid | others and holds(destination, entry.key, content):
+        if wanted not in avoid | others and holds(destination, wanted, content):
             # A levelling that was broken off got that far: large archives need to get on.
-            self._copied[entry.key] = entry.key
-            return entry.key
+            self._copied[entry.key] = wanted
+            return wanted
         self._copied[entry.key] = place(
             destination,
-            entry.key,
+            wanted,
             content,
             avoid=avoid | others,
             new_names=self._new_names,

@@ -3,40 +3,42 @@
 An object is written under a hidden name, synced, and linked to its own name,
 which fails if that is taken. The manifest is swapped under a lock: write, sync,
 rename, sync of the directory. Readers need no lock.
+
+The directory's own path may lead over symbolic links; below it none is followed, and only
+regular files are objects (``local_tree``).
 """
 
-import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote
 
-from laredo_archive.destination import Found, ObjectInfo, Version, is_plain
+from laredo_archive.destination import (
+    LARGEST_WHOLE,
+    Found,
+    ObjectInfo,
+    Version,
+    is_plain,
+)
 from laredo_archive.errors import (
     ArtifactMissing,
     BadKey,
-    DestinationDenied,
-    DestinationFull,
-    DestinationReadOnly,
     DestinationUnavailable,
-    NameTaken,
-    OutcomeUnclear,
     SwapLost,
+    TooLarge,
 )
 from laredo_archive.failpoint import reach
+from laredo_archive.local_failures import explained, unclear_if_failing
+from laredo_archive.local_tree import LocalTree, Parts, sync, uri_of
+from laredo_archive.local_upload import BUFFER_BYTES, HIDDEN, LocalUpload, Unfinished
 
-UNFINISHED = ".unfinished-"
 LOCK_PATIENCE_S = 10.0
 """How long a swap waits for another process's swap, which takes milliseconds."""
-
-_BUFFER_BYTES = 1 << 20
 
 
 def _now() -> datetime:
@@ -47,13 +49,13 @@ class LocalDestination:
     """The directory ``path``; it is made when the first object is written."""
 
     def __init__(self, path: str | Path, now: Callable[[], datetime] = _now) -> None:
-        self._root = Path(path).expanduser().resolve()
+        self._tree = LocalTree(Path(path).expanduser().resolve())
         self._now = now
 
     @property
     def uri(self) -> str:
         """file:// and the directory's path without symbolic links."""
-        return _uri(self._root).rstrip("/") + "/"
+        return uri_of(self._tree.root).rstrip("/") + "/"
 
     @property
     def place(self) -> str:
@@ -61,262 +63,171 @@ class LocalDestination:
         return self.uri
 
     def __repr__(self) -> str:
-        return f"LocalDestination({str(self._root)!r})"
+        return f"LocalDestination({str(self._tree.root)!r})"
 
     def uri_of(self, key: str) -> str:
         """The file's URI.
 
         :raises BadKey: if ``key`` leads out of the directory.
         """
-        return _uri(self._path(key))
+        return uri_of(self._tree.path(self._parts(key)))
 
     def get(self, key: str) -> Found | None:
         """The file's bytes; its etag is their sha256."""
-        path = self._path(key)
-        with _explained(path):
+        parts = self._parts(key)
+        with explained(self._tree.path(parts)):
             try:
-                data = path.read_bytes()
+                descriptor = self._tree.open(parts)
             except FileNotFoundError:
                 return None
+            with os.fdopen(descriptor, "rb") as file:
+                data = file.read(LARGEST_WHOLE + 1)
+        if len(data) > LARGEST_WHOLE:
+            raise TooLarge(self.uri_of(key), LARGEST_WHOLE)
         return Found(data, Version(_etag(data), self._now()))
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size and time of the file."""
-        path = self._path(key)
-        with _explained(path):
+        parts = self._parts(key)
+        with explained(self._tree.path(parts)):
             try:
-                found = path.stat()
+                return _info(key, self._tree.stat(parts))
             except FileNotFoundError:
                 return None
-        return ObjectInfo(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def open(self, key: str, offset: int = 0) -> BinaryIO:
         """The file, from ``offset`` on."""
-        path = self._path(key)
-        with _explained(path):
+        parts = self._parts(key)
+        with explained(self._tree.path(parts)):
             try:
-                file = path.open("rb", buffering=_BUFFER_BYTES)
+                file = os.fdopen(self._tree.open(parts), "rb", buffering=BUFFER_BYTES)
             except FileNotFoundError as wrong:
-                raise ArtifactMissing(_uri(path)) from wrong
+                raise ArtifactMissing(self.uri_of(key)) from wrong
             file.seek(offset)
         return file
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The files below ``prefix``, hidden ones apart."""
-        for path in self._files(prefix):
-            if path.name.startswith("."):
-                continue
-            key = path.relative_to(self._root).as_posix()
-            info = self.head(key) if key.startswith(prefix) else None
-            if info is not None:
-                yield info
+        """The regular files below ``prefix``, hidden ones apart."""
+        for parts, found in self._files(prefix):
+            if not parts[-1].startswith("."):
+                yield _info("/".join(parts), found)
 
     def swap(self, key: str, data: bytes, expected: str | None) -> Version:
         """Replace the file, under a lock, if it is still the version ``expected``."""
-        path = self._path(key)
-        with _explained(path), self._locked(path):
+        parts = self._parts(key)
+        path, name = self._tree.path(parts), parts[-1]
+        with (
+            explained(path),
+            self._tree.directory(parts[:-1], make=True) as directory,
+            _locked(directory, path),
+        ):
             reach("local.swap.locked")
             found = self.get(key)
             if (found.version.etag if found else None) != expected:
-                raise SwapLost(_uri(path))
-            unfinished = _Unfinished.beside(path)
+                raise SwapLost(uri_of(path))
+            unfinished = Unfinished(self._tree, parts)
             try:
                 unfinished.write(data)
                 reach("local.swap.written")
                 unfinished.sync()
                 reach("local.swap.synced")
-                unfinished.path.rename(path)
+                os.rename(unfinished.name, name, src_dir_fd=directory, dst_dir_fd=directory)
             except BaseException:
                 unfinished.drop()
                 raise
             reach("local.swap.renamed")
-            with _unclear_if_failing(path):
-                _sync_directory(path.parent)
+            with unclear_if_failing(path):
+                sync(directory)
         reach("local.swap.done")
         return Version(_etag(data), self._now())
 
-    def upload(self, key: str) -> "LocalUpload":
+    def upload(self, key: str) -> LocalUpload:
         """Begin a file, hidden beside its place."""
-        path = self._path(key)
-        with _explained(path):
-            return LocalUpload(path, _Unfinished.beside(path))
+        parts = self._parts(key)
+        with explained(self._tree.path(parts)):
+            return LocalUpload(self._tree, parts)
 
     def delete(self, key: str) -> None:
         """Remove the file, and its directory once that is empty."""
-        path = self._path(key)
-        with _explained(path):
+        parts = self._parts(key)
+        with explained(self._tree.path(parts)):
             try:
-                path.unlink()
+                self._tree.unlink(parts)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            _sync_directory(path.parent)
-        if path.parent != self._root:
-            with suppress(OSError):  # not empty: the usual case
-                path.parent.rmdir()
+        if parts[:-1]:
+            self._tree.remove_empty(parts[:-1])
 
-    def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
+    def collect_unfinished(
+        self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
+    ) -> int:
         """Remove hidden files that writers left when they were killed."""
         dropped = 0
         limit = (self._now() - older_than).timestamp()
-        for path in self._files(prefix):
-            if not path.name.startswith(UNFINISHED):
+        for parts, found in self._files(f"{prefix.rpartition('/')[0]}/" if "/" in prefix else ""):
+            named = _named_by(parts)
+            if named is None or found.st_mtime >= limit:
                 continue
-            with _explained(path), suppress(FileNotFoundError):
-                if path.stat().st_mtime < limit:
-                    self._drop_unfinished(path)
+            key = "/".join(named)
+            if key.startswith(prefix) and is_ours(key):
+                with explained(self._tree.path(parts)), suppress(FileNotFoundError):
+                    self._drop_unfinished(parts, named)
                     dropped += 1
         return dropped
 
-    def _drop_unfinished(self, hidden: Path) -> None:
-        named = hidden.with_name(hidden.name.removeprefix(UNFINISHED).rpartition("-")[0])
-        if _lock_of(named).exists():
+    def _drop_unfinished(self, hidden: Parts, named: Parts) -> None:
+        path = self._tree.path(named)
+        with self._tree.directory(hidden[:-1]) as directory:
+            try:
+                os.stat(_lock_of(named[-1]), dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                os.unlink(hidden[-1], dir_fd=directory)
+                return
             # A swap may be going on: its file is only a left-over once the lock is free.
-            with self._locked(named):
-                hidden.unlink()
-        else:
-            hidden.unlink()
+            with _locked(directory, path):
+                os.unlink(hidden[-1], dir_fd=directory)
 
-    def _path(self, key: str) -> Path:
+    def _parts(self, key: str) -> Parts:
         if not is_plain(key):
             raise BadKey(self.uri, key)
-        return self._root.joinpath(*key.split("/"))
+        return key.split("/")
 
-    def _files(self, prefix: str) -> Iterator[Path]:
-        directory = self._root / prefix.rpartition("/")[0]
-        with _explained(directory):
-            if directory.exists():
-                for parent, _, names in os.walk(directory, onerror=_raise):
-                    yield from (Path(parent, name) for name in names)
-
-    @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
-        _make_directories(path.parent)
-        lock = _lock_of(path)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            _lock(descriptor, lock)
-            yield
-        finally:
-            os.close(descriptor)
+    def _files(self, prefix: str) -> Iterator[tuple[Parts, os.stat_result]]:
+        directory = prefix.rpartition("/")[0]
+        if directory and not is_plain(directory):
+            raise BadKey(self.uri, prefix)
+        with explained(self._tree.path(directory.split("/"))):
+            yield from self._tree.files(prefix)
 
 
-class LocalUpload:
-    """A hidden file that becomes an object when it is linked to the object's name."""
-
-    def __init__(self, path: Path, unfinished: "_Unfinished") -> None:
-        self._path = path
-        self._unfinished = unfinished
-        self._synced = False
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Append to the hidden file."""
-        with _explained(self._path):
-            return self._unfinished.write(data)
-
-    def finish(self) -> None:
-        """Sync, link, sync the directory; may be called again after OutcomeUnclear."""
-        hidden = self._unfinished.path
-        with _explained(self._path):
-            if self._unfinished.dropped:
-                raise DestinationUnavailable(_uri(self._path), "this upload has failed before")
-            if not self._synced:
-                self._unfinished.sync()
-                self._synced = True
-            reach("local.upload.synced")
-            try:
-                os.link(hidden, self._path)
-            except FileExistsError:
-                if not self._path.samefile(hidden):
-                    # Whoever adopts it relies on its name; its maker may have been killed
-                    # before it synced that.
-                    _sync_directory(self._path.parent)
-                    raise NameTaken(_uri(self._path)) from None
-            reach("local.upload.linked")
-            with _unclear_if_failing(self._path):
-                _sync_directory(self._path.parent)
-            reach("local.upload.durable")
-        self._unfinished.drop()
-        reach("local.upload.done")
-
-    def abort(self) -> None:
-        """Remove the hidden file."""
-        self._unfinished.drop()
-
-
-class _Unfinished:
-    """A hidden file beside the place that it is for."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.dropped = False
-        self._file = path.open("xb", buffering=_BUFFER_BYTES)
-
-    @classmethod
-    def beside(cls, path: Path) -> "_Unfinished":
-        _make_directories(path.parent)
-        name = f"{UNFINISHED}{path.name}-{secrets.token_hex(8)}"
-        try:
-            return cls(path.with_name(name))
-        except FileNotFoundError:  # the collector found the directory empty meanwhile
-            _make_directories(path.parent)
-            return cls(path.with_name(name))
-
-    def write(self, data: bytes | memoryview) -> int:
-        return self._file.write(data)
-
-    def sync(self) -> None:
-        # After a failed fsync a second one may succeed without the data: no second try.
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except BaseException:
-            self.drop()
-            raise
-        self._file.close()
-
-    def drop(self) -> None:
-        self.dropped = True
-        with suppress(OSError):  # a full disk fails to flush what isn't wanted any more
-            self._file.close()
-        with suppress(OSError):  # a later collection finds what can't be removed now
-            self.path.unlink(missing_ok=True)
-
-
-def _uri(path: Path) -> str:
-    # Path.as_uri() would also quote "=", which is in every key.
-    return "file://" + quote(path.as_posix(), safe="/=:@+,~")
+def _info(key: str, found: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
 
 def _etag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _raise(failure: OSError) -> None:
-    # A directory that the collector removed meanwhile holds nothing.
-    if not isinstance(failure, FileNotFoundError):
-        raise failure
+def _named_by(parts: Parts) -> Parts | None:
+    """What a hidden file was to become; None if it isn't called as an upload's is."""
+    found = HIDDEN.fullmatch(parts[-1])
+    return [*parts[:-1], found[1]] if found else None
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _lock_of(name: str) -> str:
+    return f".{name}.lock"
+
+
+@contextmanager
+def _locked(directory: int, path: Path) -> Iterator[None]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    lock = _lock_of(path.name)
+    descriptor = os.open(lock, flags, 0o666, dir_fd=directory)
     try:
-        os.fsync(descriptor)
+        _lock(descriptor, path.with_name(lock))
+        yield
     finally:
         os.close(descriptor)
-
-
-def _make_directories(directory: Path) -> None:
-    """Make it and what leads to it, durably."""
-    if directory.is_dir():
-        return
-    _make_directories(directory.parent)
-    with suppress(FileExistsError):
-        directory.mkdir()
-    _sync_directory(directory.parent)
-
-
-def _lock_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.lock")
 
 
 def _lock(descriptor: int, lock: Path) -> None:
@@ -328,47 +239,8 @@ def _lock(descriptor: int, lock: Path) -> None:
         except BlockingIOError as held:
             if time.monotonic() > deadline:
                 raise DestinationUnavailable(
-                    _uri(lock),
+                    uri_of(lock),
                     f"another process has held this lock for {LOCK_PATIENCE_S:.0f} s; see which"
                     " (fuser) and end it",
                 ) from held
             time.sleep(0.005)
-
-
-@contextmanager
-def _unclear_if_failing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as failure:
-        raise OutcomeUnclear(
-            _uri(path), f"it was written, but its directory couldn't be synced: {failure}"
-        ) from failure
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as failure:
-        raise _explanation(path, failure) from failure
-
-
-def _explanation(path: Path, failure: OSError) -> DestinationUnavailable:
-    uri, at = _uri(path), failure.filename or path
-    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DestinationFull(
-            uri,
-            f"no space left ({failure.strerror}) at {at}; free some, enlarge the volume or raise"
-            " the quota",
-        )
-    if failure.errno == errno.EROFS:
-        return DestinationReadOnly(
-            uri, f"the file system at {at} is read-only; mount it read-write"
-        )
-    if failure.errno in (errno.EACCES, errno.EPERM):
-        return DestinationDenied(
-            uri,
-            f"{failure.strerror} at {at}; let uid {os.getuid()} read and write there, on a file"
-            " system that has hard links",
-        )
-    return DestinationUnavailable(uri, f"{failure.strerror or failure} at {at}")

@@ -97,8 +97,14 @@ def _advice(destination: Destination) -> str:
     )
     if not below:
         return "Give the directory (or URI) that holds one: <destination>/<key_prefix>"
-    shown = ", ".join(destination.uri_of(key).removesuffix(naming.MANIFEST) for key in below[:10])
+    shown = ", ".join(_place_of(destination.uri_of(key)) for key in below[:10])
     return f"There is one at {shown}" if len(below) == 1 else f"There are some at {shown}"
+
+
+def _place_of(manifest_uri: str) -> str:
+    """The directory that holds it; where its own name begins with a prefix, itself."""
+    directory = manifest_uri.removesuffix(naming.MANIFEST)
+    return directory if directory.endswith("/") else manifest_uri
 
 
 def find(place: str, access: S3Access | None = None) -> Found:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from laredo_archive.destination import is_plain
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
 from laredo_archive.manifest import (
     VERSION,
@@ -27,6 +28,7 @@ from laredo_model.position import Position
 
 T = TypeVar("T")
 
+_LARGEST = (1 << 63) - 1
 _MD5 = re.compile(r"[0-9a-f]{32}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -99,12 +101,18 @@ class _Fields:
 def _text(value: object, place: str) -> str:
     if not isinstance(value, str):
         raise _Wrong(f"{place}: a string is expected, not {_name_of(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as wrong:
+            raise _Wrong(f"{place}: {value!r} isn't Unicode text ({wrong.reason})") from wrong
     return value
 
 
 def _count(value: object, place: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _Wrong(f"{place}: a whole number from 0 up is expected, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        said = value if isinstance(value, int | float) else _name_of(value)
+        raise _Wrong(f"{place}: a whole number from 0 to {_LARGEST} is expected, not {said}")
     return value
 
 
@@ -131,9 +139,9 @@ def _history(value: object, place: str) -> History:
 def _time(value: object, place: str) -> datetime:
     try:
         moment = datetime.fromisoformat(_text(value, place))
-    except ValueError as wrong:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError) as wrong:
         raise _Wrong(f"{place}: {wrong}") from wrong
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _list_of(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
@@ -149,7 +157,7 @@ def _map_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[st
     def read_map(value: object, place: str) -> dict[str, T]:
         if not isinstance(value, dict):
             raise _Wrong(f"{place}: an object is expected, not {_name_of(value)}")
-        return {name: read(item, f"{place}.{name}") for name, item in value.items()}
+        return {_text(name, place): read(item, f"{place}.{name}") for name, item in value.items()}
 
     return read_map
 
@@ -170,7 +178,7 @@ def _sha256(value: object, place: str) -> str:
 
 def _key(value: object, place: str) -> str:
     key = _text(value, place)
-    if not key or key.startswith("/") or ".." in key.split("/") or "\0" in key:
+    if not is_plain(key):
         raise _Wrong(f"{place}: the key {key!r} doesn't lie inside a destination")
     return key
 
@@ -191,9 +199,20 @@ def _column(value: object, place: str) -> Column:
     if not isinstance(value, dict):
         raise _Wrong(f"{place}: an object is expected, not {_name_of(value)}")
     try:
+        for name in ("name", "type"):
+            _text(value.get(name), f"{place}.{name}")
         return columns.from_json(value)
     except ModelError as wrong:
         raise _Wrong(f"{place}: {wrong}") from wrong
+
+
+def _columns(value: object, place: str) -> tuple[Column, ...]:
+    found = _list_of(_column)(value, place)
+    names = [column.name for column in found]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Wrong(f"{place}: two columns are called {twice!r}")
+    return found
 
 
 def _format_entry(value: object, place: str) -> FormatEntry:
@@ -240,7 +259,7 @@ def _artifact(value: object, place: str) -> Artifact:
         raise _Wrong(f"{place}.kind is {kind!r}, expected 'snapshot' or 'diff'")
     is_snapshot = kind == Kind.SNAPSHOT
     # Validated before its columns' unknown fields are picked out of the raw object.
-    described = fields.take_if_any("columns", _list_of(_column)) if is_snapshot else None
+    described = fields.take_if_any("columns", _columns) if is_snapshot else None
     unknown_of_columns = _unknown_of_columns(value) if described is not None else []
     artifact = Artifact(
         kind=Kind(kind),

@@ -1,9 +1,15 @@
-"""Object keys. A convention only: where an object is, its manifest entry says."""
+"""Object keys: the names that writers give, and which names are theirs.
 
+A reader goes by the manifest's entries and takes any name. Whoever deletes goes by the
+names here: what has another form belongs to somebody else, whatever a manifest says of it.
+"""
+
+import re
 from collections.abc import Iterator
 from itertools import count
 
-from laredo_archive.manifest import Kind
+from laredo_archive.destination import is_plain
+from laredo_archive.manifest import Artifact, Kind
 from laredo_model import position as positions
 from laredo_model.position import Position
 
@@ -11,9 +17,49 @@ MANIFEST = "manifest.json"
 EXTENSIONS = {"jsonl": ".jsonl", "protobuf": ".pb", "parquet": ".parquet"}
 
 
+_NO_LETTERS = re.compile(r"[^0-9A-Za-z]+")
+_POSITION = r"[0-9A-F]{1,8}_[0-9A-F]{1,8}"
+_OWN = re.compile(
+    rf"epoch=[0-9]{{1,19}}/(?:{Kind.SNAPSHOT}-{_POSITION}|{Kind.DIFF}-{_POSITION}-{_POSITION})"
+    r"(?:-[0-9A-Za-z]+-[0-9]+)*"  # NewNames; of a copy of a copy more than once
+    rf"(?:{'|'.join(map(re.escape, EXTENSIONS.values()))})"
+)
+
+
 def default_prefix(table: str) -> str:
-    """Where a table's archive is in a destination unless the configuration says otherwise."""
+    """Where the archive of ``table`` (its name without the schema) is in a destination.
+
+    The one default of all programs; a configuration's ``key_prefix`` says otherwise.
+    """
     return f"{table}/"
+
+
+def directory_prefix(key_prefix: str) -> str:
+    """``key_prefix`` as a directory: ``users`` and ``users/`` are both ``users/``.
+
+    So it never covers its neighbours (``users_eu/``). Empty stays empty: the destination itself.
+
+    :raises ValueError: if it isn't a plain relative path.
+    """
+    path = key_prefix.removesuffix("/")
+    if key_prefix and not is_plain(path):
+        raise ValueError(f'"{key_prefix}" leads out of the destination, or isn\'t a plain path')
+    return f"{path}/" if path else ""
+
+
+def is_own(key: str, key_prefix: str) -> bool:
+    """Whether ``key`` has the form that writers give an artifact's object below ``key_prefix``."""
+    return key.startswith(key_prefix) and bool(_OWN.fullmatch(key, len(key_prefix)))
+
+
+def is_begun(key: str, key_prefix: str) -> bool:
+    """Whether an upload of ``key`` can be a writer's: an artifact's object, or the manifest."""
+    return key == manifest_key(key_prefix) or is_own(key, key_prefix)
+
+
+def objects_prefix(key_prefix: str) -> str:
+    """What all names of artifacts' objects begin with: nothing else needs to be listed."""
+    return f"{key_prefix}epoch="
 
 
 def manifest_key(key_prefix: str) -> str:
@@ -35,8 +81,17 @@ def diff_key(
     return f"{key_prefix}epoch={epoch}/{Kind.DIFF}-{window}{_extension(format_id)}"
 
 
+def artifact_key(key_prefix: str, artifact: Artifact, format_id: str) -> str:
+    """The key that a writer gives ``artifact`` in this format."""
+    if artifact.from_position is None:
+        return snapshot_key(key_prefix, artifact.epoch, artifact.to_position, format_id)
+    start, end = artifact.from_position, artifact.to_position
+    return diff_key(key_prefix, artifact.epoch, start, end, format_id)
+
+
 def _extension(format_id: str) -> str:
-    return EXTENSIONS.get(format_id, f".{format_id}")
+    """Of a format that isn't known here, which a manifest may call anything, its letters."""
+    return EXTENSIONS.get(format_id) or f".{_NO_LETTERS.sub('_', format_id)}"
 
 
 class NewNames:

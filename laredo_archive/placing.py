@@ -120,6 +120,10 @@ def _copy(content: Content, upload: Upload) -> None:
         upload.write(piece)
         digest.update(piece)
         size += len(piece)
+        if size > content.size_bytes:
+            raise ArtifactDamaged(
+                content.origin, f"it has more than the {content.size_bytes} bytes of its entry"
+            )
     if size != content.size_bytes:
         raise ArtifactDamaged(
             content.origin, f"it has {size} bytes, its entry says {content.size_bytes}"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from laredo_archive import access
+from laredo_archive import access, naming
 from laredo_archive.aws import profile as profile_
 from laredo_archive.errors import ArchiveError
 from laredo_archive.s3.place import S3Place
@@ -48,10 +48,8 @@ class Archive(Section):
 
     @field_validator("key_prefix")
     @classmethod
-    def _inside(cls, prefix: str | None) -> str | None:
-        if prefix and (prefix.startswith("/") or ".." in prefix.split("/")):
-            raise ValueError(f'"{prefix}" leads out of the store')
-        return prefix
+    def _directory(cls, prefix: str | None) -> str | None:
+        return None if prefix is None else naming.directory_prefix(prefix)
 
     @model_validator(mode="after")
     def _fits_the_store(self) -> Archive:
@@ -77,7 +75,9 @@ class Archive(Section):
         said = self.store_config
         secret = said.external_id
         return ArchiveOptions(
-            key_prefix=f"{table}/" if self.key_prefix is None else self.key_prefix,
+            key_prefix=(
+                naming.default_prefix(table) if self.key_prefix is None else self.key_prefix
+            ),
             formats=self.formats,
             path=None if said.path is None else said.path.expanduser().absolute(),
             bucket=said.bucket,

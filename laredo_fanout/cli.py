@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 import click
 
 from laredo_fanout import config as configuration
 from laredo_fanout.config import Config
+from laredo_model.http import exposure
 from laredo_model.settings import SettingsError
 
+if TYPE_CHECKING:
+    from laredo_fanout.app import terminal
+
+TOKEN_ENV = "LAREDO_HTTP_TOKEN"
 BAD_CONFIGURATION = 2
 FAILED = 1
 
@@ -176,7 +182,7 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
     from laredo_fanout.app import terminal
 
     try:
-        terminal.ask(_address(given.over(path, sets), url), "catchup")
+        _server(given.over(path, sets), url).ask("catchup")
     except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     click.echo("asked; `laredo-fanout status` shows what comes of it")
@@ -205,11 +211,11 @@ def recopy(
     """
     from laredo_fanout.app import terminal
 
-    address = _address(given.over(path, sets), url)
+    server = _server(given.over(path, sets), url)
     try:
-        answer = terminal.ask(address, f"tables/{quote(table)}/recopy")
+        answer = server.ask(f"tables/{quote(table)}/recopy")
         if watch:
-            ended = terminal.watch_recopy(address, table, answer["recopy"]["last"])
+            ended = terminal.watch_recopy(server, table, answer["recopy"]["last"])
             click.echo(ended.text)
             sys.exit(FAILED if ended.failed else 0)
     except terminal.NoAnswer as error:
@@ -219,26 +225,32 @@ def recopy(
     click.echo("asked; `laredo-fanout status` shows how it gets on")
 
 
-def _address(given: _Given, url: str | None) -> str:
-    """Where the running server's HTTP side is."""
-    if url is not None:
-        return url
+def _server(given: _Given, url: str | None) -> terminal.RunningServer:
+    """The running server's HTTP side: where it is, and the token that it asks for.
+
+    With a URL no configuration is needed: the token is then that of the environment.
+    """
+    from laredo_fanout.app import terminal
+
+    if url is not None and given.path is None:
+        return terminal.RunningServer(url, os.environ.get(TOKEN_ENV))
     http = given.load().http
-    host = "127.0.0.1" if http.host in ("0.0.0.0", "::", "") else http.host
-    return f"http://{host}:{http.port}"
+    token = None if http.token is None else http.token.get_secret_value()
+    here = exposure.local_url(http.listening_host, http.port)
+    return terminal.RunningServer(url or here, token)
 
 
 def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
     from laredo_fanout.app import terminal
 
-    url = _address(given, url)
+    server = _server(given, url)
     try:
         if watch:
             with terminal.Watching(what) as watching:
                 while True:
-                    watching.show(terminal.fetch(url))
+                    watching.show(server.status())
                     watching.pause(1.0)
-        shown = terminal.fetch(url)
+        shown = server.status()
     except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     except KeyboardInterrupt:

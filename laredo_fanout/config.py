@@ -11,11 +11,18 @@ from pydantic import Field, field_validator, model_validator
 
 from laredo_fanout.archive_config import Archive
 from laredo_model import settings
-from laredo_model.settings import Duration, Secret, Section, Size
+from laredo_model.http import exposure
+from laredo_model.http.settings import HttpSettings
+from laredo_model.settings import Duration, SchemaName, Secret, Section, Size
 
 ENV_PREFIX = "LAREDO_"
 # The snapshotter's variables and the test suite's start with ours.
-ENV_IGNORE = ("LAREDO_SNAPSHOTTER_", "LAREDO_TEST_")
+ENV_IGNORE = (
+    "LAREDO_SNAPSHOTTER_",
+    "LAREDO_TEST_",
+    "LAREDO_FUZZ_",
+    exposure.DEFAULT_HOST_VARIABLE,
+)
 
 
 class State(Section):
@@ -94,15 +101,9 @@ class Source(Section):
     @field_validator("connection")
     @classmethod
     def _connection_parses(cls, connection: Secret) -> Secret:
-        from psycopg import ProgrammingError, conninfo
+        from laredo_archive import connection_string
 
-        try:
-            conninfo.conninfo_to_dict(connection.get_secret_value())
-        except ProgrammingError:
-            # libpq's own words may quote a part of the password.
-            raise ValueError(
-                "not a PostgreSQL connection; write postgresql://user@host:5432/database"
-            ) from None
+        connection_string.parsed(connection.get_secret_value())
         return connection
 
 
@@ -115,27 +116,56 @@ class Tls(Section):
 
 
 class Grpc(Section):
-    """The listener: ``workers`` processes share the port; ``max_clients`` is their total."""
+    """The listener: ``workers`` processes share the port; ``max_clients`` is their total.
 
-    host: str = "0.0.0.0"
+    Of it one identity (a token among several, else a client certificate, else an address that
+    isn't this machine's) may have ``max_clients_per_identity``, by default nine tenths, so that a
+    fleet of one token isn't in its own way; one client id of it ``max_clients_per_client_id``, by
+    default half, which many processes of one host that share an id don't reach.
+
+    Without ``host`` it listens on every address if it asks for a token or speaks TLS, else on
+    127.0.0.1.
+    """
+
+    host: str | None = None
     port: int = Field(default=4002, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=64)
     max_clients: int = Field(default=500, ge=1)
+    max_clients_per_identity: int | None = Field(default=None, ge=1)
+    max_clients_per_client_id: int | None = Field(default=None, ge=1)
     tls: Tls | None = None
     tokens_file: Path | None = None
 
+    @property
+    def listening_host(self) -> str:
+        """The address to listen on."""
+        protected = self.tokens_file is not None or self.tls is not None
+        return exposure.listening_host(self.host, protected=protected)
+
+    def warnings(self, key: str) -> list[str]:
+        """What is dangerous in it, as ``path: text``; ``key`` is its configuration path."""
+        if self.tokens_file is not None or (self.tls is not None and self.tls.client_ca):
+            return []
+        danger = "may read every table: nobody is asked for a token or a certificate"
+        cure = f"set {key}.tokens_file, or tls with a client_ca"
+        found = exposure.warning(f"{key}.host", self.listening_host, danger, cure)
+        return [] if found is None else [found]
+
 
 class Fanout(Section):
-    """The gRPC side. ``drain_grace``: how long clients may stay after GoAway."""
+    """The gRPC side. ``drain_grace``: how long clients may stay after GoAway.
+
+    ``spool_max_size``: disk, in bytes, for snapshots that slow clients haven't taken yet.
+    """
 
     grpc: Grpc = Grpc()
     drain_grace: Duration = Field(default=10.0, ge=0)
+    spool_max_size: Size = Field(default=32 * 10**9, ge=1 << 20)
 
 
-class Http(Section):
-    """Where /health/live, /health/ready, /status and /metrics are."""
+class Http(HttpSettings):
+    """Where /health/live, /health/ready, /status and /metrics are, POST /catchup and recopies."""
 
-    host: str = "0.0.0.0"
     port: int = Field(default=8081, ge=0, le=65535)
 
 
@@ -202,7 +232,7 @@ class Table(Section):
     """
 
     source: str | None = None
-    namespace: str = Field(default="public", alias="schema", min_length=1)
+    namespace: SchemaName = Field(default="public", alias="schema")
     table: str = Field(min_length=1)
     append_only: bool = False
     targets: tuple[Target, ...] = (Target(),)
@@ -305,6 +335,18 @@ class Config(Section):
         """How many clients all serving processes together take."""
         return next((value for _, value in self._said("max_clients")), self.fanout.grpc.max_clients)
 
+    @property
+    def max_clients_per_identity(self) -> int:
+        """How many of them may be one token's, certificate's or address's."""
+        said = self.fanout.grpc.max_clients_per_identity
+        return said or -(-self.max_clients * 9 // 10)
+
+    @property
+    def max_clients_per_client_id(self) -> int:
+        """How many of these may call themselves the same."""
+        said = self.fanout.grpc.max_clients_per_client_id
+        return said or -(-self.max_clients // 2)
+
     def snapshot_path(self, table: Table) -> Path | None:
         """Where the table's periodic snapshots are kept; None if it has none."""
         snapshot = table.target.snapshot
@@ -315,8 +357,9 @@ class Config(Section):
         return directory / quote(table.name, safe="")
 
     def warnings(self) -> list[str]:
-        """What is accepted and has no effect in this version, by path."""
-        return []
+        """What is accepted and dangerous, as ``path: text``."""
+        danger = "may read the status and have tables copied again: no token is asked for"
+        return [*self.fanout.grpc.warnings("fanout.grpc"), *self.http.warnings("http", danger)]
 
 
 def load(path: Path | str | None, sets: Sequence[str] = ()) -> Config:

@@ -49,6 +49,13 @@ class SlotLost(SourceError):
     """
 
 
+class SlotForeign(SlotLost):
+    """There is a slot of our name that isn't provably ours: it isn't touched.
+
+    It is tried again with growing pauses, until somebody has dropped it or chosen another name.
+    """
+
+
 class SlotInUse(SourceError):
     """Another process streams from the slot; it is tried again with growing pauses."""
 

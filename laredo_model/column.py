@@ -54,7 +54,7 @@ def from_json(described: Mapping[str, Any]) -> Column:
             int(described.get("ordinal", 0)),
             None if key_ordinal is None else int(key_ordinal),
         )
-    except (TypeError, ValueError) as wrong:
+    except (TypeError, ValueError, OverflowError) as wrong:
         raise BadColumn(f"column {name!r}: {wrong}") from wrong
 
 

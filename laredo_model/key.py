@@ -26,12 +26,18 @@ def of_fragments(fragments: Sequence[bytes]) -> bytes:
 
 
 def of_fragment(fragment: bytes) -> bytes:
-    """The key of a row whose one key column has this JSON value."""
+    """The key of a row whose one key column has this JSON value.
+
+    :raises BadLine: if it is a string with escapes that JSON has not.
+    """
     if fragment[:1] != b'"':
         return fragment
     if b"\\" not in fragment:
         return fragment[1:-1]
-    text: str = orjson.loads(fragment)
+    try:
+        text: str = orjson.loads(fragment)
+    except ValueError as wrong:
+        raise BadLine(f"a key isn't a JSON string ({wrong}): {fragment[:80]!r}") from wrong
     return text.encode()
 
 

@@ -23,6 +23,8 @@ MISSING = b"\x02"
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^,}\]\[{\"]+")
+_BLANK = frozenset((b" ", b"\t", b"\n", b"\r"))
+_BLANKS = re.compile(rb"[ \t\n\r]*")
 _NESTED_STOP = re.compile(rb'["\[\]{}]')
 
 
@@ -47,7 +49,7 @@ def join(names: Sequence[str], fragments: Sequence[bytes]) -> bytes:
 def items(line: bytes) -> list[tuple[bytes, bytes]]:
     """Each column's name (still a JSON string) and its value's bytes, verbatim, in order.
 
-    :raises BadLine: if ``line`` isn't an object without blanks between its members.
+    :raises BadLine: if ``line`` isn't an object without blanks around its members' names.
     """
     at = 1 if line[:1] == PARTIAL else 0
     if line[at : at + 1] != b"{" or line[-1:] != b"}":
@@ -82,7 +84,10 @@ def names(line: bytes) -> list[str]:
 
     :raises BadLine: if ``line`` isn't a row's line.
     """
-    return [orjson.loads(name) for name, _ in items(line)]
+    try:
+        return [orjson.loads(name) for name, _ in items(line)]
+    except orjson.JSONDecodeError as wrong:
+        raise BadLine(f"a column's name isn't a JSON string ({wrong}): {line[:80]!r}") from wrong
 
 
 def is_partial(line: bytes) -> bool:
@@ -140,6 +145,20 @@ def elements(array: bytes) -> list[bytes]:
 
 
 def _value_end(line: bytes, start: int) -> int:
+    """Where the value from ``start`` ends; a json column's may have blanks before and behind it."""
+    if line[start : start + 1] in _BLANK:
+        start = _behind_blanks(line, start)
+    end = _bare_value_end(line, start)
+    return _behind_blanks(line, end) if line[end : end + 1] in _BLANK else end
+
+
+def _behind_blanks(line: bytes, at: int) -> int:
+    blanks = _BLANKS.match(line, at)
+    assert blanks is not None, "no blank is matched too"
+    return blanks.end()
+
+
+def _bare_value_end(line: bytes, start: int) -> int:
     first = line[start : start + 1]
     if first == b'"':
         match = _STRING.match(line, start)

@@ -31,9 +31,9 @@ class Rule(Enum):
     JSON = auto()
     """The value itself, verbatim; raw line breaks become blanks (only json has any)."""
     NESTING = auto()
-    """A string, PostgreSQL's text, which to_json would nest: composites, hstore, int2vector."""
+    """A string, PostgreSQL's text, which to_json would nest: composites, int2vector."""
     TEXT = auto()
-    """A string, PostgreSQL's text, as to_json gives it too."""
+    """A string, PostgreSQL's text."""
     ARRAY = auto()
     """A JSON array of the element's rule, nested as deep as the array has dimensions."""
 
@@ -43,7 +43,7 @@ class TypeInfo:
     """One row of pg_type, with the types it is made of.
 
     ``element`` is an array's element type, ``base`` a domain's base type (one
-    step down); ``casts_to_json`` says that to_json would use a cast function.
+    step down).
     """
 
     oid: int
@@ -54,8 +54,18 @@ class TypeInfo:
     delimiter: str = ","
     base: "TypeInfo | None" = None
     base_modifier: int = -1
-    casts_to_json: bool = False
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether PostgreSQL itself brings it, so that its casts are PostgreSQL's too.
+
+        Who owns any other type may define what a cast of it does, to text and to json as well.
+        """
+        return self.namespace == "pg_catalog" and self.oid < _FIRST_NORMAL_OID
+
+
+_FIRST_NORMAL_OID = 16384
+"""FirstNormalObjectId: json_categorize_type looks for casts to json from there on."""
 
 _BUILT_IN = {
     "bool": Rule.BOOLEAN,
@@ -87,7 +97,7 @@ def rule_of(type_info: TypeInfo) -> Rule:
     base = base_of(type_info)
     if base.element is not None:
         return Rule.ARRAY
-    if base.typtype == "c" or base.casts_to_json:
+    if base.typtype == "c":
         return Rule.NESTING
     if base.namespace != "pg_catalog":
         return Rule.TEXT
@@ -116,7 +126,6 @@ class TypeRow(NamedTuple):
     delimiter: str
     base: int
     base_modifier: int
-    casts_to_json: bool
 
 
 TYPES_SQL = """
@@ -130,18 +139,14 @@ WITH RECURSIVE wanted(oid) AS (
 SELECT t.oid::int8, t.typname::text, n.nspname::text, t.typtype::text,
     CASE WHEN element.oid IS NULL THEN 0 ELSE t.typelem::int8 END,
     coalesce(element.typdelim, t.typdelim)::text,
-    t.typbasetype::int8, t.typtypmod,
-    t.oid >= 16384 AND EXISTS (
-        SELECT FROM pg_catalog.pg_cast c
-        WHERE c.castsource = t.oid AND c.casttarget = 114 AND c.castmethod = 'f')
+    t.typbasetype::int8, t.typtypmod
 FROM wanted
 JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
 LEFT JOIN pg_catalog.pg_type element ON element.oid = t.typelem AND element.typarray = t.oid
 """
 """Types by oid, and all that they are made of. A true array is the typarray of its element,
-which int2vector and oidvector are not; its elements are parted by the element's typdelim.
-to_json looks for a cast only above the first normal oid, 16384 (json_categorize_type)."""
+which int2vector and oidvector are not; its elements are parted by the element's typdelim."""
 
 
 def type_infos(rows: Iterable[TypeRow]) -> dict[int, TypeInfo]:
@@ -161,7 +166,6 @@ def type_infos(rows: Iterable[TypeRow]) -> dict[int, TypeInfo]:
                 row.delimiter,
                 make(row.base) if row.base else None,
                 row.base_modifier,
-                row.casts_to_json,
             )
         return made[oid]
 

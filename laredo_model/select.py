@@ -7,7 +7,8 @@ bytes that ``fragment.py`` makes of the stream's text.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from laredo_model.rule import Rule, TypeInfo, base_of, element_of, rule_of
+from laredo_model import text_sql
+from laredo_model.rule import Rule, TypeInfo, base_of, rule_of
 
 SESSION = {
     "client_encoding": "UTF8",
@@ -45,20 +46,55 @@ def table_name(schema: str, table: str) -> str:
 
 
 def value_sql(column: Selected) -> str:
-    """The expression, on the row ``t``, whose to_json is the column's JSON value."""
+    """The expression, on the row ``t``, whose to_json is the column's JSON value.
+
+    No value of a type that isn't PostgreSQL's own is cast: see ``text_sql.py``.
+    """
     name = f"t.{identifier(column.name)}"
     base = base_of(column.type_info)
-    suffix = ""
     if base.element is not None:
-        base, suffix = element_of(base), "[]"
+        return _array_sql(name, base, base.element)
+    return _scalar_sql(name, base)
+
+
+def _scalar_sql(value: str, base: TypeInfo) -> str:
+    if not base.is_built_in:
+        return text_sql.of_value(value, base)
     rule = rule_of(base)
     if rule in (Rule.DECIMAL, Rule.NESTING):
-        return f"{name}::text{suffix}"
+        return f"{value}::text"
     if rule is Rule.OID:
-        return f"{name}::int8{suffix}"
+        return f"{value}::int8"
     if rule is Rule.JSON and base.name == "json":
-        return f"translate({name}::text, E'\\n\\r', '  ')::json{suffix}"
-    return name
+        return f"{_without_line_breaks(f'{value}::text')}::json"
+    return value
+
+
+def _array_sql(value: str, array: TypeInfo, declared: TypeInfo) -> str:
+    element = base_of(declared)
+    rule = rule_of(element)
+    if rule is Rule.ARRAY or (array.delimiter != "," and not element.is_built_in):
+        return text_sql.of_elements(value, lambda each: _element_sql(each, declared))
+    # The type of an array of domains belongs to the domain's owner, and so do its casts.
+    text = f"{value}::text" if array.is_built_in else text_sql.of_value(value, array)
+    if rule in (Rule.DECIMAL, Rule.NESTING) or not element.is_built_in:
+        return f"{value}::text[]" if array.is_built_in else f"({text})::text[]"
+    if rule is Rule.OID:
+        return f"{value}::int8[]" if array.is_built_in else f"({text})::int8[]"
+    if rule is Rule.JSON and element.name == "json":
+        return f"{_without_line_breaks(text)}::json[]"
+    return value
+
+
+def _element_sql(value: str, declared: TypeInfo) -> str:
+    base = base_of(declared)
+    if base.element is not None:
+        return _array_sql(value, base, base.element)
+    return _scalar_sql(value, base)
+
+
+def _without_line_breaks(text: str) -> str:
+    return f"translate({text}, E'\\n\\r', '  ')"
 
 
 def key_sql(key: Sequence[Selected]) -> str:

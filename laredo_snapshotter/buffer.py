@@ -48,6 +48,11 @@ class NetChanges:
         return len(self._entries)
 
     @property
+    def depth(self) -> int:
+        """Keys in memory and in the spill file; one that is in both counts twice."""
+        return len(self._entries) + self._spilled
+
+    @property
     def spilled_bytes(self) -> int:
         """Bytes in the spill file."""
         return self._spill.size if self._spill is not None else 0
@@ -209,9 +214,14 @@ class Sealed:
         return self._changes.memory_bytes
 
     @property
-    def spilled(self) -> bool:
-        """Whether it holds disk space until closed."""
-        return self._changes.spilled_bytes > 0
+    def spilled_bytes(self) -> int:
+        """Disk space that it holds until closed."""
+        return self._changes.spilled_bytes
+
+    @property
+    def depth(self) -> int:
+        """Changed keys in it, at most."""
+        return self._changes.depth
 
     @property
     def empty(self) -> bool:
@@ -278,8 +288,8 @@ class ChangeBuffer:
 
     @property
     def depth(self) -> int:
-        """Changed keys in memory."""
-        return len(self._whole) + (len(self._open) if self._open is not None else 0)
+        """Changed keys, those in spill files too."""
+        return self._whole.depth + (self._open.depth if self._open is not None else 0)
 
     @property
     def in_transaction(self) -> bool:

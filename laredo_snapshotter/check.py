@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from laredo_archive import manifest_parser, naming
+from laredo_archive import manifest_parser, naming, neighbours
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.destination import Destination
-from laredo_archive.errors import ArchiveError
+from laredo_archive.errors import ArchiveError, DestinationDenied
 from laredo_archive.head import head_of
 from laredo_archive.manifest import Manifest
 from laredo_fanout.client.errors import ClientError
@@ -21,21 +21,26 @@ from laredo_model import position as position_
 from laredo_model.column import key_columns
 from laredo_snapshotter import config_places
 from laredo_snapshotter.check_aws import Look, Shared, in_thread, title_of
-from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.config_places import DestinationConfig
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.finding import Finding, Section, show
+from laredo_snapshotter.trigger_history import told
 
 SERVER_PATIENCE_S = 10.0
+TRIGGERS = "snapshot triggers"
 
 
-async def check_tables(tables: Sequence[TableConfig]) -> int:
+async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
     """Look at every table's server, destinations and sinks, and print what was found.
 
     The result is an exit code: 0 if all is well, else 1.
     """
+    dangers = [Finding("http", True, f"warning: {danger}") for danger in http.dangers]
     with Console(stderr=True).status("looking at servers, destinations and sinks"):
         sections = await _sections(tables, Stores())
+    if dangers:
+        sections.append(Section("http", dangers))
     show(sections, Console())
     return 0 if all(found.good for section in sections for found in section.findings) else 1
 
@@ -100,24 +105,42 @@ async def _handshake(table: TableConfig) -> Handshake | None:
 
 def _archive(table: TableConfig, place: DestinationConfig, stores: Stores) -> Iterator[Finding]:
     try:
-        yield _manifest(table, stores.destination(place, stores.clients(table.profiles)))
+        destination = stores.destination(place, stores.clients(table.profiles))
+        yield from _manifest(table, destination, first=place is table.destinations[0])
     except AwsError as unusable:
         yield Finding(f"archive {place.uri}{table.key_prefix}", False, str(unusable))
 
 
-def _manifest(table: TableConfig, destination: Destination) -> Finding:
+def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> Iterator[Finding]:
     key = naming.manifest_key(table.key_prefix)
     what = f"archive {destination.uri_of(key)}"
     try:
         found = destination.get(key)
         if found is None:
-            return Finding(what, True, "none yet; the first base will begin it")
+            yield _of_new(what, table, destination)
+            if first:
+                yield Finding(TRIGGERS, True, told(table.triggers, None))
+            return
         manifest = manifest_parser.parse(found.data, destination.uri_of(key))
     except ArchiveError as wrong:
-        return Finding(what, False, str(wrong))
+        yield Finding(what, False, str(wrong))
+        return
     if manifest.table != table.name:
-        return Finding(what, False, f"it is the archive of {manifest.table}")
-    return Finding(what, True, _described(manifest))
+        yield Finding(what, False, f"it is the archive of {manifest.table}")
+        return
+    yield Finding(what, True, _described(manifest))
+    if first:
+        yield Finding(TRIGGERS, True, told(table.triggers, manifest))
+
+
+def _of_new(what: str, table: TableConfig, destination: Destination) -> Finding:
+    neighbours.refuse_other_prefix(destination, table.name, table.key_prefix)
+    try:
+        found = neighbours.look(destination, table.key_prefix)
+    except DestinationDenied:
+        found = None  # a writer needn't be allowed to list
+    beside = f"; there are {found}" if found else ""
+    return Finding(what, True, f"none yet; the first base will begin it{beside}")
 
 
 def _described(manifest: Manifest) -> str:

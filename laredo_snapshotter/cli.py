@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import structlog
 
+from laredo_model.printable import printable, printable_lines
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
 from laredo_snapshotter import logs, malloc
@@ -42,7 +43,8 @@ USAGE = 2
     default=20.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the last diffs may take after SIGTERM or SIGINT.",
+    help="How long what was read may take to be verified and written after SIGTERM or SIGINT; exit"
+    " code 3 if it took longer.",
 )
 @click.version_option(package_name="laredo-snapshotter")
 @click.pass_context
@@ -79,8 +81,7 @@ def check(
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
     block, tables = _loaded(path or around[0], (*around[1], *sets))
-    del block
-    _finish(asyncio.run(check_tables(tables)))
+    _finish(asyncio.run(check_tables(tables, block.http)))
 
 
 def main() -> None:
@@ -94,7 +95,7 @@ async def _run(
     try:
         return await Service(tables, http, flush_timeout).run()
     except PortTaken as taken:
-        click.echo(str(taken), err=True)
+        click.echo(printable(str(taken)), err=True)
         return 1
 
 
@@ -108,7 +109,7 @@ def _loaded(
         block = config_.load(path, sets)
         return block, config_.tables(block)
     except (SettingsError, ConfigRefused) as wrong:
-        click.echo(str(wrong), err=True)
+        click.echo(printable_lines(str(wrong)), err=True)
         sys.exit(USAGE)
 
 

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -24,15 +23,12 @@ from laredo_archive.commit import TableArchive
 from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
 from laredo_fanout.client.subscription import Backoff
 from laredo_model import position as position_
-from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
-from laredo_snapshotter.buffer import Outcome, Sealed
+from laredo_snapshotter.buffer import Sealed
+from laredo_snapshotter.diff_commit import UNWRITTEN, DiffCommit, Unwritten, Written
 from laredo_snapshotter.errors import NeverVerified
 
 log = structlog.get_logger(__name__)
-
-_UNWRITTEN = object()
-"""What a diff without changes comes to."""
 
 RETRY = Backoff(initial=0.5, maximum=15.0)
 
@@ -54,6 +50,13 @@ class Unverified(NamedTuple):
     since: float
 
 
+class Waiting(NamedTuple):
+    """Diffs and bases that aren't committed, and the changed keys of these diffs."""
+
+    artifacts: int
+    changes: int
+
+
 class CommitCounters(Protocol):
     """What a committer counts."""
 
@@ -69,14 +72,16 @@ class _Job(NamedTuple):
     until: int | None = None
     """Where it ends; None: it may be committed whatever the boundary is."""
     sealed: Sealed | None = None
+    number: int = 0
+    """They count up."""
 
     @property
     def memory_bytes(self) -> int:
         return 0 if self.sealed is None else self.sealed.memory_bytes
 
     @property
-    def on_disk(self) -> bool:
-        return self.sealed is not None and self.sealed.spilled
+    def spilled_bytes(self) -> int:
+        return 0 if self.sealed is None else self.sealed.spilled_bytes
 
 
 class _Based(NamedTuple):
@@ -98,7 +103,7 @@ class Committer:
         self._diff_formats = diff_formats
         self._executor = executor
         self._counters = counters
-        self._unwritten = _Unwritten()
+        self._unwritten = Unwritten()
         self._jobs: deque[_Job] = deque()
         self._holding: Holding | None = None
         self._boundary: int | None = None
@@ -106,6 +111,10 @@ class Committer:
         self._waits_since = time.monotonic()
         self._changed = asyncio.Event()
         self._table = table
+        self.newest = 0
+        """Number of the job that was put last."""
+        self.thrown_away = 0
+        """Artifacts that were never verified."""
         self._log = log.bind(table=table)
         self.last_write = time.monotonic()
         """When the manifest was last written, monotonic."""
@@ -135,6 +144,12 @@ class Committer:
         assert job.until is not None and self._boundary is not None
         return Unverified(job.until, self._boundary, self._waits_since)
 
+    def waiting(self, newest: int | None = None) -> Waiting:
+        """What isn't committed of the jobs up to number ``newest``, or of all."""
+        jobs = [job for job in self._jobs if newest is None or job.number <= newest]
+        artifacts = sum(job.sealed is not None or job.done is not None for job in jobs)
+        return Waiting(artifacts, sum(job.sealed.depth for job in jobs if job.sealed is not None))
+
     @property
     def waiting_bytes(self) -> int:
         """Memory of the sealed buffers that aren't committed."""
@@ -143,7 +158,21 @@ class Committer:
     @property
     def waiting_on_disk(self) -> bool:
         """Whether a sealed buffer with a spill file isn't committed."""
-        return any(job.on_disk for job in self._jobs)
+        return self.waiting_spilled_bytes > 0
+
+    @property
+    def waiting_spilled_bytes(self) -> int:
+        """Disk space of the sealed buffers that aren't committed."""
+        return sum(job.spilled_bytes for job in self._jobs)
+
+    def waiting_changes(self, after: int) -> int:
+        """Changed keys of the sealed buffers that end after ``after``, the archive's head."""
+        # The job that is being committed may be in the archive already.
+        return sum(
+            job.sealed.depth
+            for job in self._jobs
+            if job.sealed is not None and job.sealed.to_position > after
+        )
 
     @property
     def idle(self) -> bool:
@@ -152,7 +181,7 @@ class Committer:
 
     def put(self, sealed: Sealed) -> None:
         """Commit ``sealed`` as a diff, unless it turns out to be empty and isn't forced."""
-        commit = _DiffCommit(self._archive, sealed, self._diff_formats, self._unwritten)
+        commit = DiffCommit(self._archive, sealed, self._diff_formats, self._unwritten)
         self._add(
             _Job(
                 f"diff up to {position_.text(sealed.to_position)}",
@@ -254,6 +283,8 @@ class Committer:
         return job.until is not None and self._boundary is not None and job.until > self._boundary
 
     def _throw_away(self, job: _Job) -> None:
+        if job.sealed is not None or job.done is not None:
+            self.thrown_away += 1
         self._log.warning("thrown away, never verified", what=job.what)
         if job.sealed is not None:
             job.sealed.close()
@@ -264,7 +295,8 @@ class Committer:
     def _add(self, job: _Job) -> None:
         if not self._jobs:
             self._waits_since = time.monotonic()
-        self._jobs.append(job)
+        self.newest += 1
+        self._jobs.append(job._replace(number=self.newest))
         self._notify()
 
     def _notify(self) -> None:
@@ -280,11 +312,11 @@ class Committer:
             if not job.done.cancelled():
                 job.done.set_exception(failure)
             return
-        if result is not _UNWRITTEN:
+        if result is not UNWRITTEN:
             self.last_write = time.monotonic()
         if job.done is not None and not job.done.cancelled():
             job.done.set_result(result)
-        if isinstance(result, _Written):
+        if isinstance(result, Written):
             self._counters.artifact("diff")
             self._log.info("diff committed", **result.to_log())
 
@@ -316,84 +348,3 @@ class Committer:
         )
         self._notify()
         return delay
-
-
-class _Written(NamedTuple):
-    epoch: int
-    from_position: Position
-    to_position: int
-    outcome: Outcome
-    size_bytes: int
-
-    def to_log(self) -> dict[str, object]:
-        return {
-            "epoch": self.epoch,
-            "from_position": position_.text(self.from_position),
-            "to_position": position_.text(self.to_position),
-            "changes": self.outcome.change_count,
-            "rows": self.outcome.rows,
-            "size_bytes": self.size_bytes,
-        }
-
-
-class _Unwritten:
-    """What came to nothing since the head, in buffers that turned out to be empty."""
-
-    def __init__(self) -> None:
-        self.cancelled = 0
-
-
-class _DiffCommit:
-    """One diff's commit; run again after CommitUnavailable it is the same commit."""
-
-    def __init__(
-        self,
-        archive: TableArchive,
-        sealed: Sealed,
-        formats: tuple[str, ...],
-        unwritten: _Unwritten,
-    ) -> None:
-        self._archive = archive
-        self._sealed = sealed
-        self._formats = formats
-        self._unwritten = unwritten
-        self._measured: tuple[Position, Outcome] | None = None
-
-    def run(self) -> object:
-        """Commit it, in a thread; what was written, or _UNWRITTEN if there was nothing."""
-        sealed = self._sealed
-        start, outcome = self._measure()
-        if outcome.empty and not (sealed.forced and sealed.to_position > start):
-            self._unwritten.cancelled += outcome.cancelled
-            sealed.close()
-            return _UNWRITTEN
-        artifact = self._archive.commit_diff(
-            sealed.changes(),
-            from_position=start,
-            to_position=Position(sealed.to_position),
-            to_time=time_of(sealed.to_time_us),
-            rows=outcome.rows,
-            checksum=outcome.checksum,
-            formats=self._formats,
-            truncate=outcome.truncate,
-            cancelled=outcome.cancelled + self._unwritten.cancelled,
-        )
-        self._unwritten.cancelled = 0
-        sealed.close()
-        return _Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
-
-    def _measure(self) -> tuple[Position, Outcome]:
-        if self._measured is None:
-            head = self._archive.head
-            assert head is not None and head.rows is not None and head.checksum is not None
-            before = StateChecksum.from_hex(head.rows, head.checksum)
-            self._measured = head.position, self._sealed.measure(before)
-        return self._measured
-
-
-def time_of(microseconds: int | None) -> datetime | None:
-    """A commit time in microseconds since 1970 as a datetime."""
-    if microseconds is None:
-        return None
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)

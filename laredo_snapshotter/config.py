@@ -11,10 +11,19 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from laredo_archive import codec
+from laredo_archive import codec, naming
 from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_model import settings
-from laredo_model.settings import Duration, Secret, Section, SettingsError, Size, WrongAt
+from laredo_model.http.settings import HttpSettings
+from laredo_model.settings import (
+    Duration,
+    SchemaName,
+    Secret,
+    Section,
+    SettingsError,
+    Size,
+    WrongAt,
+)
 from laredo_snapshotter.config_places import (
     CredentialsBlock,
     DestinationConfig,
@@ -54,7 +63,7 @@ class SourceBlock(Section):
     """Which table, and the laredo-fanout server that streams it."""
 
     server: str | None = None
-    schema_name: Annotated[str, Field(alias="schema")] = "public"
+    schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
     table: str | None = None
     client_id: str | None = None
     local_snapshot_path: Path | None = None
@@ -70,7 +79,7 @@ class DiffBlock(Section):
 
 
 class SnapshotBlock(Section):
-    """When a new base is written; an omitted trigger is off."""
+    """When a new base is written; an omitted trigger is off, but for max_diffs."""
 
     min_interval: Annotated[Duration, Field(ge=0)] = 0.0
     max_interval: Annotated[Duration, Field(gt=0)] | None = None
@@ -78,7 +87,8 @@ class SnapshotBlock(Section):
     max_diff_fraction: Positive | None = None
     max_churn_records: Count | None = None
     max_churn_fraction: Positive | None = None
-    max_diffs: Count = 2000
+    max_diffs: Annotated[int, Field(ge=0)] = 2000
+    """0: off."""
 
     @model_validator(mode="after")
     def _order(self) -> "SnapshotBlock":
@@ -140,18 +150,20 @@ class TableBlock(Section):
 
     @field_validator("key_prefix")
     @classmethod
-    def _inside(cls, prefix: str | None) -> str | None:
-        if prefix and (prefix.startswith("/") or ".." in prefix.split("/")):
-            raise ValueError(f'"{prefix}" leads out of the destination')
-        return prefix
+    def _directory(cls, prefix: str | None) -> str | None:
+        return None if prefix is None else naming.directory_prefix(prefix)
 
 
-class HttpBlock(Section):
-    """Health, status, metrics and POST /snapshot, which asks for the token if there is one."""
+class HttpBlock(HttpSettings):
+    """Health, status, metrics and POST /snapshot."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, lt=65536)] = 8082
-    token: Secret | None = None
+    port: Annotated[int, Field(ge=0, le=65535)] = 8082
+
+    @property
+    def dangers(self) -> list[str]:
+        """What is dangerous in it, as ``path: text``."""
+        danger = "may read the status and have new bases written: no token is asked for"
+        return self.warnings("snapshotter.http", danger)
 
 
 class SnapshotterBlock(TableBlock):
@@ -208,7 +220,16 @@ class TableConfig:
         self.profiles = profiles_of(block.credentials)
         self.formats = block.formats
         self.retention = block.retention
-        self.key_prefix = f"{source.table}/" if block.key_prefix is None else block.key_prefix
+        self.key_prefix = (
+            _default_prefix(path, source.table) if block.key_prefix is None else block.key_prefix
+        )
+        if not self.key_prefix and block.retention.collect_interval:
+            raise ConfigRefused(
+                f"{path}.key_prefix: is empty, so what else is in the destination can't be told"
+                " from this archive's garbage. Name a directory (default:"
+                f' "{naming.default_prefix(source.table)}"), or switch the collector off:'
+                " retention { collect_interval = 0 }"
+            )
         self.key_fields = block.key_fields
         self.seen_interval = block.seen_interval
 
@@ -251,6 +272,15 @@ def tables(block: SnapshotterBlock) -> list[TableConfig]:
         ]
     _check_apart(found)
     return found
+
+
+def _default_prefix(path: str, table: str) -> str:
+    try:
+        return naming.directory_prefix(naming.default_prefix(table))
+    except ValueError as wrong:
+        raise ConfigRefused(
+            f"{path}.key_prefix: the default for the table {table}: {wrong}; give it one of its own"
+        ) from None
 
 
 def _over(outer: TableBlock, inner: TableBlock) -> TableBlock:
@@ -312,7 +342,7 @@ def _check_once(path: str, key: str, names: list[str]) -> None:
 def _check_own(
     table: TableConfig, store: str, path: str, archives: list[tuple[str, str, str]]
 ) -> None:
-    """The collector of one archive would take another's objects below it for garbage."""
+    """Each archive has a directory that no other one is in."""
     for other_store, other_path, other in archives:
         if store == other_store and (path.startswith(other_path) or other_path.startswith(path)):
             raise ConfigRefused(

@@ -290,12 +290,22 @@ class Feed:
     async def _begin_base(self, begin: SnapshotBegin) -> None:
         if begin.position is None or self._stream_history is None:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
+        had = self._position
         self._close_chain()
         self._outlet.boundary = 0 if self._tells_boundary else None
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
             raise Reopen("what was taken isn't committed yet", self._settled) from None
+        place = self._table.place
+        if had is not None and place is not None and place[0] < had:
+            # What was taken beyond may have been put right since, and what is archived is right.
+            self._last_seal = 0
+            self._position, self._history = place
+            self._last_whole = self._position
+            raise Reopen(
+                "the server can't go on from there, perhaps from the archive's end", _at_once
+            )
         self._base = await self._table.begin_base(begin, self.columns, self._stream_history)
 
     async def _end_base(self, end: SnapshotEnd) -> None:

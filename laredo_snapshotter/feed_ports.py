@@ -5,6 +5,7 @@ from typing import Protocol
 from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
 from laredo_model.column import Column
 from laredo_model.history import History
+from laredo_model.position import Position
 from laredo_snapshotter.buffer import Sealed
 
 
@@ -64,6 +65,10 @@ class Table(Protocol):
 
     def fits(self, handshake: Handshake) -> bool:
         """Whether changes from this stream may follow the archive's head."""
+
+    @property
+    def place(self) -> tuple[Position, History] | None:
+        """Where the archive ends; None if nothing may follow what it has."""
 
     async def begin_base(
         self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History

@@ -8,6 +8,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from laredo_model.printable import printable
+
 
 class Finding(NamedTuple):
     """One thing that was looked at."""
@@ -28,18 +30,23 @@ def show(sections: Sequence[Section], console: Console) -> None:
     """A table for people on a terminal, else a line for each finding."""
     for section in sections:
         if console.is_terminal:
-            console.print(f"[bold]{escape(section.title)}[/]", highlight=False)
+            console.print(f"[bold]{_shown(section.title)}[/]", highlight=False)
             console.print(Padding(_table(section), (0, 0, 1, 2)))
         else:
             for finding in section.findings:
                 mark = "ok" if finding.good else "wrong"
-                print(f"{section.title}: {mark}: {finding.what}: {finding.said}")
+                print(printable(f"{section.title}: {mark}: {finding.what}: {finding.said}"))
     found = [finding for section in sections for finding in section.findings]
     wrong = sum(not finding.good for finding in found)
     console.print(
         f"{len(found)} looked at, " + (f"[red]{wrong} wrong[/]" if wrong else "[green]all well[/]"),
         highlight=False,
     )
+
+
+def _shown(text: str) -> str:
+    """Names of tables, keys and places are other people's."""
+    return escape(printable(text))
 
 
 def _table(section: Section) -> Table:
@@ -49,5 +56,5 @@ def _table(section: Section) -> Table:
     shown.add_column(overflow="fold", ratio=1)
     for finding in section.findings:
         mark = "[green]ok[/]" if finding.good else "[red]wrong[/]"
-        shown.add_row(mark, escape(finding.what), escape(finding.said))
+        shown.add_row(mark, _shown(finding.what), _shown(finding.said))
     return shown

@@ -1,17 +1,12 @@
 """HTTP: health, status, metrics, and POST /snapshot."""
 
 import asyncio
-import contextlib
-import hmac
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from laredo_snapshotter.config import HttpBlock
 from laredo_snapshotter.errors import SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableStatus
@@ -23,17 +18,17 @@ class Writers(Protocol):
     def statuses(self) -> Sequence[TableStatus]:
         """Every table's."""
 
-    def request_snapshots(self, tables: Sequence[str]) -> Mapping[str, "asyncio.Future[int]"]:
-        """Ask for a new base of each; the futures bring the epochs once committed.
+    def request_snapshot(self, table: str) -> "asyncio.Future[int]":
+        """Ask for a new base; the future brings its epoch once committed.
 
-        :raises SnapshotNotReady: if one of them can't make any.
+        :raises SnapshotNotReady: if the table can't make any.
         """
 
 
-def app(writers: Writers, metrics: Metrics, settings: HttpBlock, version: str) -> FastAPI:
+def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
     """The application."""
-    api = FastAPI(title="laredo-snapshotter", version=version, docs_url=None, redoc_url=None)
-    token = None if settings.token is None else settings.token.get_secret_value()
+    # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
+    api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
     @api.get("/health/live")
     async def live() -> dict[str, str]:
@@ -60,71 +55,64 @@ def app(writers: Writers, metrics: Metrics, settings: HttpBlock, version: str) -
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @api.post("/snapshot")
-    async def snapshot(
-        request: Request, table: str | None = None, wait: bool = False
-    ) -> JSONResponse:
-        if token is not None and not _knows(request, token):
-            return JSONResponse(
-                {"error": "a token is needed: Authorization: Bearer ..."},
-                401,
-                {"WWW-Authenticate": "Bearer"},
-            )
+    async def snapshot(table: str | None = None, wait: bool = False) -> JSONResponse:
         known = [status.table for status in writers.statuses()]
         if table is not None and table not in known:
             return JSONResponse({"error": f"no table {table} here; there are {known}"}, 404)
-        wanted = known if table is None else [table]
-        try:
-            asked = writers.request_snapshots(wanted)
-        except SnapshotNotReady as refused:
-            return JSONResponse({"error": str(refused)}, 409)
-        if not wait:
-            return JSONResponse({"requested": wanted}, 202)
-        return await _epochs(asked)
+        if table is None:
+            return await _snapshot_all(writers, known, wait=wait)
+        return await _snapshot_one(writers, table, wait=wait)
 
     return api
 
 
-async def _epochs(asked: Mapping[str, "asyncio.Future[int]"]) -> JSONResponse:
-    results = await asyncio.gather(
-        *(asyncio.shield(future) for future in asked.values()), return_exceptions=True
-    )
-    epochs = {t: r for t, r in zip(asked, results, strict=True) if isinstance(r, int)}
-    errors = {t: str(r) for t, r in zip(asked, results, strict=True) if not isinstance(r, int)}
-    body = {"epochs": epochs, **({"errors": errors} if errors else {})}
-    return JSONResponse(body, 503 if errors else 200)
+async def _snapshot_one(writers: Writers, table: str, *, wait: bool) -> JSONResponse:
+    try:
+        asked = writers.request_snapshot(table)
+    except SnapshotNotReady as refused:
+        return JSONResponse({"error": str(refused)}, 409)
+    if not wait:
+        return JSONResponse({"requested": [table]}, 202)
+    try:
+        return JSONResponse({"epochs": {table: await asyncio.shield(asked)}})
+    except SnapshotNotReady as failed:
+        return JSONResponse({"epochs": {}, "errors": {table: str(failed)}}, 503)
 
 
-def _knows(request: Request, token: str) -> bool:
-    given = request.headers.get("authorization", "")
-    return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+async def _snapshot_all(writers: Writers, tables: Sequence[str], *, wait: bool) -> JSONResponse:
+    """Ask every table; one that can't make a base holds up none of the others."""
+    asked: dict[str, asyncio.Future[int]] = {}
+    answers: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        try:
+            asked[table] = writers.request_snapshot(table)
+            answers[table] = {"status": "requested"}
+        except SnapshotNotReady as refused:
+            answers[table] = {"status": "refused", "error": str(refused)}
+    if wait:
+        answers |= await _written(asked)
+    good = [table for table in tables if "error" not in answers[table]]
+    if wait:
+        body: dict[str, Any] = {"epochs": {table: answers[table]["epoch"] for table in good}}
+    else:
+        body = {"requested": good}
+    if len(good) == len(tables):
+        return JSONResponse(body, 200 if wait else 202)
+    errors = {name: said["error"] for name, said in answers.items() if "error" in said}
+    body |= {"tables": answers, "errors": errors}
+    if good:
+        return JSONResponse(body, 207)
+    body["error"] = "; ".join(errors.values())
+    return JSONResponse(body, 503 if asked else 409)
 
 
-class Server(uvicorn.Server):
-    """uvicorn inside our own event loop, leaving the signals to us."""
-
-    def __init__(self, application: FastAPI) -> None:
-        self.port: int | None = None
-        """Where it listens; None before it does."""
-        super().__init__(
-            uvicorn.Config(
-                application,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=1,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def listen(self, settings: HttpBlock) -> socket.socket:
-        """The socket to serve on.
-
-        :raises OSError: if the address can't be had.
-        """
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listening = socket.create_server((settings.host, settings.port), family=family)
-        self.port = int(listening.getsockname()[1])
-        return listening
+async def _written(asked: Mapping[str, "asyncio.Future[int]"]) -> dict[str, dict[str, Any]]:
+    """What became of each base that was asked for."""
+    waiting = (asyncio.shield(future) for future in asked.values())
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    return {
+        table: {"status": "written", "epoch": result}
+        if isinstance(result, int)
+        else {"status": "failed", "error": str(result)}
+        for table, result in zip(asked, results, strict=True)
+    }

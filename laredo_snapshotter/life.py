@@ -1,7 +1,6 @@
 """One life of a table's writer: from the archive's head to the first thing that goes wrong."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -19,6 +18,7 @@ from laredo_fanout.client.table_status import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.history import History
+from laredo_model.position import Position
 from laredo_snapshotter.base_writer import BaseWriter
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
@@ -27,7 +27,8 @@ from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.feed import Feed
 from laredo_snapshotter.feed_ports import StreamedBase
 from laredo_snapshotter.journal_reach import JournalReach
-from laredo_snapshotter.live_base import LiveBase, WaitingBase
+from laredo_snapshotter.last_flush import LastFlush, Left
+from laredo_snapshotter.live_base import LiveBase, WaitingBase, why_new_epoch
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.rebase import Rebase
 from laredo_snapshotter.shape import same_shape
@@ -37,10 +38,6 @@ log = structlog.get_logger(__name__)
 
 REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
-GOODBYE_S = 4.0
-"""What sinks may take for the last notices, and then the manifest to say so."""
-VERIFY_S = 3.0
-"""What the last artifacts may wait for a look at the source's catalog."""
 JOURNAL_S = 5.0
 """Between two looks at the server's journal while the stream is closed."""
 
@@ -87,7 +84,16 @@ class Life:
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
         """Why the last re-base came to nothing."""
-        self.flush_problem: str | None = None
+        self.left: Left | None = None
+        """What was taken and never written, once it has ended."""
+        self._last = LastFlush(
+            config.name,
+            archive,
+            self.feed,
+            self.committer,
+            notifier=notifier,
+            executor=executor,
+        )
         self.journal: JournalReach | None = None
         """Not None while the feed itself keeps the stream closed."""
         self._rebasing: asyncio.Task[None] | None = None
@@ -97,14 +103,14 @@ class Life:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
-        """Write until ``stopping``, then flush a last diff within ``flush_timeout`` seconds.
+        """Write until ``stopping``, then what was taken, within ``flush_timeout`` seconds.
 
         :raises Exception: whatever ended it; the archive is as good as before.
         """
         committing = asyncio.create_task(self.committer.run())
         feeding = asyncio.create_task(self.feed.run())
         beating = asyncio.create_task(self._beats())
-        waking = asyncio.create_task(self._wake_notifier())
+        waking = asyncio.create_task(self._after_commits())
         waiting = asyncio.create_task(_until(stopping))
         try:
             ends: list[asyncio.Future[None]] = [self._failed, committing, feeding, beating, waking]
@@ -112,7 +118,11 @@ class Life:
             for ended in ends:
                 if ended.done():
                     ended.result()
-            await self._flush(feeding, committing, flush_timeout)
+            await self._drop_rebase()
+            self.left = await self._last.run(feeding, committing, self._failed, flush_timeout)
+        except Exception as failure:
+            self.left = self._last.left(str(failure))
+            raise
         finally:
             self._failed.cancel()
             tasks = [committing, feeding, beating, waking, waiting]
@@ -126,8 +136,12 @@ class Life:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.feed.buffer.clear()
 
+    def left_now(self) -> Left | None:
+        """What would be left if it ended now."""
+        return self._last.left()
+
     def tick(self) -> None:
-        """A diff interval has passed: is a re-base due?"""
+        """A diff interval has passed, or a diff was committed: is a re-base due?"""
         head = self._archive.head
         if head is None or self._rebasing is not None or time.monotonic() < self._not_before:
             return
@@ -154,15 +168,20 @@ class Life:
                 self.committer.see(position)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
-        """What happened since the epoch's base, the buffer included."""
+        """What happened since the epoch's base, up to the archive's head: its rows are known."""
         return SinceSnapshot(
             age_s=(datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
             snapshot_bytes=head.snapshot_bytes,
-            snapshot_rows=head.snapshot_rows,
+            rows=head.snapshot_rows if head.rows is None else head.rows,
             diffs=head.diffs_since_snapshot,
             diff_bytes=head.diff_bytes,
-            churn_records=head.diff_changes + self.feed.buffer.depth,
+            churn_records=head.diff_changes,
         )
+
+    def buffered(self, head: Head | None) -> int:
+        """Changed rows that aren't in the archive: in the buffer, sealed, or spilled."""
+        position = 0 if head is None else head.position
+        return self.feed.buffer.depth + self.committer.waiting_changes(position)
 
     def fits(self, handshake: Handshake) -> bool:
         """Whether changes from this stream may follow the archive's head."""
@@ -177,6 +196,14 @@ class Life:
             and handshake.history == head.history
             and same_shape(handshake.columns, head.columns)
         )
+
+    @property
+    def place(self) -> tuple[Position, History] | None:
+        """Where the archive ends; None if nothing may follow what it has."""
+        head = usable(self._archive.head)
+        if head is None or head.history is None:
+            return None
+        return head.position, head.history
 
     @property
     def base_waits(self) -> bool:
@@ -257,9 +284,14 @@ class Life:
             self.beat()
             await self._look_at_journal()
 
-    async def _wake_notifier(self) -> None:
+    async def _after_commits(self) -> None:
+        """Have what follows a commit begin at once: notices, and the base that a diff calls for."""
+        head = self._archive.head
         while True:
             self._notifier.wake()
+            if self._archive.head != head:
+                head = self._archive.head
+                self.tick()
             await self.committer.progress()
 
     async def _look_at_journal(self) -> None:
@@ -323,70 +355,9 @@ class Life:
             rebasing.cancel()
             await asyncio.wait([rebasing])
 
-    async def _flush(
-        self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]", timeout: float
-    ) -> None:
-        await self._drop_rebase()
-        await self._verify_last(min(timeout / 2, VERIFY_S))
-        await self.feed.stop(feeding)
-        self.feed.seal_all()
-        if left := self.committer.cut_off():
-            # No harm: the archive is the checkpoint, the next start takes it again.
-            self._log.warning("left to the next start, no look has passed it", artifacts=left)
-        drained = asyncio.create_task(self.committer.drained())
-        done, _ = await asyncio.wait(
-            [drained, committing], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-        )
-        drained.cancel()
-        if committing in done:
-            committing.result()
-        if drained not in done:
-            holding = self.committer.holding
-            self.flush_problem = holding.reason if holding else f"not done within {timeout:g} s"
-            self._log.error("last diff not flushed", error=self.flush_problem)
-            return
-        await self._finish_notices()
-
-    async def _verify_last(self, within: float) -> None:
-        """End here, and give the stream a moment to bring the word that it may end here."""
-        self.feed.seal_all()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while self.committer.unverified is not None:
-                    await self.committer.progress()
-
-    async def _finish_notices(self) -> None:
-        """Tell what can be told at once, and write it down, or the next start tells it again."""
-        loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._executor, self._notifier.settle, GOODBYE_S):
-            self._log.warning("notices left; the next start sends them")
-        if self._notifier.unrecorded:
-            self.committer.record_notices()
-            drained = asyncio.create_task(self.committer.drained())
-            await asyncio.wait([drained], timeout=GOODBYE_S)
-            drained.cancel()
-
 
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
-
-
-def why_new_epoch(
-    head: Head | None, columns: tuple[Column, ...], history: History, told: str
-) -> str | None:
-    """Why a base doesn't continue what ``head`` ends; None if there is nothing before it.
-
-    ``told`` is what the server says of it.
-    """
-    if head is None:
-        return None
-    if head.history != history:
-        return f"the history was {head.history} and is {history} now" + (
-            f": {told}" if told else ""
-        )
-    if not same_shape(columns, head.columns):
-        return "the table's columns changed"
-    return told or "the server gave no reason"
 
 
 def usable(head: Head | None) -> Head | None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from laredo_archive.head import Head
 from laredo_fanout.client.events import SnapshotEnd
 from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_snapshotter.base_writer import BaseWriter
+from laredo_snapshotter.shape import same_shape
 
 
 class WaitingBase(NamedTuple):
@@ -45,3 +47,21 @@ class LiveBase:
         """Forget it."""
         self.dropped()
         await self.writer.abort()
+
+
+def why_new_epoch(
+    head: Head | None, columns: tuple[Column, ...], history: History, told: str
+) -> str | None:
+    """Why a base doesn't continue what ``head`` ends; None if there is nothing before it.
+
+    ``told`` is what the server says of it.
+    """
+    if head is None:
+        return None
+    if head.history != history:
+        return f"the history was {head.history} and is {history} now" + (
+            f": {told}" if told else ""
+        )
+    if not same_shape(columns, head.columns):
+        return "the table's columns changed"
+    return told or "the server gave no reason"

@@ -7,14 +7,17 @@ from typing import Any
 
 import structlog
 
+from laredo_model.printable import printable_event
+
 
 def configure(level: str, *, as_json: bool | None = None) -> None:
     """Set up logging for the process; ``as_json`` None: unless stderr is a terminal."""
     if as_json is None:
         as_json = not sys.stderr.isatty()
-    renderer: Any = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
-    )
+    # JSON writes out by itself what isn't ASCII.
+    rendering: list[Any] = [structlog.processors.JSONRenderer()]
+    if not as_json:
+        rendering = [printable_event, structlog.dev.ConsoleRenderer()]
     number = logging.getLevelNamesMapping()[level.upper()]
     common: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -24,7 +27,7 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*common, renderer],
+        processors=[*common, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -34,7 +37,7 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *common],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler])

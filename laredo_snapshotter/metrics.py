@@ -20,6 +20,8 @@ from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.subscription import Observer
+from laredo_model.http.metrics import families
+from laredo_model.http.room import HttpCounts
 from laredo_snapshotter.status import TableStatus
 
 
@@ -31,10 +33,24 @@ class _Gauge(NamedTuple):
 
 _GAUGES = (
     _Gauge("epoch", "Epoch that the archive is in", lambda t: t.epoch),
-    _Gauge("buffer_depth", "Changed rows that wait for the next diff", lambda t: t.buffer_depth),
+    _Gauge(
+        "buffer_depth",
+        "Changed rows that aren't in the archive: buffered, sealed or spilled",
+        lambda t: t.buffer_depth,
+    ),
+    _Gauge(
+        "buffer_bytes",
+        "Memory of the changes that aren't in the archive",
+        lambda t: t.buffer_bytes + t.waiting_bytes,
+    ),
+    _Gauge(
+        "buffer_spilled_bytes",
+        "Disk space of the changes that aren't in the archive",
+        lambda t: t.buffer_spilled_bytes,
+    ),
     _Gauge(
         "churn_records",
-        "Net changes since the epoch's base, buffer included",
+        "Net changes since the epoch's base, and those that aren't in the archive yet",
         lambda t: t.churn_records,
     ),
     _Gauge("snapshot_age_seconds", "Age of the epoch's base", lambda t: t.snapshot_age_seconds),
@@ -57,7 +73,8 @@ _GAUGES = (
 class Metrics:
     """One process's metrics, in a registry of its own."""
 
-    def __init__(self, tables: Callable[[], Iterable[TableStatus]]) -> None:
+    def __init__(self, tables: Callable[[], Iterable[TableStatus]], http: HttpCounts) -> None:
+        """``tables`` and ``http`` are read at each scrape."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -112,6 +129,7 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_TableCollector(tables))
+        self.registry.register(_HttpCollector(http))
 
     def called(self, called: Called) -> None:
         """A request to an AWS service was answered, or wasn't."""
@@ -180,6 +198,17 @@ class TableCounters(Observer):
         del delay
         self.disconnected_because = str(error)
         self._metrics.stream_errors.labels(self._table, type(error).__name__).inc()
+
+
+class _HttpCollector(Collector):
+    def __init__(self, counts: HttpCounts) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from families(self._counts, "snapshotter")
 
 
 class _TableCollector(Collector):

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,9 @@ from importlib.metadata import version
 
 import structlog
 
+from laredo_model.http import exposure
+from laredo_model.http.room import HttpCounts
+from laredo_model.http.server import HttpServer
 from laredo_snapshotter import http
 from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.cuts import cut_each
@@ -22,8 +27,11 @@ from laredo_snapshotter.table import TableWriter
 
 log = structlog.get_logger(__name__)
 
-HANG_S = 10.0
-"""What a table's writer may take to end, beside its last diff."""
+HANG_S = 7.0
+"""What a table's writer may take to end, beside its last diffs: with 20 s for those all is over
+before the 30 s that Kubernetes waits."""
+NOT_WRITTEN = 3
+"""Exit code: something that was taken isn't in its archive."""
 
 
 class Service:
@@ -32,10 +40,11 @@ class Service:
     def __init__(
         self, tables: Sequence[TableConfig], settings: HttpBlock, flush_timeout: float
     ) -> None:
-        """``flush_timeout``: seconds that each table's last diff may take."""
+        """``flush_timeout``: seconds that what was taken may take to be verified and written."""
         self._settings = settings
         self._flush_timeout = flush_timeout
-        self._metrics = Metrics(self.statuses)
+        self._http_counts = HttpCounts()
+        self._metrics = Metrics(self.statuses, self._http_counts)
         stores = Stores(self._metrics.called)
         self._writers = {
             table.name: TableWriter(
@@ -49,29 +58,31 @@ class Service:
         """Every table's."""
         return [writer.status() for writer in self._writers.values()]
 
-    def request_snapshots(self, tables: Sequence[str]) -> Mapping[str, "asyncio.Future[int]"]:
-        """Ask for a new base of each; the futures bring the epochs once committed.
+    def request_snapshot(self, table: str) -> "asyncio.Future[int]":
+        """Ask for a new base of ``table``; the future brings its epoch once committed.
 
-        :raises SnapshotNotReady: if one of them can't make any; then none is asked.
+        :raises SnapshotNotReady: if it can't make any.
         """
-        now = datetime.now(UTC)
-        for table in tables:
-            self._writers[table].refuse_if_final()
-        return {table: self._writers[table].request_snapshot(now) for table in tables}
+        return self._writers[table].request_snapshot(datetime.now(UTC))
 
     async def run(self) -> int:
-        """Write until SIGTERM or SIGINT; the exit code: 0 if every last diff is in its archive.
+        """Write until SIGTERM or SIGINT; the exit code: 0 if all that was taken is written.
 
         :raises PortTaken: if the HTTP port can't be listened on.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        server, serving = self._serve()
+        listener = self._listen()
+        application = http.app(self, self._metrics, version("laredo-snapshotter"))
+        server = HttpServer(application, self._settings, listener, self._http_counts)
+        server.start()
+        for danger in self._settings.dangers:
+            log.warning(danger)
         log.info(
             "started",
             version=version("laredo-snapshotter"),
-            http=f"{self._settings.host}:{server.port}",
+            http=exposure.local_url(self._settings.listening_host, listener.getsockname()[1]),
             tables=list(self._writers),
         )
         cutting = [
@@ -85,20 +96,16 @@ class Service:
         for writer in self._writers.values():
             writer.stop()
         # A destination that hangs hangs its threads too: they aren't waited for.
-        _, hanging = await asyncio.wait(running, timeout=self._flush_timeout + HANG_S)
-        server.should_exit = True
-        await serving
-        return self._exit_code() or int(bool(hanging))
+        await asyncio.wait(running, timeout=self._flush_timeout + HANG_S)
+        await server.stop()
+        return self._exit_code()
 
-    def _serve(self) -> tuple[http.Server, "asyncio.Task[None]"]:
-        application = http.app(self, self._metrics, self._settings, version("laredo-snapshotter"))
-        server = http.Server(application)
+    def _listen(self) -> socket.socket:
+        host, port = self._settings.listening_host, self._settings.port
         try:
-            listening = server.listen(self._settings)
+            return exposure.listen(host, port)
         except OSError as refused:
-            raise PortTaken(self._settings.host, self._settings.port, refused) from refused
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        return server, serving
+            raise PortTaken(host, port, refused) from refused
 
     def _by_interval(self) -> Mapping[float, list[TableWriter]]:
         groups: dict[float, list[TableWriter]] = defaultdict(list)
@@ -108,19 +115,17 @@ class Service:
 
     def _stop(self, number: int) -> None:
         if self._stopping.is_set():
-            # Nothing is lost: the next start goes on at the archive's head.
-            log.warning("second signal: ends without the last diff")
-            os._exit(1)
+            log.warning("second signal: ends at once", signal=signal.Signals(number).name)
+            code = self._exit_code()
+            sys.stderr.flush()
+            os._exit(code)
         log.info("stopping", signal=signal.Signals(number).name)
         self._stopping.set()
 
     def _exit_code(self) -> int:
-        unflushed = {
-            name: writer.flush_problem
-            for name, writer in self._writers.items()
-            if writer.flush_problem is not None
-        }
-        for name, problem in unflushed.items():
-            log.error("not flushed; the next start goes on at the head", table=name, error=problem)
-        log.info("stopped")
-        return 1 if unflushed else 0
+        """After a line for each table of which something isn't written."""
+        unwritten = {name: writer.left for name, writer in self._writers.items() if writer.left}
+        for name, left in unwritten.items():
+            left.tell(name)
+        log.info("stopped", not_written=list(unwritten))
+        return NOT_WRITTEN if unwritten else 0

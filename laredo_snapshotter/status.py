@@ -103,9 +103,13 @@ class TableStatus:
     diff_bytes: int
     churn_records: int
     buffer_depth: int
+    """Changed rows that aren't in the archive, sealed and spilled ones too."""
     buffer_bytes: int
+    """Memory of those since the last cut."""
     buffer_spilled_bytes: int
+    """Disk space of all of them."""
     waiting_bytes: int
+    """Memory of those that are sealed and wait to be committed."""
     rebase: str | None
     """The trigger of the re-base that runs."""
     base_rows_written: int | None

@@ -30,6 +30,7 @@ from laredo_archive.errors import (
 from laredo_archive.holding import Counts
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.subscription import Backoff
+from laredo_model import private_directory
 from laredo_snapshotter import table_status
 from laredo_snapshotter.collector import Collector
 from laredo_snapshotter.config import TableConfig
@@ -37,6 +38,7 @@ from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
 from laredo_snapshotter.events.build import build_all
 from laredo_snapshotter.events.notifier import Notifier
+from laredo_snapshotter.last_flush import Left
 from laredo_snapshotter.life import Life
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.status import State, TableStatus
@@ -80,8 +82,8 @@ class TableWriter:
         self.config = config
         self.state = State.STARTING
         self.problem: str | None = None
-        self.flush_problem: str | None = None
-        """Why the last diff isn't in the archive, if it isn't."""
+        self._left: Left | None = None
+        """What the last life couldn't write."""
         self.archive: TableArchive | None = None
         self.life: Life | None = None
         self.notifier: Notifier | None = None
@@ -139,17 +141,26 @@ class TableWriter:
 
         :raises SnapshotNotReady: if this table will never make one.
         """
-        self.refuse_if_final()
+        if self.final:
+            raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._requests.append((now, asked))
         if self.life is not None:
             self.life.beat()
         return asked
 
-    def refuse_if_final(self) -> None:
-        """:raises SnapshotNotReady: if this table will never make a base again."""
-        if self.final:
-            raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
+    @property
+    def left(self) -> Left | None:
+        """What was taken and isn't in the archive; None if all is, or another writer has it."""
+        if self.state is State.FENCED:
+            return None
+        if self.life is not None:
+            return self.life.left_now()
+        if self._left is None and self.archive is not None and self.archive.unfinished:
+            head = self.archive.head
+            after = None if head is None else head.position
+            return Left(1, 0, after, self.problem or "a commit waits for a destination")
+        return self._left
 
     def stop(self) -> None:
         """Ask :meth:`run` to flush a last diff and return."""
@@ -176,8 +187,6 @@ class TableWriter:
             except Exception as failure:  # noqa: BLE001  # one table's failure leaves the others
                 failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
                 await self._wait_again(failure, failures)
-        if self.archive is not None and self.archive.unfinished and not self.flush_problem:
-            self.flush_problem = self.problem or "a commit waits for a destination"
         self.state = State.STOPPED
         self._refuse_requests("the writer has stopped")
 
@@ -206,7 +215,7 @@ class TableWriter:
             self._collecting = asyncio.create_task(self.collector.run())
         # A life that ended may have left a commit that isn't everywhere yet.
         await self._unless_stopped(self.archive.settle)
-        self.problem = None
+        self.problem = self._left = None
         self.state = State.CONNECTING
         self.life = Life(
             self.config,
@@ -219,8 +228,8 @@ class TableWriter:
         )
         try:
             await self.life.run(self._stopping, self._flush_timeout)
-            self.flush_problem = self.life.flush_problem
         finally:
+            self._left = self.life.left
             self.life = None
 
     async def _unless_stopped(self, work: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
@@ -245,7 +254,7 @@ class TableWriter:
     def _open(self, destinations: Sequence[Destination]) -> TableArchive:
         config = self.config
         if config.spill_directory is not None:
-            config.spill_directory.mkdir(parents=True, exist_ok=True)
+            private_directory.make(config.spill_directory)
         return TableArchive.open(
             destinations,
             config.name,

@@ -148,10 +148,10 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
     return {
         "stream_position": feed.position,
         "history": None if feed.history is None else str(feed.history),
-        "churn_records": churn + feed.buffer.depth,
-        "buffer_depth": feed.buffer.depth,
+        "churn_records": churn + life.buffered(head),
+        "buffer_depth": life.buffered(head),
         "buffer_bytes": feed.buffer.memory_bytes,
-        "buffer_spilled_bytes": feed.buffer.spilled_bytes,
+        "buffer_spilled_bytes": feed.buffer.spilled_bytes + committer.waiting_spilled_bytes,
         "waiting_bytes": committer.waiting_bytes,
         "rebase": life.rebase_reason,
         "base_rows_written": life.rebase.rows_written if life.rebase is not None else base_rows,

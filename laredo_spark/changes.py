@@ -8,7 +8,7 @@ from laredo_spark import options
 from laredo_spark.changes_read import ChangesRead
 from laredo_spark.options import Mode
 from laredo_spark.source import LaredoDataSource
-from laredo_spark.table import PUSH_FILTERS, TASKS_A_CORE, as_options, register
+from laredo_spark.table import PUSH_FILTERS, TASKS_A_CORE, register
 
 
 def read_changes(
@@ -36,7 +36,7 @@ def read_changes(
     :raises ChangesGone: at a gap.
     :raises OptionRefused: if an option can't be used.
     """
-    asked = as_options(
+    asked = options.as_options(
         {
             "path": path,
             "mode": Mode.CHANGES.value,

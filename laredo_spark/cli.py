@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from laredo_archive import cli_logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
+from laredo_model.printable import printable, printable_lines
 from laredo_spark import delta_fit, sync_config
 from laredo_spark.cli_output import KINDS, Output
 from laredo_spark.errors import SparkReadError, said
@@ -46,7 +47,7 @@ class Commands(click.Group):
 
 
 def _fail(message: str) -> None:
-    click.echo(f"laredo-spark: {message}", err=True)
+    click.echo(printable_lines(f"laredo-spark: {message}"), err=True)
     sys.exit(FAILED)
 
 
@@ -152,9 +153,10 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
 
 def _told(done: Done) -> None:
     if done.failure is None:
-        click.echo(f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else "")
+        said = f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else ""
+        click.echo(printable(said))
     else:
-        click.echo(f"laredo-spark: {done.job.path}: {done.failure}", err=True)
+        click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
 
 
 def _with_delta() -> dict[str, str]:

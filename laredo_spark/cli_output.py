@@ -1,6 +1,8 @@
 """What ``laredo-spark read`` makes of a table: files, or rows on the terminal."""
 
+import io
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -10,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from pyspark.sql.types import ArrayType, BinaryType, StructField
 
+from laredo_model.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
 from laredo_spark.sync_spark import file_uri
 
@@ -80,7 +83,10 @@ class Output:
     def write(self, frame: DataFrame) -> None:
         """Make the files; says where on stderr."""
         if self.kind == "show":
-            frame.show(self.rows, truncate=50)
+            text = io.StringIO()
+            with redirect_stdout(text):
+                frame.show(self.rows, truncate=50)
+            click.echo(printable_lines(text.getvalue()), nl=False)
             return
         if self.kind == "jsonl" and self.out is None:
             self._print(frame)
@@ -100,9 +106,10 @@ class Output:
 
     def _print(self, frame: DataFrame) -> None:
         """One task's rows at a time."""
+        on_terminal = sys.stdout.isatty()
         lines = frame if frame.columns == ["line"] else _as_json(frame)
         for row in lines.toLocalIterator():
-            sys.stdout.write(f"{row[0]}\n")
+            sys.stdout.write(f"{printable(row[0]) if on_terminal else row[0]}\n")
         sys.stdout.flush()
 
 

@@ -8,6 +8,7 @@ import re
 from importlib import metadata
 
 import pyspark
+from packaging.requirements import Requirement
 from pyspark.sql import SparkSession
 
 from laredo_spark.sync_errors import DeltaMissing, DeltaUnfit
@@ -17,7 +18,7 @@ CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 EXTENSIONS_SETTING = "spark.sql.extensions"
 _PACKAGE = "delta-spark"
 _SCALA = "2.13"
-_BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.]+)")
+_RELEASE = re.compile(r"\d+(\.\d+)*")
 
 
 def refuse_unfit(spark: SparkSession) -> None:
@@ -32,7 +33,9 @@ def refuse_unfit(spark: SparkSession) -> None:
         installed = metadata.version(_PACKAGE)
     except (ImportError, metadata.PackageNotFoundError):
         raise DeltaMissing("the Python package delta-spark isn't installed") from None
-    required = [line for line in metadata.requires(_PACKAGE) or () if line.startswith("pyspark")]
+    required = [
+        line for line in metadata.requires(_PACKAGE) or () if Requirement(line).name == "pyspark"
+    ]
     if not all(fits(spark.version, line) for line in required):
         raise DeltaUnfit(installed, ", ".join(required), spark.version)
     if EXTENSION not in (spark.conf.get(EXTENSIONS_SETTING, "") or ""):
@@ -60,16 +63,12 @@ def settings() -> dict[str, str]:
 
 
 def fits(version: str, requirement: str) -> bool:
-    """Whether a release is within a requirement's bounds, as in ``pyspark<=4.2.0,>=4.0.1``."""
-    own = _numbers(version)
-    holds = {
-        "<=": lambda bound: own <= bound,
-        ">=": lambda bound: own >= bound,
-        "<": lambda bound: own < bound,
-        ">": lambda bound: own > bound,
-    }
-    return all(holds[sign](_numbers(bound)) for sign, bound in _BOUND.findall(requirement))
+    """Whether a release is one that a requirement asks for (``pyspark<=4.2.0,>=4.0.1``).
 
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+    Builds of vendors are known by their release: ``4.2.0-amzn-1`` is 4.2.0.
+    """
+    wanted = Requirement(requirement)
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        return True
+    release = _RELEASE.match(version)
+    return release is not None and wanted.specifier.contains(release[0])

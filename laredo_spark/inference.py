@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import chain, islice
 
 import orjson
@@ -37,7 +37,7 @@ def columns(
     kinds: dict[str, set[str]] = {}
     for line in _some_lines(archive, boundary, rows):
         for quoted, value in _items(line):
-            kinds.setdefault(orjson.loads(quoted), set()).update(_kind(value))
+            kinds.setdefault(orjson.loads(quoted), set()).update(_kind(value.strip()))
     for name in key_names:
         if kinds and name not in kinds:
             raise ArtifactDamaged(
@@ -90,7 +90,10 @@ def _kind(value: bytes) -> Iterable[str]:
 
 def _is_long(number: bytes) -> bool:
     """Whether a double would lose digits."""
-    return Decimal(number.decode()) != Decimal(repr(float(number)))
+    try:
+        return Decimal(number.decode()) != Decimal(repr(float(number)))
+    except InvalidOperation:  # an exponent beyond Decimal's, in a json column
+        return True
 
 
 def _type(kinds: set[str]) -> str:

@@ -134,6 +134,19 @@ class ReadOptions:
         return S3Access(Clients(known), chosen, self.region, self.endpoint, self.addressing)
 
 
+def as_options(given: Mapping[str, object]) -> dict[str, str]:
+    """Python's values as options have them; without those that are None."""
+    return {name: _text(value) for name, value in given.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)
+
+
 def parse(given: Mapping[str, str]) -> ReadOptions:
     """The options of a DataFrame reader, whose names Spark gives in lower case.
 

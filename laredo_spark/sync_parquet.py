@@ -207,10 +207,6 @@ def given_options(asked: Mapping[str, object]) -> dict[str, str]:
 
     :raises OptionRefused: naming the first that can't be used.
     """
-    texts = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in asked.items()
-        if value is not None
-    }
+    texts = options.as_options(asked)
     _checked: ReadOptions = options.parse(texts)
     return texts

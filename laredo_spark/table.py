@@ -71,7 +71,7 @@ def read_table(
         "partitions_at_least": spark.sparkContext.defaultParallelism * TASKS_A_CORE,
         **given,
     }
-    asked = as_options(wanted)
+    asked = options.as_options(wanted)
     table = TableRead.of(options.parse(asked))
     pinned = asked | table.pinned()
     register(spark)
@@ -90,16 +90,3 @@ def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> 
         # Known here already, so Spark needn't have the manifest read once more for it.
         reader = reader.schema(asked.spark_schema())
     return reader.load()
-
-
-def as_options(given: Mapping[str, object]) -> dict[str, str]:
-    """Python's values as options have them; without those that are None."""
-    return {name: _text(value) for name, value in given.items() if value is not None}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -25,10 +25,14 @@ _OF_THE_WHEEL = (16, 18)
 _FETCHED = Path(__file__).parent.parent / "build" / "postgres"
 
 
-def on_versions(*versions: int) -> pytest.MarkDecorator:
-    """Run a test on a database of each of these versions of PostgreSQL, 14 to 18."""
+def on_versions(*versions: int, also: tuple[int, ...] = ()) -> pytest.MarkDecorator:
+    """Run a test on a database of each of these versions of PostgreSQL, 14 to 18.
+
+    On those of ``also`` by `make test-all` alone (LAREDO_TEST_ALL).
+    """
+    chosen = sorted({*versions, *(also if "LAREDO_TEST_ALL" in os.environ else ())})
     return pytest.mark.parametrize(
-        "database", versions, indirect=True, ids=[f"postgres{version}" for version in versions]
+        "database", chosen, indirect=True, ids=[f"postgres{version}" for version in chosen]
     )
 
 

@@ -1,5 +1,6 @@
 """The real console scripts as processes of a test: started, waited for, killed, stopped by pid."""
 
+import itertools
 import os
 import random
 import signal
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,14 +19,28 @@ import httpx
 BIN = Path(sys.executable).parent
 
 
-_PORTS = range(12_000, 32_000)
-"""Below those that the system gives to connections: whoever is killed finds its own free again."""
+_WORKERS = 8
+
+
+def _ports() -> Iterator[int]:
+    """Ports to try, none twice; other workers of the same run have others.
+
+    They are below those that the system gives to connections: whoever is killed finds its own
+    free again. One that was given to a test may be bound late, so that it looks free until then.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    mine = list(range(12_000 + worker % _WORKERS, 32_000, _WORKERS))
+    random.SystemRandom().shuffle(mine)
+    return itertools.cycle(mine)
+
+
+_PORTS = _ports()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now."""
+    """A TCP port of the loopback interface that nothing listens on, and no other test was given."""
     while True:
-        port = random.SystemRandom().choice(_PORTS)
+        port = next(_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

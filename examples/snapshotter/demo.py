@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
 from examples.snapshotter import demo_workload
@@ -100,9 +101,14 @@ def _run(
     interrupted: Interrupted,
 ) -> list[Verdict]:
     with postgres.connect() as admin:
-        admin.execute("CREATE DATABASE app")
-    stage = _stage(postgres.dsn("app"), directory, arguments.rows)
-    demo_workload.create(stage.dsn, arguments.rows)
+        admin.execute("CREATE ROLE app LOGIN")
+        admin.execute("CREATE DATABASE app OWNER app")
+    stage = _stage(_as(postgres, "app"), _as(postgres, "laredo"), directory, arguments.rows)
+    with postgres.connect("app") as admin:
+        admin.execute("GRANT CREATE ON SCHEMA public TO app")
+        demo_workload.create(stage.dsn, arguments.rows)
+        for statement in demo_workload.ROLE:
+            admin.execute(statement)
     try:
         with View(console, stage.archive, arguments.seconds + 6) as view:
             _play(stage, view, arguments.seconds, interrupted)
@@ -118,14 +124,18 @@ def _run(
         stage.server.kill()
 
 
-def _stage(dsn: str, directory: Path, rows: int) -> Stage:
+def _as(postgres: EmbeddedPostgres, role: str) -> str:
+    return make_conninfo(postgres.dsn("app"), user=role)
+
+
+def _stage(dsn: str, server_dsn: str, directory: Path, rows: int) -> Stage:
     grpc, server_http, writer_http = free_port(), free_port(), free_port()
     archive = directory / "archive"
     server = Program(
         "laredo-fanout",
         HERE / "fanout.conf",
         {
-            "sources.pg.connection": dsn,
+            "sources.pg.connection": server_dsn,
             "sources.pg.heartbeat_interval": "1s",
             "state.path": directory / "fanout-state",
             "state.max_size": "4 GB",

@@ -16,6 +16,13 @@ CREATE TABLE orders (
     id bigint PRIMARY KEY, customer text NOT NULL, amount numeric(12,2) NOT NULL, rate float8,
     paid boolean NOT NULL DEFAULT false, items text[], placed_at timestamptz DEFAULT now());
 """
+ROLE = (
+    "CREATE ROLE laredo LOGIN REPLICATION",
+    "GRANT SELECT ON config_document, orders TO laredo",
+    "CREATE PUBLICATION laredo FOR TABLE ONLY config_document, ONLY orders"
+    " WITH (publish_via_partition_root = true)",
+)
+"""What laredo-fanout's role may do, as its check prints it for a superuser."""
 FILL = (
     """
     INSERT INTO config_document

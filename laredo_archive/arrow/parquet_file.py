@@ -13,6 +13,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from laredo_archive.arrow.parquet_bounds import bounds, check, decoded, gathered
 from laredo_archive.arrow.stored import REST_NAME, StoredBatch
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.errors import ArchiveError
@@ -36,10 +37,10 @@ class ParquetSnapshot:
         :raises BadBytes: if it isn't a parquet file, or lacks one of them.
         """
         with _damage_told():
-            known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
-            self._file = pq.ParquetFile(
-                file, metadata=known, pre_buffer=False, page_checksum_verification=True
-            )
+            self._known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
+            self._source = file
+            self._file = self._open(())
+            self._known = self._file.metadata
             schema = self._file.schema_arrow
             rest = (schema.metadata or {}).get(REST_NAME)
             self._rest = None if rest is None else rest.decode()
@@ -80,14 +81,33 @@ class ParquetSnapshot:
         read = [*wanted, *([] if self._rest is None else [self._rest])]
         for group in groups:
             with _damage_told():
-                found = self._file.iter_batches(
-                    _ROWS_AT_ONCE, row_groups=[group], columns=read, use_threads=False
-                )
-                for batch in found:
+                for batch in gathered(self._bounded(group, read), _ROWS_AT_ONCE):
                     if set(batch.schema.names) != set(read):
                         raise BadBytes(f"its rows have {', '.join(batch.schema.names)}")
                     if batch.num_rows:
                         yield StoredBatch(batch, self.columns, self._rest)
+
+    def _bounded(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows in batches of bounded bytes, however small the file is that they come from."""
+        metadata = self._file.metadata.row_group(group)
+        check(metadata)
+        found = bounds(self._open, metadata, group, names)
+        file = self._open(found.counted) if found.counted else self._file
+        batches = file.iter_batches(
+            found.rows, row_groups=[group], columns=list(names), use_threads=False
+        )
+        for batch in batches:
+            yield decoded(batch, found.counted)
+
+    def _open(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
+        """``dictionaries``: the columns that come as they stand in the file, not decoded."""
+        return pq.ParquetFile(
+            self._source,
+            metadata=self._known,
+            read_dictionary=list(dictionaries),
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
 
     def _offset(self, group: int) -> int:
         first = self._file.metadata.row_group(group).column(0)

@@ -19,6 +19,7 @@ from laredo_archive.codec import Source
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.ranges import KeyRange, RangeRead, Slice
 from laredo_model.column import Column
+from laredo_model.errors import BadLine, ModelError
 
 _ROWS_AT_ONCE = 10_000
 
@@ -34,6 +35,7 @@ def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -
             bounded = _Bounded(source, part)
             # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
             rows = codec.read_new_rows(part.format_id, columns, bounded, reads.keys, found)
+            b"\n".join(rows).decode()  # a key that isn't UTF-8 is this file's damage
             found.update(rows)
     return found
 
@@ -58,7 +60,19 @@ def batches(
         yield from made(reads.base, rows, columns, left, open_slice)
     lines = (line for line in changed.values() if line is not None)
     while some := list(islice(lines, _ROWS_AT_ONCE)):
-        yield rows.batch(b"\n".join([*some, b""]))
+        yield _changed(b"\n".join([*some, b""]), rows, reads.keys)
+
+
+def _changed(block: bytes, rows: RowReader, keys: KeyRange) -> pa.RecordBatch:
+    try:
+        return rows.batch(block)
+    except ModelError:
+        raise
+    except ValueError as wrong:
+        raise BadLine(
+            f"a row in a diff, of the keys from {keys.low!r} to {keys.high!r}, isn't one of the"
+            f" table's: {wrong}"
+        ) from wrong
 
 
 def _of_lines(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from laredo_archive.arrow.errors import ArrayTooDeep, SpecialValue, ValueUnfit
 from laredo_archive.arrow.types import Special, Typing, dimensions, element_type, has_specials
 from laredo_model.column import Column
+from laredo_model.errors import BadLine
 from laredo_model.line import elements
 
 Convert = Callable[[pa.StringArray], pa.Array]
@@ -133,7 +134,10 @@ class _Values:
 
 
 def texts(fragments: pa.StringArray) -> pa.StringArray:
-    """Strings without quotes and escapes; what isn't a string, as it stands; null stays null."""
+    """Strings without quotes and escapes; what isn't a string, as it stands; null stays null.
+
+    :raises BadLine: at an escape that JSON has not.
+    """
     quoted = pc.starts_with(fragments, _TEXT)
     if not pc.any(quoted, min_count=0).as_py():
         return fragments
@@ -141,10 +145,18 @@ def texts(fragments: pa.StringArray) -> pa.StringArray:
     found = pc.if_else(quoted, inner, fragments)
     escaped = pc.and_(quoted, pc.match_substring(fragments, "\\"))
     if pc.any(escaped, min_count=0).as_py():
-        unescaped = [orjson.loads(text) for text in fragments.filter(escaped).to_pylist()]
+        unescaped = [_unescaped(text) for text in fragments.filter(escaped).to_pylist()]
         mask = pc.fill_null(escaped, False)
         found = pc.replace_with_mask(found, mask, pa.array(unescaped, pa.string()))
     return found
+
+
+def _unescaped(fragment: str) -> str:
+    try:
+        text: str = orjson.loads(fragment)
+    except orjson.JSONDecodeError as wrong:
+        raise BadLine(f"not a JSON string ({wrong}): {fragment[:80]!r}") from wrong
+    return text
 
 
 def _bytea(text: str) -> bytes:

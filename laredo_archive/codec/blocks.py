@@ -59,17 +59,24 @@ def lines(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 
 def line_blocks(stream: Source, size: int) -> Iterator[bytes]:
-    """Blocks of whole lines, about ``size`` bytes each, that end with a newline."""
-    rest = b""
+    """Blocks of whole lines, about ``size`` bytes each, that end with a newline.
+
+    :raises BadBytes: at a line longer than any row.
+    """
+    rest: list[bytes] = []
+    held = 0
     while piece := stream.read(size):
         end = piece.rfind(b"\n") + 1
         if end:
-            yield rest + piece[:end]
-            rest = piece[end:]
+            yield b"".join([*rest, piece[:end]])
+            rest, held = [piece[end:]], len(piece) - end
         else:
-            rest += piece
-    if rest:
-        yield rest + b"\n"
+            rest.append(piece)
+            held += len(piece)
+            if held > MAX_RECORD:
+                raise BadBytes(f"a line longer than {MAX_RECORD} bytes")
+    if held:
+        yield b"".join([*rest, b"\n"])
 
 
 def messages(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:

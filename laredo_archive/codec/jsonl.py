@@ -223,14 +223,14 @@ def _parse_odd_change(line: bytes) -> Change:
         if action is Action.TRUNCATE:
             return TRUNCATION
         key: str = orjson.loads(members[b'"key"'])
-        old, new = (_row(members.get(name)) for name in (b'"old"', b'"new"'))
+        old, new = (_row(members.get(name, b"null").strip()) for name in (b'"old"', b'"new"'))
         return Change(action, key.encode(), old, new)
-    except (ValueError, KeyError, AttributeError) as wrong:
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise BadBytes(f"not a change: {line[:80]!r}") from wrong
 
 
-def _row(fragment: bytes | None) -> bytes | None:
-    if fragment is None or fragment == b"null":
+def _row(fragment: bytes) -> bytes | None:
+    if fragment == b"null":
         return None
     if fragment[:1] != b"{":
         raise BadBytes(f"not a row: {fragment[:80]!r}")

@@ -13,7 +13,10 @@ from laredo_model.errors import BadLine
 _SKIPPED = rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^",\[\]{}]++)'
 _STRING = rb'"([^"\\]*+)"'
 _SCALAR = rb'([^",\[\]{}]++)'
-_BLANK_OUTSIDE_STRINGS = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[ \t\r\n]+', re.DOTALL)
+# A string without an end is taken to the line's: else each quote in it would be tried again.
+_BLANK_OUTSIDE_STRINGS = re.compile(
+    rb'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|[ \t\r\n]+', re.DOTALL
+)
 
 
 def compact(line: bytes) -> bytes:

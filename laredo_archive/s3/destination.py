@@ -1,6 +1,6 @@
 """S3 as a destination: PUTs that never replace, and a manifest swapped by its ETag."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, timedelta
 from threading import Event
 from typing import BinaryIO
@@ -159,7 +159,9 @@ class S3Destination:
             if refused.kind is not Kind.NO_SUCH_KEY:
                 raise refused.error(changing=True) from refused
 
-    def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
+    def collect_unfinished(
+        self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
+    ) -> int:
         """Abort multipart uploads that were begun that long ago, by the store's Date."""
         dropped = 0
         for page in self._pages("list_multipart_uploads", prefix):
@@ -167,7 +169,7 @@ class S3Destination:
             limit = self._bucket.date(page) + timedelta(seconds=1) - older_than
             for upload in page.get("Uploads", ()):
                 key = upload["Key"].removeprefix(self._bucket.place.prefix)
-                if upload["Initiated"] <= limit and is_plain(key):
+                if upload["Initiated"] <= limit and is_plain(key) and is_ours(key):
                     dropped += self._abort(key, upload["UploadId"])
         return dropped
 

@@ -4,6 +4,7 @@ A store that doesn't know If-Match and If-None-Match ignores them and overwrites
 so only a request that has to be refused tells.
 """
 
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,6 +19,8 @@ from laredo_archive.s3.asking import SURELY_NOT_DONE, Bucket, Refused, kept_as, 
 log = structlog.get_logger(__name__)
 
 NAME = ".laredo-probe-"
+_OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
+"""What a probe calls its object: nothing else is removed."""
 _AGAIN = SURELY_NOT_DONE | {Kind.CONNECT}
 _LEFT_BEHIND = timedelta(hours=1)
 
@@ -141,8 +144,9 @@ def _remove(bucket: Bucket, key: str) -> None:
         page = bucket.ask_all("list_objects_v2", NAME)
         limit = bucket.date(page) - _LEFT_BEHIND
         for found in page.get("Contents", ()):
-            if found["LastModified"] < limit:
-                bucket.ask("delete_object", found["Key"].removeprefix(bucket.place.prefix))
+            name = found["Key"].removeprefix(bucket.place.prefix)
+            if found["LastModified"] < limit and _OWN.fullmatch(name):
+                bucket.ask("delete_object", name)
         _abort_uploads(bucket, key)
     except (Refused, DestinationUnavailable) as failure:
         # A writer that may not delete can still commit.
@@ -155,7 +159,7 @@ def _abort_uploads(bucket: Bucket, key: str) -> None:
     limit = bucket.date(page) - _LEFT_BEHIND
     for upload in page.get("Uploads", ()):
         found = upload["Key"].removeprefix(bucket.place.prefix)
-        if found == key or upload["Initiated"] < limit:
+        if found == key or (upload["Initiated"] < limit and _OWN.fullmatch(found)):
             try:
                 bucket.ask("abort_multipart_upload", found, UploadId=upload["UploadId"])
             except Refused as refused:

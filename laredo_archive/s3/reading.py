@@ -12,8 +12,8 @@ from typing import Any
 
 from laredo_archive.aws.explain import failures
 from laredo_archive.aws.kinds import Kind
-from laredo_archive.destination import Found
-from laredo_archive.errors import ArtifactMissing, DestinationUnavailable
+from laredo_archive.destination import LARGEST_WHOLE, Found
+from laredo_archive.errors import ArtifactMissing, DestinationUnavailable, TooLarge
 from laredo_archive.s3.asking import UNSEEN, Answer, Bucket, Parameters, Refused
 
 _BUFFER_BYTES = 1 << 20
@@ -25,13 +25,15 @@ def read_whole(bucket: Bucket, key: str) -> Found:
     """A small object and its version.
 
     :raises Refused: if it can't be read.
+    :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
     :raises DestinationUnavailable: if the answer doesn't say which version it is.
     """
 
     def read() -> Found:
         answer = bucket.ask("get_object", key, again=(), ChecksumMode="ENABLED")
         with closing(answer["Body"]) as body:
-            bucket.said(answer, "ContentLength", uri)
+            if bucket.said(answer, "ContentLength", uri) > LARGEST_WHOLE:
+                raise TooLarge(uri, LARGEST_WHOLE).at(bucket.place.identity)
             try:
                 data = body.read()
             except _broken_off() as failure:

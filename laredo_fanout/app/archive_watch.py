@@ -15,6 +15,7 @@ from laredo_archive import timeline
 from laredo_archive.errors import ArchiveError
 from laredo_archive.location import Found
 from laredo_fanout.app import options
+from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config
 from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.replay import NoReplay, Outcome
@@ -54,8 +55,9 @@ class Look:
 class ArchiveWatch:
     """Reads each table's manifest from time to time."""
 
-    def __init__(self, config: Config, store: Store) -> None:
+    def __init__(self, config: Config, store: Store, crashed: Crashed = only_logged) -> None:
         self._store = store
+        self._crashed = crashed
         said = {table.name: options.archive_options(table) for table in config.tables}
         configured = {name: archive for name, archive in said.items() if archive is not None}
         self._archives = Archives(configured, None, _nobody)
@@ -64,7 +66,10 @@ class ArchiveWatch:
 
     def start(self) -> None:
         """Begin, on the running event loop."""
-        self._tasks = [asyncio.create_task(self._follow(name)) for name in self._looks]
+        self._tasks = [
+            supervised(self._follow(name), f"archive of {name}", self._crashed)
+            for name in self._looks
+        ]
 
     async def stop(self) -> None:
         """Look no more; a look under way is left to itself."""

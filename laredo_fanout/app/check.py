@@ -12,7 +12,7 @@ import psycopg
 from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.location import read_manifest
 from laredo_archive.naming import manifest_key
-from laredo_fanout.app import check_tables, options
+from laredo_fanout.app import check_role, check_tables, options
 from laredo_fanout.app.finding import Finding, Verdict
 from laredo_fanout.config import Config
 from laredo_fanout.errors import SourceError
@@ -23,6 +23,7 @@ from laredo_fanout.source import (
     session,
     slot,
     slot_holder,
+    slot_owner,
     slot_watch,
 )
 from laredo_model import position as position_
@@ -42,6 +43,7 @@ def findings(config: Config) -> Iterator[Finding]:
     try:
         with session.connect(said, role="check") as connection:
             yield Finding("connection", Verdict.RIGHT, _where(connection))
+            yield from check_role.findings(connection, config)
             yield from _server(connection)
             yield from _replication(config)
             yield from _slot(connection, config)
@@ -140,7 +142,8 @@ def _server(connection: Connection) -> Iterator[Finding]:
         detail, cure = _cure_of(problem)
         yield Finding("server", Verdict.MISSING, detail, cure)
     if not problems:
-        yield Finding("server", Verdict.RIGHT, "wal_level = logical; the role may replicate")
+        detail = "wal_level = logical; encoding UTF8; the role may replicate"
+        yield Finding("server", Verdict.RIGHT, detail)
 
 
 def _replication(config: Config) -> Iterator[Finding]:
@@ -159,7 +162,13 @@ def _replication(config: Config) -> Iterator[Finding]:
 
 
 def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
-    name = config.source.slot_name
+    name = said = config.source.slot_name
+    if not options.source_options(config).slot_name_given:
+        name = slot_owner.name_for(connection, said)
+    if name != said:
+        others = slot.read(connection, said)
+        detail = f"{others} isn't this database's: {name} is used in its place"
+        yield Finding("slot_name", Verdict.RIGHT, detail)
     found = slot.read(connection, name)
     if found is None:
         row = connection.execute(
@@ -173,9 +182,12 @@ def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
             yield Finding("slot", Verdict.MISSING, detail, cure)
         else:
             yield Finding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
-    elif found.plugin != "pgoutput" or found.database != found.here:
-        detail = f"{name} is a {found.plugin} slot of database {found.database}"
-        yield Finding("slot", Verdict.MISSING, detail, "choose another slot_name")
+    elif not found.is_of_this_database:
+        yield Finding("slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name")
+    elif found.active_pid is None and not config.state.path.exists():
+        detail = f"{found} exists, and the store is empty: it has never used that slot"
+        cure = f"SELECT pg_drop_replication_slot('{name}'); or choose another slot_name"
+        yield Finding("slot", Verdict.MISSING, detail, cure)
     elif found.wal_status == "lost":
         detail = f"{name} was invalidated: its WAL is gone"
         if found.invalidated:

@@ -29,6 +29,8 @@ class Clients:
     """Kept in the main process; the ingest thread reads the pins, so every method locks."""
 
     max_clients: int
+    max_clients_per_identity: int | None = None
+    max_clients_per_client_id: int | None = None
     _clients: dict[LeaseKey, _Client] = field(default_factory=dict)
     _left: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys((*REASONS, PROCESS_DIED), 0))
@@ -38,12 +40,34 @@ class Clients:
     def register(self, key: LeaseKey, info: ClientInfo) -> None:
         """Enter a client.
 
-        :raises TooManyClients: if ``max_clients`` are connected, over all processes.
+        :raises TooManyClients: if ``max_clients`` are connected, over all processes, or as many
+            of this token, certificate, address or client id as may be.
         """
         with self._lock:
-            if len(self._clients) >= self.max_clients:
-                raise TooManyClients(self.max_clients)
+            self._check_room(info)
             self._clients[key] = _Client(info)
+
+    def _check_room(self, new: ClientInfo) -> None:
+        if len(self._clients) >= self.max_clients:
+            raise TooManyClients(
+                f"the server already has its {self.max_clients} clients"
+                " (fanout.grpc.max_clients); try again later, or raise the limit"
+            )
+        infos = [client.info for client in self._clients.values()]
+        share = self.max_clients_per_identity
+        owned = sum(info.owner == new.owner for info in infos) if new.owner else 0
+        if share is not None and owned >= share:
+            raise TooManyClients(
+                f"{new.owner} already has its {share} clients of {self.max_clients}"
+                " (fanout.grpc.max_clients_per_identity); close some, or raise the limit"
+            )
+        share = self.max_clients_per_client_id
+        if share is not None and sum(_same_client(info, new) for info in infos) >= share:
+            raise TooManyClients(
+                f"client id {new.client_id!r} already has its {share} streams"
+                " (fanout.grpc.max_clients_per_client_id): give every reader an id of its own,"
+                " or raise the limit"
+            )
 
     def update(self, key: LeaseKey, sequence: int, depth: int, state: str) -> None:
         """A client's newest figures; of one that has left they are dropped."""
@@ -103,6 +127,11 @@ class Clients:
     def __len__(self) -> int:
         with self._lock:
             return len(self._clients)
+
+
+def _same_client(one: ClientInfo, other: ClientInfo) -> bool:
+    """Whether they call themselves the same; a stranger can't use up another's share."""
+    return (one.client_id, one.owner, one.host) == (other.client_id, other.owner, other.host)
 
 
 def deepest(clients: Iterable[ClientState]) -> int:

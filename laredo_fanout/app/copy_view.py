@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from laredo_fanout.app.shown import cell
+
 _BAR_WIDTH = 28
 _MINUTE, _HOUR = 60, 3600
 
@@ -34,7 +36,7 @@ def _row(name: str, copy: dict[str, Any]) -> tuple[Text | ProgressBar | str, ...
     if copy["waiting_for"]:
         pids = ", ".join(map(str, copy["waiting_for"]))
         return (
-            Text(name),
+            cell(name),
             Text(f"waits for PostgreSQL process {pids}", style="yellow"),
             "",
             "",
@@ -44,11 +46,11 @@ def _row(name: str, copy: dict[str, Any]) -> tuple[Text | ProgressBar | str, ...
     estimated = copy["estimated_rows"]
     rows = f"{copy['rows']:,}" + (f" of about {estimated:,} rows" if estimated else " rows")
     if copy["seconds_left"] is None:
-        ahead = copy["phase"]
+        ahead = cell(copy["phase"])
     else:
-        ahead = f"{duration(copy['seconds_left'])} left"
+        ahead = Text(f"{duration(copy['seconds_left'])} left")
     return (
-        Text(name),
+        cell(name),
         ProgressBar(total=1.0, completed=copy["fraction"], width=_BAR_WIDTH),
         f"{copy['fraction']:4.0%}",
         rows,

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import orjson
-import uvicorn
 from fastapi import FastAPI, Response
 
 from laredo_fanout.errors import RecopyRefused, SourceUnavailable
@@ -36,7 +33,8 @@ def application(
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
     """
-    app = FastAPI(title="laredo-fanout", docs_url=None, redoc_url=None, openapi_url=None)
+    # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
     @app.get("/health/live")
     async def live() -> Response:
@@ -85,35 +83,3 @@ def application(
 
 def _json(content: dict[str, Any], code: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=code, media_type="application/json")
-
-
-class _Uvicorn(uvicorn.Server):
-    """Signals are the main process's own business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class HttpServer:
-    """Serves the application in the running event loop until stopped."""
-
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-            # One small loop beside the ingest: nothing faster is needed.
-            loop="none",
-            http="h11",
-            ws="none",
-        )
-        self._server = _Uvicorn(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-
-    async def stop(self) -> None:
-        """Let running requests end, then close."""
-        self._server.should_exit = True
-        await self._task

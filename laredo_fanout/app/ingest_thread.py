@@ -27,8 +27,9 @@ class IngestThread:
     """Runs the ingest until stopped.
 
     Where the ingest gives up (wal_level, a missing right, a lost slot, a full
-    disk) the reason is shown and it is begun again after a pause: whoever cures
-    it needn't restart the server, and clients are served what there is.
+    disk, no more file descriptors) the reason is shown and it is begun again
+    after a pause: whoever cures it needn't restart the server, and clients are
+    served what there is.
 
     :ivar crash: the error of ours that ended it; the server then exits.
     """
@@ -101,7 +102,8 @@ class IngestThread:
             position = self._store.position
             try:
                 self._ingest.run()
-            except (SourceError, StoreError) as error:
+            # OSError: no more descriptors, memory or disk for it. Others may give some back.
+            except (SourceError, StoreError, OSError) as error:
                 self.error = " ".join(str(error).split())
                 self.given_up += 1
                 pause = _FIRST_PAUSE if self._store.position > position else pause

@@ -7,6 +7,7 @@ import errno
 import socket
 
 from laredo_fanout.errors import FanoutError
+from laredo_model.http import exposure
 
 _PATIENCE = 3.0
 
@@ -51,8 +52,7 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     :raises PortTaken: if it can't.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
+        return exposure.listen(host, port)
     except OSError as taken:
         raise PortTaken(host, port, key, taken.strerror or str(taken)) from taken
 

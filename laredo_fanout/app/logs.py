@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import structlog
 from structlog.typing import Processor
 
+from laredo_model.printable import printable_event
+
 AUTO, TEXT, JSON = "auto", "text", "json"
 FORMATS = (AUTO, JSON, TEXT)
 LEVELS = ("debug", "info", "warning", "error")
@@ -37,11 +39,11 @@ def configure(chosen: LogSettings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderer: Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        if _is_text(chosen.log_format)
-        else structlog.processors.JSONRenderer()
-    )
+    # JSON writes out by itself what isn't ASCII.
+    rendering: list[Processor] = [structlog.processors.JSONRenderer()]
+    if _is_text(chosen.log_format):
+        readable = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        rendering = [printable_event, readable]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -52,7 +54,7 @@ def configure(chosen: LogSettings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     logging.basicConfig(level=chosen.level.upper(), handlers=[handler], force=True)

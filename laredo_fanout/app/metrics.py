@@ -17,6 +17,8 @@ from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.source.status import IngestStatus
 from laredo_fanout.store.table import TableRecord
+from laredo_model.http.metrics import families
+from laredo_model.http.room import HttpCounts
 
 
 @dataclass
@@ -33,10 +35,12 @@ class Figures:
     store_bytes: int
     pruned: int
     serving_restarts: int
+    serving_spawn_failures: int
     ingest_restarts: int
     replays: Mapping[tuple[str, str], int]
     archives: Mapping[str, Look]
     catchup: CatchupStatus | None
+    http: HttpCounts
 
 
 def exposition(figures: Figures) -> bytes:
@@ -58,6 +62,7 @@ class _Once(Collector):
         yield from _fanout(self._figures)
         yield from _store(self._figures)
         yield from _archives(self._figures)
+        yield from families(self._figures.http, "laredo")
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
@@ -102,6 +107,14 @@ def _source(figures: Figures) -> Iterator[Metric]:
     )
     ended.add_metric(name, source.senders_ended)
     yield ended
+    strange = _counter(
+        "laredo_source_strange_messages",
+        "Messages in the WAL with our prefix that nobody awaited: forged, or an earlier"
+        " connection's of ours",
+        "source",
+    )
+    strange.add_metric(name, source.strange_messages)
+    yield strange
     yield from _decoding(source, name)
     yield from _slot(source, figures.source_name)
     changes = _counter("laredo_changes", "Changes taken from the stream", "source", "action")
@@ -154,7 +167,16 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
 
 
 _WAL_STATUSES = ("reserved", "extended", "unreserved", "lost")
-_KINDS = ("lost", "unreserved", "safe_wal_size", "extended", "idle", "old_transaction", "xmin")
+_KINDS = (
+    "lost",
+    "dropped",
+    "unreserved",
+    "safe_wal_size",
+    "extended",
+    "idle",
+    "old_transaction",
+    "xmin",
+)
 
 
 def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
@@ -197,13 +219,19 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     live = _gauge("laredo_table_live", "Whether clients are served from it", "table")
     entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
     age = _gauge("laredo_fanout_journal_oldest_age_seconds", "Age of its oldest entry", "table")
+    doubtful = _gauge(
+        "laredo_putting_right_active",
+        "Whether rows that moved with a partition aren't right yet",
+        "table",
+    )
     for table, record in figures.tables.items():
         rows.add_metric([table], record.rows)
         live.add_metric([table], float(record.shown))
+        doubtful.add_metric([table], float(record.doubt is not None))
         entries.add_metric([table], record.entries)
         if record.entries:
             age.add_metric([table], max(0.0, time.time() - record.oldest_time_us / 1e6))
-    yield from (rows, live, entries, age)
+    yield from (rows, live, entries, age, doubtful)
     snapshots = _counter("laredo_fanout_snapshots", "Periodic snapshots written", "table")
     for table, number in figures.snapshots.items():
         snapshots.add_metric([table], number)
@@ -218,7 +246,11 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     left = _gauge("laredo_copy_seconds_left", "Until a copy has read all, estimated", "table")
     under_way = _gauge("laredo_recopy_active", "Whether a re-copy is under way", "table")
     differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies put right", "table")
+    right = _counter(
+        "laredo_put_right", "Times that partitions had moved rows without a change", "table"
+    )
     for table, told in source.tables.items():
+        right.add_metric([table], told.put_right)
         under_way.add_metric([table], float(told.recopying))
         differing.add_metric([table], told.recopied_rows)
         if told.copy is not None:
@@ -233,7 +265,7 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     connections.add_metric([name], source.copy_connections)
     size = _gauge("laredo_copy_bytes_in_flight", "Copied rows read, not yet written", "source")
     size.add_metric([name], source.copy_bytes)
-    yield from (done, rate, left, under_way, differing, ended, connections, size)
+    yield from (done, rate, left, under_way, differing, right, ended, connections, size)
 
 
 def _fanout(figures: Figures) -> Iterator[Metric]:
@@ -255,6 +287,11 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
     restarts = _counter("laredo_fanout_serving_restarts", "Serving processes started anew")
     restarts.add_metric([], figures.serving_restarts)
     yield restarts
+    unstarted = _counter(
+        "laredo_fanout_serving_spawn_failures", "Serving processes that couldn't be started"
+    )
+    unstarted.add_metric([], figures.serving_spawn_failures)
+    yield unstarted
 
 
 def _archives(figures: Figures) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ def source_options(config: Config) -> source.SourceOptions:
     return source.SourceOptions(
         connection=said.connection.get_secret_value(),
         slot_name=said.slot_name,
+        slot_name_given="slot_name" in said.model_fields_set,
         publication=source.PublicationOptions(
             said.publication.name, said.publication.create, said.publication.append_only_name or ""
         ),
@@ -71,12 +72,13 @@ def serving_options(config: Config, port: int) -> serving.ServingOptions:
         tls = serving.TlsFiles(grpc.tls.cert, grpc.tls.key, grpc.tls.client_ca)
     return serving.ServingOptions(
         listener=serving.ListenerOptions(
-            host=grpc.host,
+            host=grpc.listening_host,
             port=port,
             tls=tls,
             tokens_file=grpc.tokens_file,
             drain_grace_s=config.fanout.drain_grace,
             spool_path=config.state.path / "spool",
+            spool_max_bytes=config.fanout.spool_max_size // grpc.workers,
         ),
         tables={
             table.name: serving.TableOptions(

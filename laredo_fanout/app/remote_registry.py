@@ -7,7 +7,9 @@ from itertools import count
 from typing import Any
 
 from laredo_fanout.app.control_wire import Control, Message, info_to_json, state_from_json
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
+from laredo_fanout.serving.slices import Slice, Sliced
 
 _FLUSH_INTERVAL = 1.0
 
@@ -24,21 +26,27 @@ class RemoteRegistry:
         self._flusher: asyncio.TimerHandle | None = None
 
     async def register(self, info: ClientInfo) -> RemoteLease:
-        """Enter a session.
+        """Enter a stream.
 
-        :raises TooManyClients: if max_clients sessions are connected.
+        :raises TooManyClients: if no place is left, or none for this caller.
         """
-        number = next(self._leases)
-        answer = await self.call({"op": "register", "lease": number, "info": info_to_json(info)})
-        if "max_clients" in answer:
-            raise TooManyClients(answer["max_clients"])
-        return RemoteLease(self, number)
+        lease = RemoteLease(self, next(self._leases))
+        info_json = info_to_json(info)
+        try:
+            answer = await self.call({"op": "register", "lease": lease.number, "info": info_json})
+        except asyncio.CancelledError:
+            # The main process enters it all the same; what it reads next takes it out again.
+            lease.close("client")
+            raise
+        if "full" in answer:
+            raise TooManyClients(answer["full"])
+        return lease
 
     async def clients(self, table: str) -> list[ClientState]:
         """Those connected to the table, in order of connection."""
         await self.flush()
         answer = await self.call({"op": "clients", "table": table})
-        return [state_from_json(client) for client in answer["clients"]]
+        return await slices.run(_states(answer["clients"]))
 
     async def call(self, message: Message) -> Message:
         """Send a message that the main process answers, and wait for it."""
@@ -84,30 +92,39 @@ class RemoteRegistry:
             self._control.send({"op": "update", "leases": leases})
 
 
+def _states(clients: list[Message]) -> Sliced[list[ClientState]]:
+    slice_, states = Slice(), []
+    for client in clients:
+        states.append(state_from_json(client))
+        if slice_.done_with(0):
+            yield
+    return states
+
+
 class RemoteLease:
     """The ``Lease`` of ``serving.ports``."""
 
     def __init__(self, registry: RemoteRegistry, number: int) -> None:
         self._registry = registry
-        self._number = number
+        self.number = number
         self._open = True
 
     def update(self, *, sequence: int, depth: int, state: str) -> None:
         if self._open:
-            self._registry.note(self._number, (sequence, depth, state))
+            self._registry.note(self.number, (sequence, depth, state))
 
     async def pin(self, table_id: int, after_sequence: int) -> None:
         if self._open:
             await self._registry.call(
-                {"op": "pin", "lease": self._number, "table": table_id, "after": after_sequence}
+                {"op": "pin", "lease": self.number, "table": table_id, "after": after_sequence}
             )
 
     def unpin(self) -> None:
         if self._open:
-            self._registry.send({"op": "unpin", "lease": self._number})
+            self._registry.send({"op": "unpin", "lease": self.number})
 
     def close(self, reason: str) -> None:
         if self._open:
             self._open = False
-            self._registry.forget(self._number)
-            self._registry.send({"op": "close", "lease": self._number, "reason": reason})
+            self._registry.forget(self.number)
+            self._registry.send({"op": "close", "lease": self.number, "reason": reason})

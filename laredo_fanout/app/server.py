@@ -21,6 +21,7 @@ from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.serving_children import ServingChildren
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
+from laredo_fanout.app.supervised import supervised
 from laredo_fanout.app.wake import Bell
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
@@ -39,6 +40,8 @@ log = structlog.get_logger("laredo_fanout")
 
 def run(config: Config, log_settings: LogSettings) -> int:
     """Run the server until SIGTERM or SIGINT; the process's exit code."""
+    # The tables' rows are in what we write: nobody else reads it, whatever the shell's umask.
+    os.umask(0o077)
     for warning in config.warnings():
         log.warning(warning)
     try:
@@ -51,7 +54,7 @@ def run(config: Config, log_settings: LogSettings) -> int:
 async def _run(config: Config, log_settings: LogSettings) -> int:
     key = "fanout.grpc.port"
     with (
-        await listener_port.reserve(config.fanout.grpc.host, config.port, key) as port,
+        await listener_port.reserve(config.fanout.grpc.listening_host, config.port, key) as port,
         _open_store(config) as store,
     ):
         return await _Server(config, store, port, log_settings).run()
@@ -76,7 +79,9 @@ class _Server:
     ) -> None:
         self.config = config
         self.store = store
-        self.clients = Clients(config.max_clients)
+        self.clients = Clients(
+            config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
+        )
         self.bell = Bell()
         self.port: int = reserved.getsockname()[1]
         pruning = JournalPruning.of(config, store, self.clients)
@@ -97,11 +102,16 @@ class _Server:
             bell=self.bell,
             log_settings=log_settings,
             ask_look=self.ingest.look_soon,
+            crashed=self._part_crashed,
         )
         self.snapshots = SnapshotSchedule(
-            config, self._is_shown, log_settings, self.ingest.look_soon
+            config,
+            self._is_shown,
+            log_settings,
+            self.ingest.look_soon,
+            crashed=self._part_crashed,
         )
-        self.archives = ArchiveWatch(config, store)
+        self.archives = ArchiveWatch(config, store, self._part_crashed)
         self.view = ServerView(
             config=config,
             port=self.port,
@@ -118,8 +128,9 @@ class _Server:
         self._exit_code = 0
 
     async def run(self) -> int:
-        said = self.config.http
-        listener = listener_port.listen(said.host, said.port, "http.port")
+        listener = listener_port.listen(
+            self.config.http.listening_host, self.config.http.port, "http.port"
+        )
         self._catch_signals()
         self.ingest.start(on_end=self._from_thread(self._stopping.set))
         self.children.start()
@@ -127,8 +138,9 @@ class _Server:
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
         from laredo_fanout.app import copy_bars, http
+        from laredo_model.http.server import HttpServer
 
-        web = http.HttpServer(
+        web = HttpServer(
             http.application(
                 problems=self.view.problems,
                 status=self.view.status,
@@ -136,20 +148,25 @@ class _Server:
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
             ),
+            self.config.http,
             listener,
+            self.view.http,
         )
+        web.start()
         # What is there now stays: a full collection over it would hold the ingest for 50 ms.
         gc.freeze()
         gc.enable()
         log.info(
             "server started",
             grpc_port=self.port,
+            grpc_host=self.config.fanout.grpc.listening_host,
             http_port=listener.getsockname()[1],
+            http_host=self.config.http.listening_host,
             state=str(self.config.state.path),
             tables=[table.name for table in self.config.tables],
         )
-        announcing = asyncio.create_task(self._announce_readiness())
-        bars = asyncio.create_task(copy_bars.draw(self.view.status))
+        announcing = supervised(self._announce_readiness(), "readiness", self._part_crashed)
+        bars = supervised(copy_bars.draw(self.view.status), "bars of copies")
         await self._stopping.wait()
         self.view.draining = True
         await self._stop()
@@ -183,6 +200,11 @@ class _Server:
                     log.info("ready", seconds=round(time.monotonic() - started, 3))
                 before = problems
             await asyncio.sleep(_LOOK_UNTIL_READY if problems else _LOOK_WHILE_READY)
+
+    def _part_crashed(self, what: str, why: BaseException) -> None:
+        """A server that lacks a part of itself ends, with its error, and is started anew."""
+        self._exit_code = FAILED
+        self._stopping.set()
 
     def _is_shown(self, name: str) -> bool:
         return any(r.qualified == name and r.shown for r in self.store.tables.values())

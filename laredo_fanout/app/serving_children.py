@@ -7,7 +7,8 @@ import random
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,7 +25,9 @@ from laredo_fanout.app.control_wire import (
     state_to_json,
 )
 from laredo_fanout.app.logs import LogSettings
+from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.app.wake import Bell
+from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 
@@ -39,6 +42,16 @@ def _nobody_looks() -> None:
 
 
 log = structlog.get_logger("laredo_fanout.serving")
+
+
+class SpawnFailed(FanoutError):
+    """A serving process couldn't be started."""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 @dataclass
@@ -57,7 +70,9 @@ class ServingChildren:
     """``workers`` serving processes, each started anew when it dies, with growing pauses.
 
     :param ask_look: has the source's catalog looked at soon, because a client waits for it.
+    :param crashed: told if one can't be looked after any more, by a mistake of ours.
     :ivar restarts: how often one was started anew.
+    :ivar spawn_failures: how often none could be started: no process, no descriptor, no memory.
     :ivar replays: clients that an archive was to bring level, by table and outcome.
     :ivar error: what the last one that couldn't serve said; None once one listens.
     """
@@ -69,17 +84,22 @@ class ServingChildren:
     bell: Bell
     log_settings: LogSettings
     ask_look: Callable[[], None] = _nobody_looks
+    crashed: Crashed = only_logged
+    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.serving_process")
     restarts: int = 0
+    spawn_failures: int = 0
     error: str | None = None
     replays: Counter[tuple[str, str]] = field(default_factory=Counter)
     _children: dict[int, _Child] = field(default_factory=dict)
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=lambda: count(1))
-    _draining: bool = False
+    _draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self) -> None:
         """Start them all; returns at once."""
-        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.workers)]
+        self._keepers = [
+            supervised(self._keep(), "serving processes", self.crashed) for _ in range(self.workers)
+        ]
 
     @property
     def listening(self) -> int:
@@ -93,7 +113,7 @@ class ServingChildren:
 
     async def drain(self) -> None:
         """Have them say GoAway, wait for the grace, then make sure that they are gone."""
-        self._draining = True
+        self._draining.set()
         for child in self._children.values():
             child.control.send({"op": "drain"})
         grace = self.options.listener.drain_grace_s + _BEYOND_GRACE
@@ -101,7 +121,8 @@ class ServingChildren:
             await asyncio.wait(self._keepers, timeout=grace)
         for child in list(self._children.values()):
             log.warning("serving process outlived the grace", pid=child.process.pid)
-            child.process.kill()
+            with suppress(ProcessLookupError):
+                child.process.kill()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -109,21 +130,27 @@ class ServingChildren:
     async def _keep(self) -> None:
         pause = _FIRST_PAUSE
         loop = asyncio.get_running_loop()
-        while not self._draining:
+        while not self._draining.is_set():
             started = loop.time()
-            await self._run_one()
-            if self._draining:
+            try:
+                await self._run_one()
+            except SpawnFailed as failed:
+                self.spawn_failures += 1
+                self.error = str(failed)
+                log.error("no serving process; trying again", error=self.error, within_s=pause)
+            if self._draining.is_set():
                 return
             pause = _FIRST_PAUSE if loop.time() - started > _HEALTHY_AFTER else pause
             self.restarts += 1
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _run_one(self) -> None:
         child = await self._spawn()
         self._children[child.number] = child
         self.bell.add(child.wake)
-        if self._draining:
+        if self._draining.is_set():
             child.control.send({"op": "drain"})
         try:
             await self._listen_to(child)
@@ -133,7 +160,7 @@ class ServingChildren:
             lost = self.clients.leave_all(child.number)
             await child.control.close()
         code = await child.process.wait()
-        if not self._draining:
+        if not self._draining.is_set():
             log.error(
                 "serving process died; starting another",
                 pid=child.process.pid,
@@ -143,23 +170,34 @@ class ServingChildren:
             )
 
     async def _spawn(self) -> _Child:
-        ours, theirs = socket.socketpair()
-        wake_ours, wake_theirs = socket.socketpair()
-        with theirs, wake_theirs:
-            ends = (theirs.fileno(), wake_theirs.fileno())
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "laredo_fanout.app.serving_process",
-                *map(str, ends),
-                *self.log_settings.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=ends,
-                # A terminal's Ctrl-C is for the main process, which drains the others.
-                process_group=0,
-            )
-        control = await Control.over(ours)
+        """Start one.
+
+        :raises SpawnFailed: the system has no room for it; nothing of it stays.
+        """
+        async with AsyncExitStack() as undo:
+            try:
+                ours, theirs = map(undo.enter_context, socket.socketpair())
+                wake_ours, wake_theirs = map(undo.enter_context, socket.socketpair())
+                process = await self._start_process(theirs.fileno(), wake_theirs.fileno())
+                undo.push_async_callback(_end, process)
+                control = await Control.over(ours)
+            except OSError as failed:
+                raise SpawnFailed(f"a serving process can't be started: {failed}") from failed
+            undo.pop_all()
+        theirs.close()
+        wake_theirs.close()
         return _Child(next(self._numbers), process, control, wake_ours)
+
+    async def _start_process(self, *ends: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.program,
+            *map(str, ends),
+            *self.log_settings.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=ends,
+            # A terminal's Ctrl-C is for the main process, which drains the others.
+            process_group=0,
+        )
 
     async def _listen_to(self, child: _Child) -> None:
         while True:
@@ -214,5 +252,5 @@ class ServingChildren:
         try:
             self.clients.register(key, info_from_json(message["info"]))
         except TooManyClients as full:
-            return {"max_clients": full.max_clients}
+            return {"full": str(full)}
         return {}

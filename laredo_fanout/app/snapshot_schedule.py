@@ -6,7 +6,8 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import orjson
 import structlog
 
 from laredo_fanout.app.logs import LogSettings
+from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config, Table
 
 _SHOWN_LOOK = 0.2
@@ -40,6 +42,7 @@ class SnapshotSchedule:
     """Writes each table's snapshot every ``interval``, one at a time, in a process of its own.
 
     :param shown: whether clients see the table (before that there is nothing to write).
+    :param crashed: told if a table's snapshots aren't looked after any more, by a mistake of ours.
     :param look_soon: has the source's catalog looked at, which each snapshot waits for.
     """
 
@@ -47,6 +50,8 @@ class SnapshotSchedule:
     shown: Callable[[str], bool]
     log_settings: LogSettings
     look_soon: Callable[[], None]
+    crashed: Crashed = only_logged
+    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -56,7 +61,8 @@ class SnapshotSchedule:
         for table in self.config.tables:
             if table.target.snapshot is not None:
                 self._plans[table.name] = _Plan()
-                self._tasks.append(asyncio.create_task(self._keep(table)))
+                what = f"snapshots of {table.name}"
+                self._tasks.append(supervised(self._keep(table), what, self.crashed))
 
     async def stop(self) -> None:
         """Cut short what runs: an unfinished file is none."""
@@ -113,6 +119,9 @@ class SnapshotSchedule:
         looking = asyncio.create_task(self._look_again_and_again())
         try:
             code, answer = await self._run(order)
+        except OSError as failed:
+            problem = f"the snapshot process can't be started: {failed}"
+            code, answer = None, {"error": problem}
         finally:
             looking.cancel()
         if code == 0:
@@ -129,11 +138,13 @@ class SnapshotSchedule:
             await asyncio.sleep(_LOOK_AGAIN)
             self.look_soon()
 
-    async def _run(self, order: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def _run(self, order: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        """The process's exit code and what it said.
+
+        :raises OSError: there is no process.
+        """
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "laredo_fanout.app.snapshot_process",
+            *self.program,
             *self.log_settings.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -147,7 +158,17 @@ class SnapshotSchedule:
             process.stdin.close()
             code = await process.wait()
         except BaseException:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
             raise
-        return code, orjson.loads(said) if said.strip() else {}
+        return _answer(code, said)
+
+
+def _answer(code: int, said: bytes) -> tuple[int | None, dict[str, Any]]:
+    """What the process said; no success without a whole answer."""
+    try:
+        answer: dict[str, Any] = orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return None, {"error": f"the snapshot process ended with {code} and no answer"}
+    return code, answer

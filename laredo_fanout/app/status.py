@@ -23,6 +23,7 @@ from laredo_fanout.store import view
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model import position
+from laredo_model.http.room import HttpCounts
 
 _WAITING = "waiting"
 
@@ -50,6 +51,7 @@ class ServerView:
         self._archives = archives
         self._fall_behind = fall_behind
         self._started = datetime.now(UTC)
+        self.http = HttpCounts()
         self.draining = False
 
     @property
@@ -136,7 +138,7 @@ class ServerView:
             "history": None if identity is None else str(identity.history),
             "lag_bytes": source.lag_bytes,
             "lag_seconds": round(source.lag_seconds, 3),
-            "slot_name": self._config.source.slot_name,
+            "slot_name": self._config.source.slot_name if identity is None else identity.slot,
             "slot": _slot(source),
             "because": "" if identity is None else identity.because,
             "former_histories": []
@@ -151,6 +153,7 @@ class ServerView:
             ],
             "slot_losses": source.slot_losses,
             "stale_senders_ended": source.senders_ended,
+            "strange_messages": source.strange_messages,
             "decode": {
                 "workers": source.decode_workers,
                 "blocks": source.decode_blocks,
@@ -189,7 +192,8 @@ class ServerView:
             "recopy": _recopy(told),
             "sequence": record.sequence if record is not None else 0,
             "position": self.position_text if shown else None,
-            "verified_position": position.text(record.verified) if record is not None else None,
+            "verified_position": position.text(record.boundary) if record is not None else None,
+            "putting_right": _putting_right(record),
             "altered_by": list(told.altered_by),
             "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],
@@ -247,10 +251,12 @@ class ServerView:
             store_bytes=self._store.used_bytes,
             pruned=self._pruning.pruned,
             serving_restarts=self._children.restarts,
+            serving_spawn_failures=self._children.spawn_failures,
             ingest_restarts=self._ingest.given_up,
             replays=self._children.replays,
             archives=self._archives.looks,
             catchup=None if self._fall_behind is None else self._fall_behind.status(),
+            http=self.http,
         )
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)
@@ -290,6 +296,14 @@ def _copy(progress: CopyProgress) -> dict[str, Any]:
         "rows_per_second": round(progress.rows_per_second, 1),
         "seconds_left": None if left is None else round(left, 1),
     }
+
+
+def _putting_right(record: TableRecord | None) -> dict[str, Any] | None:
+    """Since when and why rows may be wrong that moved with a partition; None: they aren't."""
+    doubt = None if record is None else record.doubt
+    if doubt is None:
+        return None
+    return {"since": position.text(doubt.start), "reason": doubt.because}
 
 
 def _recopy(told: TableStatus) -> dict[str, Any] | None:

@@ -21,10 +21,12 @@ from rich.text import Text
 
 from laredo_fanout.app import copy_view
 from laredo_fanout.app.finding import Finding, Verdict
+from laredo_fanout.app.shown import cell, visible
 from laredo_fanout.errors import FanoutError
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
 _LOOK_EVERY = 0.5
+_REFUSAL_BYTES = 10_000
 _PATIENCE_S, _LONGER_PATIENCE_S = 5, 15
 # Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
 _WIDTH = None if sys.stdout.isatty() else 220
@@ -34,31 +36,55 @@ class NoAnswer(FanoutError):
     """There is no server at this address, or it doesn't answer."""
 
 
-def fetch(url: str) -> dict[str, Any]:
-    """What /status of the server at ``url`` shows.
+class RunningServer:
+    """The HTTP side of a running server, and the token that it asks for, if it does."""
 
-    :raises NoAnswer: if it doesn't.
-    """
-    return _answer(urllib.request.Request(f"{url.rstrip('/')}/status"), _PATIENCE_S)
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def status(self) -> dict[str, Any]:
+        """What /status shows.
+
+        :raises NoAnswer: if it doesn't.
+        """
+        return _answer(self._request("status", "GET"), _PATIENCE_S)
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """POST ``what``; the answer.
+
+        :raises NoAnswer: if it doesn't answer, or refuses.
+        """
+        return _answer(self._request(what, "POST"), _LONGER_PATIENCE_S)
+
+    def _request(self, what: str, method: str) -> urllib.request.Request:
+        address = f"{self._url}/{what}"
+        return urllib.request.Request(address, headers=self._headers, method=method)
 
 
-def ask(url: str, what: str) -> dict[str, Any]:
-    """POST ``what`` to the server at ``url``; its answer.
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The server sends none, and whoever else answers isn't to send the token elsewhere."""
 
-    :raises NoAnswer: if it doesn't answer, or refuses.
-    """
-    request = urllib.request.Request(f"{url.rstrip('/')}/{what}", method="POST")
-    return _answer(request, _LONGER_PATIENCE_S)
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
 
 
 def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
     address = request.full_url
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with _opener.open(request, timeout=timeout) as answer:
             found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as refused:
-        said = refused.read().decode(errors="replace")
-        raise NoAnswer(f"{address} refuses: {said or refused.reason}") from refused
+        said = refused.read(_REFUSAL_BYTES).decode(errors="replace")
+        if refused.code == 401:
+            raise NoAnswer(
+                f"{address} wants its http.token: give the server's --config, or set"
+                " LAREDO_HTTP_TOKEN"
+            ) from refused
+        raise NoAnswer(visible(f"{address} refuses: {said or refused.reason}")) from refused
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NoAnswer(
@@ -83,12 +109,13 @@ def show_findings(found: Sequence[Finding]) -> None:
     table = Table("", "what", "found", title="laredo-fanout check", title_justify="left")
     for finding in found:
         verdict = Text(finding.verdict.value, style=_STYLES[finding.verdict])
-        table.add_row(verdict, finding.what, finding.detail)
+        table.add_row(verdict, cell(finding.what, None), cell(finding.detail, None))
     console.print(table)
     cures = [finding for finding in found if finding.cure]
     for finding in cures:
-        console.print(Text(f"\n{finding.what}: {finding.detail}"), soft_wrap=True)
-        console.print(Text(finding.cure, style="bold"), soft_wrap=True)
+        console.print(Text(f"\n{visible(finding.what)}: {visible(finding.detail)}"), soft_wrap=True)
+        cure = "\n".join(map(visible, finding.cure.split("\n")))
+        console.print(Text(cure, style="bold"), soft_wrap=True)
     if not any(finding.verdict is Verdict.MISSING for finding in found):
         console.print(Text("nothing is missing", style="green"))
 
@@ -149,14 +176,14 @@ class Ended(NamedTuple):
     failed: bool
 
 
-def watch_recopy(url: str, table: str, before: dict[str, Any] | None) -> Ended:
+def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | None) -> Ended:
     """Show the table's re-copy until it has ended. ``before`` is the one that had ended before.
 
     :raises NoAnswer: if the server goes away.
     """
     with Watching("copies") as watching:
         while True:
-            status = fetch(url)
+            status = server.status()
             shown = status["tables"][table]["recopy"] or {"active": False, "last": None}
             last = shown["last"]
             if last is not None and last != before:
@@ -168,7 +195,8 @@ def watch_recopy(url: str, table: str, before: dict[str, Any] | None) -> Ended:
             watching.show(status)
             watching.pause(_LOOK_EVERY)
     if last["error"] is not None:
-        return Ended(f"{table}: the re-copy ended without a result: {last['error']}", failed=True)
+        text = f"{table}: the re-copy ended without a result: {last['error']}"
+        return Ended(visible(text), failed=True)
     return Ended(f"{table}: {last['differing']:,} rows differed and are put right", failed=False)
 
 
@@ -177,31 +205,31 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
     sources = Table("source", "connected", "lag", "position", "slot", "WAL", "problem", box=None)
     for name, source in status["sources"].items():
         sources.add_row(
-            name,
+            cell(name),
             "yes" if source["connected"] else Text("no", style="red"),
             f"{source['lag_bytes']:,} B / {source['lag_seconds']:.1f} s",
-            source["position"],
-            source["slot_name"],
-            _kept_wal(source.get("slot") or {}),
-            Text(source["error"] or "", style="red"),
+            cell(source["position"]),
+            cell(source["slot_name"]),
+            cell(_kept_wal(source.get("slot") or {})),
+            cell(source["error"] or "", None, "red"),
         )
         parts += _catchup_view(source.get("catchup"))
     warnings = [
-        Text(f"{name}: {warning['text']}; {warning['cure']}", style="yellow")
+        cell(f"{name}: {warning['text']}; {warning['cure']}", None, "yellow")
         for name, source in status["sources"].items()
         for warning in source.get("warnings", ())
     ]
     tables = Table("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
     for name, table in status["tables"].items():
         tables.add_row(
-            name,
-            table["status"],
+            cell(name),
+            cell(table["status"]),
             f"{table['rows']:,}",
             f"{table['copied_rows']:,}" if table["copied_rows"] is not None else "",
             str(table["sequence"]),
             f"{table['journal']['entries']:,}",
             str(table["clients"]),
-            Text(table["error"] or "", style="red"),
+            cell(table["error"] or "", None, "red"),
         )
     return Group(*parts, sources, *warnings, tables, *copy_view.copies(status))
 
@@ -214,14 +242,14 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
     for segment in catchup["segments"]:
         table.add_row(
             str(segment["number"]),
-            segment["start"],
-            segment["stop"] or "",
-            segment["reached"],
-            segment["state"],
+            cell(segment["start"]),
+            cell(segment["stop"] or ""),
+            cell(segment["reached"]),
+            cell(segment["state"]),
             f"{segment['spooled_bytes']:,} B",
         )
     order = ", beyond it out of order" if catchup["out_of_order"] else ""
-    return [Text(f"catching up, released to {catchup['release_position']}{order}"), table]
+    return [cell(f"catching up, released to {catchup['release_position']}{order}", None), table]
 
 
 def _kept_wal(slot: dict[str, Any]) -> str:
@@ -237,7 +265,7 @@ def _headline(status: dict[str, Any]) -> Text:
     fanout = status["fanout"]
     text = Text("ready" if status["ready"] else "not ready", style="bold green")
     if not status["ready"]:
-        text = Text("not ready: " + "; ".join(status["problems"]), style="bold red")
+        text = cell("not ready: " + "; ".join(status["problems"]), None, "bold red")
     text.append(
         f"   port {fanout['port']}, {fanout['listening']} of {fanout['workers']} serving,"
         f" {fanout['clients']} of {fanout['max_clients']} clients",
@@ -250,13 +278,13 @@ def _clients_view(status: dict[str, Any]) -> RenderableType:
     table = Table("client", "table", "state", "sequence", "behind", "since", "peer", "form")
     for client in status["clients"]:
         table.add_row(
-            client["client_id"],
-            client["table"],
-            client["state"],
+            cell(client["client_id"]),
+            cell(client["table"]),
+            cell(client["state"]),
             str(client["sequence"]),
             f"{client['behind']:,}",
-            client["connected_at"],
-            client["peer"],
+            cell(client["connected_at"]),
+            cell(client["peer"]),
             "batch" if client["batch"] else "base",
         )
     return Group(_headline(status), table)

@@ -22,7 +22,6 @@ from laredo_fanout.source import message as message_
 from laredo_fanout.source.early import RoutesOfPart
 from laredo_fanout.source.route import IGNORED
 from laredo_fanout.source.stream_decoder import Drained, StreamDecoder
-from laredo_fanout.source.watermark import PREFIX
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class _EarlySegment:
         self._reader = SegmentReader(self._directory, run.number, run.segment.released)
         self._routes = RoutesOfPart(self._tables, IGNORED)
         spools = self._directory / f"early-{run.number}"
-        self._decoder = StreamDecoder(self._routes, PREFIX.encode(), spools, run.segment.released)
+        self._decoder = StreamDecoder(self._routes, lambda _: False, spools, run.segment.released)
         self._messages: list[bytes] = []
         self._ends: list[int] = []
         self._open_bytes = 0
@@ -213,8 +212,7 @@ class _EarlySegment:
             return len(message), message
 
         while decoder.drain(get, len(messages) + 1) is not Drained.EMPTY:
-            # It has stopped at the end of a transaction with a message of ours.
-            decoder.take_events()
+            continue
         routes = decoder.pending
         fit = not self._routes.must_wait and self._batch.fits_early(routes)
         if fit:

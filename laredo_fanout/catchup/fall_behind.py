@@ -195,7 +195,7 @@ class FallBehind:
         return max(0, self._inserted - level)
 
     def _number(self, connection: Connection, behind: int) -> int:
-        free = room.free(connection, self._source.slot_name)
+        free = room.free(connection, self._slot)
         options = self._options
         return min(
             options.max_segments,
@@ -262,6 +262,12 @@ class FallBehind:
         with self._store.transaction() as transaction:
             transaction.set_catchup_plan(None if plan is None else plan.to_bytes())
 
+    @property
+    def _slot(self) -> str:
+        """The slot that is followed; the configured name isn't it where that was another's."""
+        source = self._store.source
+        return self._source.slot_name if source is None else source.slot
+
     def _identity(self) -> str:
         source = self._store.source
         return "" if source is None else f"{source.history} {source.slot} {source.token}"
@@ -279,7 +285,7 @@ class FallBehind:
         source = self._source
         return Order(
             connection=source.connection,
-            slot=source.slot_name,
+            slot=self._slot,
             publication=source.publication.name,
             connect_timeout=source.connect_timeout,
             receive_timeout=source.receive_timeout,
@@ -309,7 +315,7 @@ class FallBehind:
         try:
             connection.execute(
                 "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)",
-                (self._source.slot_name, position_.text(durable)),
+                (self._slot, position_.text(durable)),
             )
             self._advanced = durable
         except psycopg.errors.DatabaseError as refused:

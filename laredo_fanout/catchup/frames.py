@@ -56,12 +56,16 @@ def gather_plainly(get: Get, limit: int, relation: bytes, into: bytearray) -> Ga
         size, data = get(1)
         if size <= 0:
             return Gathered(size, None, taken)
-        is_row = data[0] == message_.XLOG_DATA and data[_KIND] in _ROWS
-        if not is_row or data[_OID] != relation:
+        if not _is_row(data) or data[_OID] != relation:
             return Gathered(size, bytes(data), taken + 1)
         into += _SIZE.pack(size)
         into += data
     return Gathered(1, None, limit)
+
+
+def _is_row(message: bytes | memoryview) -> bool:
+    whole = len(message) >= _OID.stop and message[0] == message_.XLOG_DATA
+    return whole and message[_KIND] in _ROWS
 
 
 class PlainFrames:

@@ -20,11 +20,13 @@ from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
 from laredo_fanout.errors import ServerUnfit, SlotLost, SourceError, SourceUnavailable, StreamBroken
 from laredo_fanout.source import message as message_
+from laredo_fanout.source import watermark
 from laredo_model import position as position_
 
 FAILED = 1
 MAIN_IS_GONE = 3
 
+_PREFIX = watermark.PREFIX.encode()
 _OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
 _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 _MESSAGES_A_TURN = 20_000
@@ -128,6 +130,8 @@ class Segment:
         elif kind == message_.COMMIT:
             self._piece.add(message)
             self._commit(message)
+        elif kind == message_.MESSAGE and not message_.is_emitted_with(_PREFIX, message):
+            pass  # somebody else's
         elif self._in_transaction:
             self._rare(kind, message)
         # Outside a transaction come only messages that belong to none.

@@ -43,6 +43,7 @@ from laredo_fanout.client.events import (
 )
 from laredo_fanout.client.filters import Filter, equals, is_in, prefix
 from laredo_fanout.client.listening import RowChange
+from laredo_fanout.client.rows import RawJson
 from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_fanout.client.subscription import Backoff, Observer, Subscription
 from laredo_fanout.client.sync_client import FanoutClient
@@ -74,6 +75,7 @@ __all__ = [
     "Observer",
     "PermissionDenied",
     "ProtocolViolation",
+    "RawJson",
     "RowChange",
     "SchemaChange",
     "ServerUnavailable",

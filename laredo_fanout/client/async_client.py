@@ -1,20 +1,23 @@
 """The client for asyncio programs."""
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from laredo_fanout.client.errors import ClientStopped
 from laredo_fanout.client.follower import Follower
-from laredo_fanout.client.listening import ChangeBuffer, ChangeStream, Listener, to_rows
+from laredo_fanout.client.listening import (
+    ChangeBuffer,
+    ChangeStream,
+    Listener,
+    RowChange,
+    to_rows,
+)
 from laredo_fanout.client.replica import Difference
 from laredo_fanout.client.rows import Row
 from laredo_fanout.client.table_client import TableClient
-
-log = structlog.get_logger(__name__)
 
 
 class AsyncFanoutClient(TableClient):
@@ -56,9 +59,10 @@ class AsyncFanoutClient(TableClient):
     async def listen(self, listener: Listener) -> Callable[[], None]:
         """As :meth:`FanoutClient.listen`; a listener may be a coroutine function.
 
-        It is called on the event loop, so it must not block.
+        It is called on the event loop, so it must not block. SystemExit and KeyboardInterrupt
+        are the application's own way to end its loop and do so.
         """
-        return self._listen(listener)
+        return self._listeners.add(listener)
 
     def changes(self) -> ChangeStream:
         """``async for change in client.changes()``: each row that changes from now on.
@@ -109,9 +113,18 @@ class AsyncFanoutClient(TableClient):
             for buffer in self._buffers:
                 await buffer.put(change)
             for listener in self._listeners:
-                try:
-                    told = listener(change.old, change.new)
-                    if inspect.isawaitable(told):
-                        await told
-                except Exception:
-                    log.exception("a listener failed", table=self.table, key=difference.key)
+                await self._tell(listener, change, difference.key)
+
+    async def _tell(self, listener: Listener, change: RowChange, key: bytes) -> None:
+        try:
+            told = listener(change.old, change.new)
+            if inspect.isawaitable(told):
+                await told
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Of something that the listener awaited, and not of the client's own task.
+            self._listeners.failed(listener, key, cancelled)
+        except Exception as error:  # noqa: BLE001  # a listener's own
+            self._listeners.failed(listener, key, error)

@@ -16,6 +16,7 @@ from laredo_fanout.client.errors import (
     ClientStopped,
     LocalSnapshotUnusable,
     NotReadyInTime,
+    ProtocolViolation,
     StreamError,
 )
 from laredo_fanout.client.events import (
@@ -32,6 +33,7 @@ from laredo_fanout.client.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.replica import Difference, Replica
 from laredo_fanout.client.stream import SyncOptions
 from laredo_fanout.client.subscription import Backoff, Observer, Subscription
+from laredo_model.errors import ModelError
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +75,9 @@ class Follower(Observer):
         self._ready = asyncio.Event()
         self._greeting: Handshake | None = None
         self._stream_sequence = -1
-        self._tasks: list[asyncio.Task[None]] = []
+        self._following: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self._saved_version = -1
         self.error: BaseException | None = None
         self.last_error: StreamError | None = None
@@ -82,17 +86,21 @@ class Follower(Observer):
 
     def start(self) -> None:
         """Begin, on the running event loop."""
-        self._tasks = [asyncio.create_task(self._follow())]
+        self._replica.begin_session()
+        self._following = asyncio.create_task(self._follow())
         if self._file is not None:
-            self._tasks.append(asyncio.create_task(self._save_by_timer()))
+            self._saving = asyncio.create_task(self._save_by_timer())
 
     async def stop(self) -> None:
         """End the stream and save the local snapshot."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        self._stopping.set()
+        self._replica.begin_session()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        if self._saving is not None:
+            # A thread that writes the file can't be cancelled, and two must not write it at once.
+            await asyncio.wait([self._saving])
         if self.error is None:
             self.error = ClientStopped("the client was stopped")
         self._ready.set()
@@ -147,6 +155,8 @@ class Follower(Observer):
                         await self._apply(event)
         except ClientError as fatal:
             self._end(fatal)
+        except ModelError as wrong:
+            self._end(ProtocolViolation(self._endpoint.server, f"sent what is no row: {wrong}"))
         except Exception as bug:
             log.exception("following failed", table=self._options.table)
             self._end(bug)
@@ -168,7 +178,7 @@ class Follower(Observer):
             replica.add_rows(event)
         elif isinstance(event, SnapshotEnd):
             # Indexes over a large table take seconds; other clients share this loop.
-            found = await asyncio.to_thread(replica.end_snapshot, event)
+            found = await asyncio.to_thread(replica.show, replica.end_snapshot(event))
             if self._wanted():
                 await self._deliver(found)
             self._ready.set()
@@ -209,15 +219,19 @@ class Follower(Observer):
         if saved is None:
             return
         rows = dict(zip(saved.keys, saved.lines, strict=True))
-        found = await asyncio.to_thread(self._replica.restore, rows, saved.columns, saved.place)
+        restored = self._replica.restored(rows, saved.columns, saved.place)
+        found = await asyncio.to_thread(self._replica.show, restored)
         self._saved_version = self._replica.version
         if self._wanted():
             await self._deliver(found)
 
     async def _save_by_timer(self) -> None:
-        while True:
-            await asyncio.sleep(self._save_interval)
-            await self._save()
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._save_interval):
+                    await self._stopping.wait()
+            if not self._stopping.is_set():
+                await self._save()
 
     async def _save(self) -> None:
         replica, file = self._replica, self._file

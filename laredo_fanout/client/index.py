@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import orjson
 
 from laredo_fanout.client.errors import BadField
-from laredo_fanout.client.rows import as_text, parse
+from laredo_fanout.client.rows import as_text, texts_of
 from laredo_model import key as key_
 from laredo_model.column import Column, key_columns
 
@@ -41,14 +41,14 @@ class Index:
                 f"{self.name} wants {len(self.fields)} values ({', '.join(self.fields)}), "
                 f"not {len(values)}"
             )
-        found = self._keys.get(tuple(map(as_text, values)))
+        found = self._keys.get(_asked(self.name, values))
         if found is None:
             return []
         return [found] if isinstance(found, bytes) else sorted(found)
 
     def add(self, key: bytes, line: bytes) -> None:
         """The row ``line`` appeared."""
-        entry = self._entry(line)
+        entry = texts_of(line, self.fields)
         found = self._keys.get(entry)
         if found is None:
             self._keys[entry] = key
@@ -59,7 +59,7 @@ class Index:
 
     def remove(self, key: bytes, line: bytes) -> None:
         """The row ``line`` went."""
-        entry = self._entry(line)
+        entry = texts_of(line, self.fields)
         found = self._keys.get(entry)
         if isinstance(found, set):
             found.discard(key)
@@ -71,10 +71,6 @@ class Index:
     def emptied(self) -> "Index":
         """One like it, without rows."""
         return Index(self.name, self.fields)
-
-    def _entry(self, line: bytes) -> tuple[str | None, ...]:
-        row = parse(line)
-        return tuple([as_text(row.get(field)) for field in self.fields])
 
 
 def key_maker(
@@ -104,10 +100,19 @@ def key_maker(
     return make
 
 
+def _asked(name: str, values: Sequence[object]) -> tuple[str | None, ...]:
+    try:
+        return tuple(map(as_text, values))
+    except RecursionError:
+        raise BadField(f"{name}: a value is nested too deeply; give the JSON's own text") from None
+
+
 def _fragment(column: Column, value: object) -> bytes:
     text = as_text(value)
     if text is None:
         raise BadField(f"lookup: column {column.name!r} is part of the key and never NULL")
-    if column.type in _NUMBERS or column.type == "bool":
-        return text.encode()
-    return orjson.dumps(text)
+    try:
+        plain = column.type in _NUMBERS or column.type == "bool"
+        return text.encode() if plain else orjson.dumps(text)
+    except (UnicodeEncodeError, orjson.JSONEncodeError):
+        raise BadField(f"lookup: {text!r} isn't text that PostgreSQL can hold") from None

@@ -1,14 +1,19 @@
 """Changes as an application hears them: rows as dicts, in order."""
 
 import asyncio
+import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, Self
+
+import structlog
 
 from laredo_fanout.client.replica import Difference
 from laredo_fanout.client.rows import Row, parse
 from laredo_model.position import Position
+
+log = structlog.get_logger(__name__)
 
 Listener = Callable[[Row | None, Row | None], Any]
 
@@ -36,6 +41,53 @@ def to_rows(difference: Difference) -> RowChange:
         difference.position,
         difference.sequence,
     )
+
+
+class Listeners:
+    """The listeners of one client. What one of them raises ends neither the stream nor the others:
+    it is counted, and logged with its traceback the first time that the listener raises it."""
+
+    def __init__(self, table: str) -> None:
+        self.errors = 0
+        """Calls that raised."""
+        self.turn = threading.Lock()
+        """Held by the one thread that calls them."""
+        self._table = table
+        self._guard = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._logged: set[tuple[int, type[BaseException]]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def __iter__(self) -> Iterator[Listener]:
+        return iter(self._listeners)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Have it called from now on; gives the undo."""
+        with self._guard:
+            self._listeners = (*self._listeners, listener)
+
+        def stop_listening() -> None:
+            with self._guard:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+                self._logged = {known for known in self._logged if known[0] != id(listener)}
+
+        return stop_listening
+
+    def failed(self, listener: Listener, key: bytes, error: BaseException) -> None:
+        """``listener`` raised ``error`` when it was told of the row ``key``."""
+        self.errors += 1
+        known = (id(listener), type(error))
+        if known not in self._logged:
+            self._logged.add(known)
+            log.error(
+                "a listener failed; listener_errors counts what follows",
+                table=self._table,
+                listener=getattr(listener, "__qualname__", repr(listener)),
+                key=key,
+                exc_info=error,
+            )
 
 
 class ChangeBuffer:

@@ -6,12 +6,14 @@ before it. Written beside and renamed, so it is whole or not there; read
 completely and proven before a row of it is used.
 """
 
+import fcntl
 import hashlib
 import os
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +26,7 @@ from laredo_fanout.client.replica import Place
 from laredo_model import column as column_
 from laredo_model import history as history_
 from laredo_model import position as position_
+from laredo_model import private_directory
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
 
@@ -62,16 +65,18 @@ class SnapshotFile:
 
         :raises OSError: if it can't be written; the old one is then as it was.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
-        try:
-            with beside.open("wb") as file:
+        if not self.path.parent.exists():
+            private_directory.make(self.path.parent)
+        beside = self.path.with_name(f".{self.path.name}.new")
+        with _opened_alone(beside) as file:
+            try:
                 self._write(file, snapshot)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self.path)
-        finally:
-            beside.unlink(missing_ok=True)
+                beside.replace(self.path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
         _sync_directory(self.path.parent)
 
     def load(self) -> LocalSnapshot | None:
@@ -195,6 +200,29 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     if size > os.fstat(file.fileno()).st_size - file.tell():
         raise EOFError("it ends too early")
     return file.read(size)
+
+
+@contextmanager
+def _opened_alone(path: Path) -> Iterator[BinaryIO]:
+    """A new file at ``path``, once no other process or thread has one open there; only its owner
+    may read it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Who had it may have renamed or removed it meanwhile; then the lock is another file's.
+            if not _is_at(path, file):
+                continue
+            file.truncate()
+            yield file
+            return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _sync_directory(path: Path) -> None:

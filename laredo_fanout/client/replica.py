@@ -38,6 +38,15 @@ class Difference(NamedTuple):
     sequence: int | None
 
 
+class Snapshot(NamedTuple):
+    """Rows that are whole and aren't shown yet, of one session (see Replica.begin_session)."""
+
+    session: int
+    rows: dict[bytes, bytes]
+    columns: tuple[Column, ...]
+    place: "Place"
+
+
 class Place(NamedTuple):
     """How far the rows have come.
 
@@ -71,6 +80,7 @@ class Replica:
         self._next_history: History | None = None
         self._skip = (0, 0)
         self._replayed_below = 0
+        self._session = 0
         self.place = Place()
         self.whole = False
         self.version = 0
@@ -107,16 +117,17 @@ class Replica:
                 raise BadField(f"there is no index {name!r}; configured: {known}")
             return [self._rows[key] for key in self._indexes[name].find(values)]
 
-    def restore(
-        self, rows: dict[bytes, bytes], columns: Sequence[Column], place: Place
-    ) -> Iterator[Difference]:
-        """Begin with the rows of a local snapshot.
+    def begin_session(self) -> None:
+        """Whatever a session before has under way in a thread comes too late from now on."""
+        with self._lock:
+            self._session += 1
 
-        :raises BadField: if the fields of a look-up or an index aren't columns.
-        """
+    def restored(
+        self, rows: dict[bytes, bytes], columns: Sequence[Column], place: Place
+    ) -> Snapshot:
+        """The rows of a local snapshot, for :meth:`show`."""
         self._next_columns = tuple(columns)
-        self._staged = rows
-        return self._replace(place)
+        return Snapshot(self._session, rows, self._next_columns, place)
 
     def begin_stream(self, handshake: Handshake) -> None:
         """A stream begins: what was staged or sent in part before comes again.
@@ -159,12 +170,31 @@ class Replica:
         if self._staged is not None:
             self._staged.update(zip(event.keys, event.lines, strict=True))
 
-    def end_snapshot(self, event: SnapshotEnd) -> Iterator[Difference]:
+    def end_snapshot(self, event: SnapshotEnd) -> Snapshot:
+        """The snapshot is whole, for :meth:`show`."""
+        staged, self._staged = self._staged or {}, None
+        place = Place(event.position, self._next_history, event.sequence)
+        return Snapshot(self._session, staged, self._next_columns, place)
+
+    def show(self, snapshot: Snapshot) -> Iterator[Difference]:
         """The snapshot takes the rows' place; what differs comes when asked for, row by row.
+
+        Any thread may call it, for indexes over a large table take seconds. Nothing happens if
+        another session has begun meanwhile: its rows are newer.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
-        return self._replace(Place(event.position, self._next_history, event.sequence))
+        lookup, indexes = self._filled_indexes(snapshot.columns, snapshot.rows)
+        with self._lock:
+            if snapshot.session != self._session:
+                return iter(())
+            old, self._rows = self._rows, snapshot.rows
+            self._set_columns(snapshot.columns, lookup, indexes)
+            self.place = snapshot.place
+            self._skip = (0, 0)
+            self.whole = True
+            self.version += 1
+        return _differences(old, snapshot.rows, snapshot.place.position)
 
     def apply(self, changes: Changes, *, differences: bool) -> list[Difference]:
         """Apply what isn't in the rows yet; the differences only if they are wanted."""
@@ -281,19 +311,6 @@ class Replica:
         self._rows[key] = new
         for index in indexes:
             index.add(key, new)
-
-    def _replace(self, place: Place) -> Iterator[Difference]:
-        new, old = self._staged or {}, self._rows
-        lookup, indexes = self._filled_indexes(self._next_columns, new)
-        with self._lock:
-            self._staged = None
-            self._rows = new
-            self._set_columns(self._next_columns, lookup, indexes)
-            self.place = place
-            self._skip = (0, 0)
-            self.whole = True
-            self.version += 1
-        return _differences(old, new, place.position)
 
     def _set_columns(
         self, columns: tuple[Column, ...], lookup: Index | None, indexes: dict[str, Index]

@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from laredo_fanout.client import background
 from laredo_fanout.client.errors import ClientStopped
 from laredo_fanout.client.follower import Follower
@@ -15,8 +13,6 @@ from laredo_fanout.client.listening import Listener, to_rows
 from laredo_fanout.client.replica import Difference
 from laredo_fanout.client.rows import Row
 from laredo_fanout.client.table_client import TableClient
-
-log = structlog.get_logger(__name__)
 
 
 class FanoutClient(TableClient):
@@ -69,7 +65,8 @@ class FanoutClient(TableClient):
 
         Numbers are exact: int, float where it prints as the same number, else Decimal. What the
         row's JSON has as a string stays one: numeric, timestamps, uuid. A number and the
-        string of its digits are the same value here.
+        string of its digits are the same value here. A json column that no Python value holds is
+        a :class:`RawJson`, its text, and is looked up by that text.
 
         :raises BadField: if the values don't fit the lookup fields.
         """
@@ -87,10 +84,10 @@ class FanoutClient(TableClient):
 
         ``old`` is None for a row that appeared, ``new`` for one that went. Calls come in
         commit order, on one thread, after the rows have changed; the stream waits for
-        them. A new snapshot is heard as its differences. What a listener raises
-        is logged, and the next one is called.
+        them. A new snapshot is heard as its differences. What a listener raises, SystemExit
+        too, is logged once and counted in :attr:`listener_errors`, and the next one is called.
         """
-        return self._listen(listener)
+        return self._listeners.add(listener)
 
     def stop(self) -> None:
         """End the stream and save the local snapshot; the rows stay. start() resumes."""
@@ -125,16 +122,23 @@ class FanoutClient(TableClient):
         return self._follower
 
     async def _deliver(self, differences: Iterable[Difference]) -> None:
-        if self._listening is not None:
+        if (thread := self._listening) is not None:
             await asyncio.get_running_loop().run_in_executor(
-                self._listening, self._tell, differences
+                thread, self._tell, thread, differences
             )
 
-    def _tell(self, differences: Iterable[Difference]) -> None:
-        for difference in differences:
-            old, new, _, _ = to_rows(difference)
-            for listener in self._listeners:
-                try:
-                    listener(old, new)
-                except Exception:
-                    log.exception("a listener failed", table=self.table, key=difference.key)
+    def _tell(self, thread: ThreadPoolExecutor, differences: Iterable[Difference]) -> None:
+        # A client that was stopped and started again has another thread, which waits for this one.
+        with self._listeners.turn:
+            for difference in differences:
+                if thread is not self._listening:
+                    return
+                old, new, _, _ = to_rows(difference)
+                for listener in self._listeners:
+                    self._call(listener, old, new, difference.key)
+
+    def _call(self, listener: Listener, old: Row | None, new: Row | None, key: bytes) -> None:
+        try:
+            listener(old, new)
+        except BaseException as error:  # noqa: BLE001  # sys.exit() would end every client's loop
+            self._listeners.failed(listener, key, error)

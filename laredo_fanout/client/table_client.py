@@ -9,7 +9,7 @@ from pathlib import Path
 from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_fanout.client.filters import Filter
 from laredo_fanout.client.follower import Deliver, Follower
-from laredo_fanout.client.listening import Listener
+from laredo_fanout.client.listening import Listeners
 from laredo_fanout.client.local_snapshot import SnapshotFile
 from laredo_fanout.client.replica import Replica
 from laredo_fanout.client.rows import Row, parse
@@ -50,7 +50,7 @@ class TableClient:
         self._replica = Replica(lookup_fields, indexes or {})
         self._follower: Follower | None = None
         self._guard = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners = Listeners(table)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -86,6 +86,11 @@ class TableClient:
         return 0 if self._follower is None else self._follower.disconnects
 
     @property
+    def listener_errors(self) -> int:
+        """Calls of listeners that raised; the first of each kind is logged with its traceback."""
+        return self._listeners.errors
+
+    @property
     def error(self) -> BaseException | None:
         """What ended the client for good; None while it follows the table."""
         return None if self._follower is None else self._follower.error
@@ -114,16 +119,6 @@ class TableClient:
             deliver=deliver,
             ended=ended,
         )
-
-    def _listen(self, listener: Listener) -> Callable[[], None]:
-        with self._guard:
-            self._listeners = (*self._listeners, listener)
-
-        def stop_listening() -> None:
-            with self._guard:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
-
-        return stop_listening
 
     def _find(self, values: Sequence[object]) -> Row | None:
         line = self._replica.lookup(values)

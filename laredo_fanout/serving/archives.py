@@ -23,6 +23,7 @@ from laredo_fanout.serving.daemon_threads import DaemonThreads
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import NoReplay, Outcome
 from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
+from laredo_model import private_directory
 from laredo_model.change import Change
 from laredo_model.column import Column
 
@@ -187,7 +188,7 @@ class Archives:
         told: Callable[[str, Outcome], None],
     ) -> None:
         if options and directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
+            private_directory.make(directory)
         self._executor = DaemonThreads(THREADS, "archive")
         self._tables = {
             name: TableArchive(name, said, self._executor, directory, told)

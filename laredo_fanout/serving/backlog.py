@@ -10,8 +10,9 @@ from __future__ import annotations
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
 from laredo_fanout.store.reader import StoreReader
 
-_READ_BYTES = 4_000_000
-_READS_A_LOOK = 8
+_READ_BYTES = 256 << 10
+READS_A_TURN = 4
+"""How much is counted before others have their turn: about 5 ms."""
 _REMEMBERED = 20_000
 
 
@@ -22,21 +23,31 @@ class Backlog:
         self._reader = reader
         self.table_id = table_id
         self._counted: dict[int, tuple[int, int]] = {}
+        self._reads = 0
+
+    def begin_turn(self) -> None:
+        """The event loop has been through: count on."""
+        self._reads = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether somebody's answer needs another turn."""
+        return self._reads > READS_A_TURN
 
     def more_than(self, limit: int, after: int, upto: int) -> bool:
         """Whether more than `limit` transactions lie after one sequence, up to another.
 
-        Counts only so much at a time, so that nobody else waits long: a long stretch may need
-        several calls until the answer can become True.
+        Counts only so much in a turn, for all who ask: a long stretch may need several until the
+        answer can become True.
         """
         if upto - after <= limit:
             return False
-        transactions = reads = 0
+        transactions = 0
         while after < upto and transactions <= limit:
             known = self._counted.get(after)
             if known is None:
-                reads += 1
-                if reads > _READS_A_LOOK or not self._count(after):
+                self._reads += 1
+                if self.unfinished or not self._count(after):
                     return False
                 known = self._counted[after]
             after, count = known

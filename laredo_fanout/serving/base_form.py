@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import timestamp
 from laredo_fanout.serving.selection import entries
-from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.slices import Sliced
+from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import delimited, tag, varint
@@ -35,32 +36,37 @@ class BaseForm:
     snapshot_rows = 200
     extended = False
     wants_old = True
+    reads_rows = True
 
     def __init__(self, row_filter: RowFilter | None, structs: StructRows) -> None:
         self.signature = b"base" + (row_filter.signature if row_filter else b"")
         self._filter = row_filter
         self._structs = structs
 
-    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> list[bytes]:
+    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> Sliced[list[bytes]]:
         """One SnapshotRow a row."""
-        encode = self._structs.encode
-        return [row_message(_SNAPSHOT_ROW, encode(line)) for line in lines]
+        encoder, messages = Encoder(self._structs), []
+        for line in lines:
+            messages.append(row_message(_SNAPSHOT_ROW, (yield from encoder.encode(line))))
+        return messages
 
-    def changes(self, record: Record) -> list[bytes]:
+    def changes(self, record: Record) -> Sliced[list[bytes]]:
         """One ReplicationJournalEntry a change."""
-        encode = self._structs.encode
-        messages = []
+        encoder, messages = Encoder(self._structs), []
         transaction, head = -1, b""
         batch = record.decode()
         for entry in entries(batch, self._filter):
+            if entry is None:
+                yield
+                continue
             if entry.transaction != transaction:
                 transaction = entry.transaction
                 head = _transaction_head(batch.positions[transaction], batch.times_us[transaction])
             pieces = [_SEQUENCE, varint(entry.sequence), head, _ACTIONS[Action(entry.action)]]
             if entry.old:
-                pieces.append(delimited(_OLD_VALUES, encode(entry.old)))
+                pieces.append(delimited(_OLD_VALUES, (yield from encoder.encode(entry.old))))
             if entry.line:
-                pieces.append(delimited(_NEW_VALUES, encode(entry.line)))
+                pieces.append(delimited(_NEW_VALUES, (yield from encoder.encode(entry.line))))
             messages.append(delimited(_JOURNAL_ENTRY, b"".join(pieces)))
         return messages
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laredo_fanout.serving.filters import RowFilter
-from laredo_fanout.serving.selection import entries
+from laredo_fanout.serving.selection import Entry, entries
+from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import RepeatedBytes, delimited, tag, varint
@@ -29,26 +30,33 @@ class BatchForm:
             row_filter.signature if row_filter else b""
         )
         self.wants_old = want_old or row_filter is not None
+        self.reads_rows = row_filter is not None
         self._want_old = want_old
         self._filter = row_filter
 
-    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> list[bytes]:
+    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> Sliced[list[bytes]]:
         """One SnapshotBatch."""
+        yield from ()
         if not keys:
             return []
         body = b"".join(_KEYS.pieces(keys) + _LINES.pieces(lines))
         return [delimited(_SNAPSHOT_BATCH, body)]
 
-    def changes(self, record: Record) -> list[bytes]:
+    def changes(self, record: Record) -> Sliced[list[bytes]]:
         """One ChangeBatch; with a filter its sequences are written out."""
         if self._filter is not None:
-            return self._filtered(record, self._filter)
+            return (yield from self._filtered(record, self._filter))
         size = varint(len(record.body) + len(record.old_body))
         return [b"".join((_CHANGE_BATCH, size, record.body, record.old_body))]
 
-    def _filtered(self, record: Record, row_filter: RowFilter) -> list[bytes]:
+    def _filtered(self, record: Record, row_filter: RowFilter) -> Sliced[list[bytes]]:
         batch = record.decode()
-        kept = list(entries(batch, row_filter))
+        kept: list[Entry] = []
+        for entry in entries(batch, row_filter):
+            if entry is None:
+                yield
+            else:
+                kept.append(entry)
         bounds = record.open or record.continues or batch.since_position
         if not kept and not bounds:
             return []

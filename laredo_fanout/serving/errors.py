@@ -86,6 +86,14 @@ class OutOfOrder(Refused):
     reason = "behind"
 
 
+class Doubted(Refused):
+    """The rows that the client has were put right since, and it keeps what they were at some
+    position."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "behind"
+
+
 class Draining(Refused):
     """The server is going away."""
 

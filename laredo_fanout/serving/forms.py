@@ -9,6 +9,7 @@ from typing import Protocol
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from laredo_fanout.serving.request import BATCH, BOUNDARY, OUT_OF_ORDER
+from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
@@ -20,20 +21,22 @@ class Form(Protocol):
 
     `signature` names everything that the bytes of a record depend on, so that sessions with equal
     signatures share them; `extended` says whether fields from 100 up may be sent; `wants_old`
-    whether the journal's old rows are needed; `snapshot_rows` how many rows of a snapshot to
-    encode at a time, few enough that other sessions don't wait long.
+    whether the journal's old rows are needed; `reads_rows` whether the rows themselves are parsed,
+    or passed on as they are stored; `snapshot_rows` how many rows of a snapshot to encode at a
+    time.
     """
 
     snapshot_rows: int
     signature: bytes
     extended: bool
     wants_old: bool
+    reads_rows: bool
 
-    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> list[bytes]:
+    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> Sliced[list[bytes]]:
         """Messages for these rows of a snapshot (already filtered)."""
         ...
 
-    def changes(self, record: Record) -> list[bytes]:
+    def changes(self, record: Record) -> Sliced[list[bytes]]:
         """Messages for a journal record; none if the filter lets nothing of it pass."""
         ...
 

@@ -11,14 +11,20 @@ at some position must not do so in between. So a stretch is told of although not
 
 from __future__ import annotations
 
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.forms import Form
+from laredo_fanout.serving.slices import Sliced
+from laredo_fanout.store import record as record_
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.record import Record
-from laredo_fanout.store.table import Disorder
+from laredo_fanout.store.table import Disorder, Doubt
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
 READ_BYTES = 256 << 10
+
+Stretch = Disorder | Doubt
+"""Journal entries that lead from one position to another, and to none in between."""
 
 
 class Part:
@@ -32,7 +38,7 @@ class Part:
         self.ends_at = ends_at
 
 
-def parts(reader: StoreReader, view: TableView, after: int, form: Form) -> list[Part]:
+def parts(reader: StoreReader, view: TableView, after: int, form: Form) -> Sliced[list[Part]]:
     """The next entries of the stretch that goes on behind ``after``; [] until order is restored.
 
     :raises JournalPruned: the journal no longer reaches back to there.
@@ -41,28 +47,61 @@ def parts(reader: StoreReader, view: TableView, after: int, form: Form) -> list[
     disorder = next((each for each in view.record.disorders if each.holds(after + 1)), None)
     if disorder is None or disorder.goes_on:
         return []
+    return (yield from parts_of(disorder, reader, view, after, form))
+
+
+def parts_of(
+    stretch: Stretch, reader: StoreReader, view: TableView, after: int, form: Form
+) -> Sliced[list[Part]]:
+    """The next entries of this stretch, behind ``after``.
+
+    :raises JournalPruned: the journal no longer reaches back to there.
+    :raises TableUnknown: the table is gone.
+    """
     records = reader.journal(view.id, after, READ_BYTES, with_old=form.wants_old)
-    return [
-        Part(
-            form.changes(_in_one_transaction(record, disorder)),
-            record.last_sequence,
-            disorder.end if record.last_sequence == disorder.last else None,
-        )
-        for record in records
-        if record.last_sequence <= disorder.last
-    ]
+    found = []
+    for record in records:
+        if record.last_sequence > stretch.last:
+            break
+        messages = yield from form.changes(_in_one_transaction(record, stretch))
+        ends_at = stretch.end if record.last_sequence == stretch.last else None
+        found.append(Part(messages, record.last_sequence, ends_at))
+        yield
+    return found
+
+
+def part_before(
+    stretch: Stretch, reader: StoreReader, view: TableView, after: int, form: Form
+) -> Sliced[Part | None]:
+    """The next entries behind ``after`` that come before this stretch, of a record that goes on
+    within it; None if there is no such record.
+
+    :raises JournalPruned: the journal no longer reaches back to there.
+    :raises TableUnknown: the table is gone.
+    """
+    records = reader.journal(view.id, after, 1, with_old=form.wants_old)
+    if not records or not records[0].first_sequence < stretch.first <= records[0].last_sequence:
+        return None
+    whole = record_.cut_behind(records[0], stretch.first - 1)
+    messages = yield from form.changes(whole)
+    return Part(messages, whole.last_sequence, whole.last_position)
 
 
 def without_entries(view: TableView, after: int, position: int, form: Form) -> list[Part]:
     """Stretches behind ``after`` of which nothing is left, for a client that is at ``position``."""
     return [
-        Part(form.changes(_nothing(disorder)), after, disorder.end)
+        nothing_of(disorder, after, form)
         for disorder in view.record.disorders
         if disorder.last < disorder.first == after + 1 and position < disorder.end
     ]
 
 
-def _nothing(disorder: Disorder) -> Record:
+def nothing_of(stretch: Stretch, after: int, form: Form) -> Part:
+    """A stretch behind ``after`` of which nothing is left."""
+    return Part(slices.at_once(form.changes(_nothing(stretch))), after, stretch.end)
+
+
+def _nothing(disorder: Stretch) -> Record:
     body = ChangeBatch(
         first_sequence=disorder.first,
         counts=[0],
@@ -83,7 +122,7 @@ def _nothing(disorder: Disorder) -> Record:
     )
 
 
-def _in_one_transaction(record: Record, disorder: Disorder) -> Record:
+def _in_one_transaction(record: Record, disorder: Stretch) -> Record:
     batch = ChangeBatch.FromString(record.body)
     body = ChangeBatch(
         first_sequence=batch.first_sequence,

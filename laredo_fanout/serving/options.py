@@ -29,13 +29,14 @@ class TlsFiles:
 class ListenerOptions:
     """Where and how to listen. Several processes may share the port (SO_REUSEPORT).
 
-    `spool_path`: directory for snapshots put aside for slow readers; `drain_grace_s`: how long
+    `spool_path`: directory for snapshots spooled for slow readers, and `spool_max_bytes` how much
+    this process may spool there; `drain_grace_s`: how long
     clients may stay after GoAway; `behind_wait_s`: how long a client that is ahead waits for this
     server; `stall_timeout_s`: how long a client that isn't live yet may take no message at all,
     and `pin_limit_s` how long in all it may keep journal entries from being pruned.
     """
 
-    host: str = "0.0.0.0"
+    host: str = "127.0.0.1"
     port: int = 4002
     tls: TlsFiles | None = None
     tokens_file: Path | None = None
@@ -44,6 +45,7 @@ class ListenerOptions:
     stall_timeout_s: float = 300.0
     pin_limit_s: float = 3600.0
     spool_path: Path | None = None
+    spool_max_bytes: int = 32 * 10**9
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 
-from google.protobuf.message import DecodeError
-
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.base_form import row_message
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
 from laredo_fanout.serving.forms import timestamp
 from laredo_fanout.serving.options import TableOptions
-from laredo_fanout.serving.request import table_name
-from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.request import check_snapshot_id, decode, table_name
+from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.directory import SnapshotDirectory
 from laredo_fanout.snapshots.errors import SnapshotDamaged, SnapshotUnknown
@@ -29,10 +28,7 @@ def parse_list(data: bytes) -> tuple[str, int | None]:
 
     :raises BadRequest: it can't be decoded, names no table, or its limit is negative.
     """
-    try:
-        asked = wire.ListSnapshotsRequest.FromString(data)
-    except DecodeError as error:
-        raise BadRequest(f"not a ListSnapshotsRequest: {error}") from error
+    asked = decode(wire.ListSnapshotsRequest, data)
     if asked.limit < 0:
         raise BadRequest(f"limit is negative: {asked.limit}")
     return table_name(asked.schema, asked.table), asked.limit or None
@@ -43,12 +39,10 @@ def parse_fetch(data: bytes) -> str:
 
     :raises BadRequest: it can't be decoded, or names no snapshot.
     """
-    try:
-        asked = wire.FetchSnapshotRequest.FromString(data)
-    except DecodeError as error:
-        raise BadRequest(f"not a FetchSnapshotRequest: {error}") from error
+    asked = decode(wire.FetchSnapshotRequest, data)
     if not asked.snapshot_id:
         raise BadRequest("snapshot_id is empty: ListSnapshots tells which there are")
+    check_snapshot_id(asked.snapshot_id)
     return asked.snapshot_id
 
 
@@ -70,42 +64,78 @@ class PeriodicSnapshots:
         found = await asyncio.to_thread(directory.snapshots)
         return [each for each in found if each.table == table][:limit]
 
-    def sequence(self, snapshot_id: str, table: str, table_id: int) -> int | None:
+    async def sequence(self, snapshot_id: str, table: str, table_id: int) -> int | None:
         """The newest entry in a snapshot of this incarnation; None if there is no such one."""
         directory = self._directories.get(table)
         if directory is None:
             return None
         try:
-            found = directory.find(snapshot_id)
+            found = await asyncio.to_thread(directory.find, snapshot_id)
         except SnapshotUnknown:
             return None
         return found.sequence if (found.table, found.table_id) == (table, table_id) else None
 
-    async def fetch(self, snapshot_id: str, structs: StructRows) -> AsyncIterator[bytes]:
-        """The FetchSnapshotResponses of one snapshot.
+    def check(self, snapshot_id: str) -> None:
+        """See that the id's table has snapshots.
+
+        :raises NotServed: it hasn't.
+        """
+        if info_.table_of(snapshot_id) not in self._directories:
+            raise NotServed(str(SnapshotUnknown(snapshot_id)))
+
+    async def fetch(self, snapshot_id: str, structs: StructRows) -> AsyncGenerator[bytes, None]:
+        """The FetchSnapshotResponses of one snapshot, whose id was checked.
 
         :raises NotServed: there is no such snapshot (any more).
         :raises SnapshotBroken: the file isn't what was written.
         """
-        directory = self._directories.get(info_.table_of(snapshot_id))
         try:
-            if directory is None:
-                raise SnapshotUnknown(snapshot_id)
+            directory = self._directories[info_.table_of(snapshot_id)]
             found = await asyncio.to_thread(directory.find, snapshot_id)
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows
             )
             yield wire.FetchSnapshotResponse(begin=begin).SerializeToString()
-            batches = directory.read(found)
-            while lines := await asyncio.to_thread(next, batches, None):
-                for line in lines:
-                    yield row_message(_ROW, structs.encode(line))
+            encoder = Encoder(structs)
+            with _Reading(directory.read(found)) as reading:
+                while lines := await reading.next():
+                    for line in lines:
+                        row = await slices.run(encoder.encode(line))
+                        yield row_message(_ROW, row)
             end = wire.SnapshotEnd(sequence=found.sequence, rows_sent=found.rows)
             yield wire.FetchSnapshotResponse(end=end).SerializeToString()
         except SnapshotUnknown as unknown:
             raise NotServed(str(unknown)) from unknown
         except SnapshotDamaged as damaged:
             raise SnapshotBroken(str(damaged)) from damaged
+
+
+class _Reading:
+    """A file that is read in threads, and closed however early it is left."""
+
+    def __init__(self, batches: Generator[list[bytes], None, None]) -> None:
+        self._batches = batches
+        self._step: asyncio.Future[list[bytes] | None] | None = None
+
+    async def next(self) -> list[bytes] | None:
+        """The next lines; None at the end."""
+        self._step = asyncio.ensure_future(asyncio.to_thread(next, self._batches, None))
+        # A thread can't be cancelled: it is left to end by itself.
+        return await asyncio.shield(self._step)
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._step is None or self._step.done():
+            self._batches.close()
+        else:
+            self._step.add_done_callback(self._close)
+
+    def _close(self, step: asyncio.Future[list[bytes] | None]) -> None:
+        if not step.cancelled():
+            step.exception()
+        self._batches.close()
 
 
 def info_message(info: SnapshotInfo) -> wire.ReplicationSnapshotInfo:

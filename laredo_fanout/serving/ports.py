@@ -16,19 +16,19 @@ from laredo_fanout.serving.errors import ServingError
 
 
 class TooManyClients(ServingError):
-    """The registry is full: max_clients sessions are connected, over all serving processes."""
+    """No place is left, over all serving processes: for anybody, or for this caller.
 
-    def __init__(self, max_clients: int) -> None:
-        super().__init__(
-            f"the server already has its {max_clients} clients (fanout.grpc.max_clients); "
-            "try again later, or raise the limit"
-        )
-        self.max_clients = max_clients
+    The message names the limit's configuration path.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """Who opens a session. `connected_at_us`: microseconds since 1970."""
+    """Who opens a stream. `connected_at_us`: microseconds since 1970.
+
+    `owner`: the token, certificate or address as whose it counts, named without showing it; "" is
+    nobody's. `host`: the address without the port.
+    """
 
     client_id: str
     table: str
@@ -36,6 +36,8 @@ class ClientInfo:
     batch: bool
     filtered: bool
     connected_at_us: int
+    owner: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Lease(Protocol):
 
 REASONS = (
     "client",  # the client left
+    "done",  # FetchSnapshot: all of it was sent
     "buffer",  # client_buffer.max_size, policy drop_disconnect
     "drain",  # the server is going away
     "behind",  # the client is ahead of this server
@@ -110,10 +113,10 @@ class Registry(Protocol):
     """All connected clients, whatever process serves them."""
 
     async def register(self, info: ClientInfo) -> Lease:
-        """Enter a session.
+        """Enter a stream. If it is cancelled meanwhile, nothing of it stays.
 
         Raises:
-            TooManyClients: max_clients sessions are connected.
+            TooManyClients: no place is left, or none for this caller.
         """
         ...
 

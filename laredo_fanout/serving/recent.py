@@ -6,10 +6,13 @@ the same form get the same bytes; a session far behind reads the journal by itse
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import NamedTuple
 
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.forms import Form
+from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.record import Record
 
@@ -39,9 +42,10 @@ class RecentRecords:
         self._capacity = capacity
         self.size = 0
         self._records: OrderedDict[tuple[int, int, bytes], Encoded] = OrderedDict()
+        self._under_way: dict[tuple[int, int, bytes], asyncio.Task[Encoded]] = {}
         self.encoded_total = 0
 
-    def after(self, table_id: int, sequence: int, form: Form) -> list[Encoded]:
+    async def after(self, table_id: int, sequence: int, form: Form) -> list[Encoded]:
         """The next records after this sequence, a piece at a time; [] at the journal's end.
 
         :raises JournalPruned: the journal no longer reaches back to there.
@@ -50,14 +54,41 @@ class RecentRecords:
         if found is not None:
             return [found]
         records = self._reader.journal(table_id, sequence, READ_BYTES, with_old=form.wants_old)
-        return [self._encode(table_id, record, form) for record in records]
+        slice_, encoded = Slice(), []
+        for record in records:
+            encoded.append(await self._encode(table_id, record, form))
+            if slice_.done_with(*_cost(record, form)):
+                await asyncio.sleep(0)
+        return encoded
 
-    def _encode(self, table_id: int, record: Record, form: Form) -> Encoded:
+    async def _encode(self, table_id: int, record: Record, form: Form) -> Encoded:
         key = (table_id, record.first_sequence - 1, form.signature)
         known = self._records.get(key)
         if known is not None and known.last_sequence == record.last_sequence:
             return known
-        messages = form.changes(record)
+        under_way = self._under_way.get(key)
+        if under_way is not None:
+            # Somebody may be at a newer state of this record, or an older one.
+            shared = await asyncio.shield(under_way)
+            if shared.last_sequence == record.last_sequence:
+                return shared
+        work = form.changes(record)
+        try:
+            next(work)
+        except StopIteration as done:
+            return self._made(key, record, done.value)
+        making = asyncio.create_task(self._make(key, record, work))
+        self._under_way[key] = making
+        making.add_done_callback(lambda _: self._under_way.pop(key, None))
+        # It goes on when one of those who wait for it leaves.
+        return await asyncio.shield(making)
+
+    async def _make(
+        self, key: tuple[int, int, bytes], record: Record, work: Sliced[list[bytes]]
+    ) -> Encoded:
+        return self._made(key, record, await slices.run(work))
+
+    def _made(self, key: tuple[int, int, bytes], record: Record, messages: list[bytes]) -> Encoded:
         encoded = Encoded(
             messages,
             record.first_sequence,
@@ -79,6 +110,13 @@ class RecentRecords:
         while self.size > self._capacity:
             _, gone = self._records.popitem(last=False)
             self.size -= gone.size
+
+
+def _cost(record: Record, form: Form) -> tuple[int, int]:
+    """The bytes and the rows that were read to encode it."""
+    if form.reads_rows:
+        return len(record.body) + len(record.old_body), len(record)
+    return 0, 1
 
 
 def _complete(record: Record) -> int | None:

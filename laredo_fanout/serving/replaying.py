@@ -11,7 +11,7 @@ import structlog
 from laredo_archive.errors import ArchiveError
 from laredo_archive.location import Found
 from laredo_archive.manifest import Artifact
-from laredo_fanout.serving import replay
+from laredo_fanout.serving import replay, slices
 from laredo_fanout.serving.archives import TableArchive
 from laredo_fanout.serving.forms import Form
 from laredo_fanout.serving.level import read_table
@@ -166,7 +166,7 @@ class Replay:
         record = piece.record
         if record is not None:
             form = self._form_inside if piece.inside else self._form
-            for message in form.changes(record):
+            for message in await slices.run(form.changes(record)):
                 await self._send(message)
             self.cursor = record.last_sequence
             self._left -= len(record)

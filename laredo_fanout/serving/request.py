@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.wire import replication_pb2 as wire
@@ -18,6 +20,14 @@ BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
 OUT_OF_ORDER = "out-of-order.v1"
 MAX_CLIENT_ID = 256
+MAX_NAME = 256
+MAX_SNAPSHOT_ID = 2 * MAX_NAME + 64
+MAX_REQUEST_BYTES = 128 << 10
+"""Decoding costs up to 40 ns and 20 bytes of memory a byte, before anything can be counted."""
+MAX_PREDICATES = 64
+MAX_VALUES = 10_000
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +46,76 @@ class SyncAsked:
     history: History | None
     sequence: int | None
     snapshot_id: str
-    predicates: tuple[wire.FieldPredicate, ...]
+    filtered: bool
     batch: bool
     want_old: bool
     boundaries: bool
     in_order: bool
 
 
-def parse_sync(data: bytes) -> SyncAsked:
+def decode(kind: type[M], data: bytes) -> M:
     """The request in these bytes.
+
+    :raises BadRequest: it is longer than MAX_REQUEST_BYTES, or can't be decoded.
+    """
+    name = kind.DESCRIPTOR.name
+    if len(data) > MAX_REQUEST_BYTES:
+        raise BadRequest(
+            f"the {name} is {len(data)} bytes long, more than {MAX_REQUEST_BYTES}: "
+            "give fewer or shorter filters"
+        )
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise BadRequest(f"not a {name}: {error}") from error
+
+
+def parse_sync(data: bytes) -> tuple[SyncAsked, Sequence[wire.FieldPredicate]]:
+    """The request in these bytes, and its filters as they came, of bounded number and size.
 
     :raises BadRequest: it can't be decoded, or a field makes no sense; the message names it.
     """
-    try:
-        asked = wire.SyncRequest.FromString(data)
-    except DecodeError as error:
-        raise BadRequest(f"not a SyncRequest: {error}") from error
+    asked = decode(wire.SyncRequest, data)
+    _check_filters(asked.filters)
     if len(asked.client_id) > MAX_CLIENT_ID:
         raise BadRequest(f"client_id is longer than {MAX_CLIENT_ID} characters")
+    check_snapshot_id(asked.last_snapshot_id)
     if asked.last_known_sequence < 0:
         raise BadRequest(f"last_known_sequence is negative: {asked.last_known_sequence}")
     sequence = asked.last_known_sequence or None
     batch = BATCH in asked.capabilities
-    return SyncAsked(
+    said = SyncAsked(
         table=table_name(asked.schema, asked.table),
         client_id=asked.client_id,
         position=_position(asked.last_known_source_position, may_be_wrong=sequence is not None),
         history=_history(asked.history) if batch else None,
         sequence=sequence,
         snapshot_id=asked.last_snapshot_id,
-        predicates=tuple(asked.filters),
+        filtered=len(asked.filters) > 0,
         batch=batch,
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
         in_order=batch and OUT_OF_ORDER not in asked.capabilities,
     )
+    return said, asked.filters
+
+
+def _check_filters(filters: Sequence[wire.FieldPredicate]) -> None:
+    """Refuse more than is reasonable before anything is made of it."""
+    if len(filters) > MAX_PREDICATES:
+        raise BadRequest(f"filters: {len(filters)} predicates, more than {MAX_PREDICATES}")
+    values = sum(len(getattr(each, "in").values) for each in filters if each.HasField("in"))
+    if values > MAX_VALUES:
+        raise BadRequest(f"filters: {values} values to compare with, more than {MAX_VALUES}")
+
+
+def check_snapshot_id(snapshot_id: str) -> None:
+    """See that it can be one.
+
+    :raises BadRequest: it is too long.
+    """
+    if len(snapshot_id) > MAX_SNAPSHOT_ID:
+        raise BadRequest(f"a snapshot id is no longer than {MAX_SNAPSHOT_ID} characters")
 
 
 def table_name(schema: str, table: str) -> str:
@@ -81,6 +126,8 @@ def table_name(schema: str, table: str) -> str:
     if not schema or not table:
         missing = "schema" if not schema else "table"
         raise BadRequest(f"{missing} is empty: name the table by schema and table")
+    if max(len(schema), len(table)) > MAX_NAME:
+        raise BadRequest(f"schema or table is longer than {MAX_NAME} characters")
     return f"{schema}.{table}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from laredo_fanout.serving.errors import NotReady
@@ -43,6 +42,11 @@ def streamed_snapshot_id(table_id: int, sequence: int) -> str:
     return f"stream-{table_id}-{sequence}"
 
 
+def is_streamed(snapshot_id: str) -> bool:
+    """Whether the id is that of a snapshot sent within a stream."""
+    return _STREAMED.match(snapshot_id) is not None
+
+
 def ahead(asked: SyncAsked, view: TableView, source: SourceIdentity) -> bool:
     """Whether the client has seen more of this history than we have."""
     if asked.position is None or not same_history(asked, source):
@@ -55,16 +59,16 @@ def plan(
     view: TableView,
     source: SourceIdentity,
     reader: StoreReader,
-    snapshot_sequence: Callable[[str, str, int], int | None],
+    of_snapshot: int | None,
 ) -> Plan:
     """The first mode that fits; a client that isn't `ahead`.
 
-    Position wins over sequence, sequence over snapshot id. `snapshot_sequence` finds the sequence
-    of a periodic snapshot by its id, table and table id.
+    Position wins over sequence, sequence over snapshot id. `of_snapshot`: the newest entry
+    in the periodic snapshot that the client names; None: it names none that is known.
 
     :raises NotReady: only a snapshot would do, and the table is being copied anew.
     """
-    found = _resume(asked, view, source, reader, snapshot_sequence)
+    found = _resume(asked, view, source, reader, of_snapshot)
     if found.after is None and not view.live:
         raise not_ready(view)
     return found
@@ -81,7 +85,7 @@ def _resume(
     view: TableView,
     source: SourceIdentity,
     reader: StoreReader,
-    snapshot_sequence: Callable[[str, str, int], int | None],
+    of_snapshot: int | None,
 ) -> Plan:
     if asked.position is not None:
         if not same_history(asked, source):
@@ -90,7 +94,7 @@ def _resume(
     if asked.sequence is not None:
         return _by_sequence(asked.sequence, view)
     if asked.snapshot_id:
-        return _by_snapshot(asked.snapshot_id, view, snapshot_sequence)
+        return _by_snapshot(asked.snapshot_id, view, of_snapshot)
     return _full()
 
 
@@ -103,7 +107,9 @@ def _by_position(
 ) -> Plan:
     # A base client may have stopped in the middle of the transaction at `position`: it gets all of
     # it again, so that one must still be there; the floor's own is pruned.
-    if not view.leads_on_from(position) or (position == view.floor and not asked.batch):
+    doubted = asked.boundaries and view.doubted(position)
+    leads_on = view.leads_on_from(position) and not doubted
+    if not leads_on or (position == view.floor and not asked.batch):
         return _full(missed(position, view, source))
     first = reader.sequence_after_position(view.id, position, inclusive=not asked.batch)
     return Plan(wire.SYNC_MODE_DELTA, first - 1, position)
@@ -117,12 +123,10 @@ def _by_sequence(sequence: int, view: TableView) -> Plan:
     )
 
 
-def _by_snapshot(
-    snapshot_id: str, view: TableView, snapshot_sequence: Callable[[str, str, int], int | None]
-) -> Plan:
+def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> Plan:
     streamed = _STREAMED.match(snapshot_id)
     if streamed is None:
-        sequence = snapshot_sequence(snapshot_id, view.name, view.id)
+        sequence = of_snapshot
     else:
         sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
     if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:
@@ -137,6 +141,8 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
         return source.because
     if any(disorder.hides(position) for disorder in view.record.disorders):
         return "a backlog was released out of order around that position"
+    if view.doubted(position) and position >= view.floor:
+        return "rows that had moved with a partition were put right beyond that position"
     return (
         f"the journal is complete from {position_.text(view.floor)} on: older entries were"
         " pruned, or the table was copied anew"

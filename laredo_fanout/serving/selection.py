@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from laredo_fanout.serving.filters import RowFilter
+from laredo_fanout.serving.slices import Slice
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 
@@ -21,8 +22,8 @@ class Entry(NamedTuple):
     transaction: int
 
 
-def entries(batch: wire.ChangeBatch, row_filter: RowFilter | None) -> Iterator[Entry]:
-    """What the filter shows of a batch that holds its old rows.
+def entries(batch: wire.ChangeBatch, row_filter: RowFilter | None) -> Iterator[Entry | None]:
+    """What the filter shows of a batch that holds its old rows; None after each slice of it.
 
     The old row is left out of what becomes an INSERT, the new row of what becomes a DELETE.
     """
@@ -36,20 +37,24 @@ def entries(batch: wire.ChangeBatch, row_filter: RowFilter | None) -> Iterator[E
         transactions,
         strict=True,
     )
-    everything = map(Entry._make, columns)
-    return everything if row_filter is None else _seen(everything, row_filter)
+    slice_ = Slice()
+    for entry in map(Entry._make, columns):
+        seen = entry if row_filter is None else _seen(entry, row_filter)
+        if seen is not None:
+            yield seen
+        if slice_.done_with(len(entry.line) + len(entry.old)):
+            yield None
 
 
-def _seen(everything: Iterator[Entry], row_filter: RowFilter) -> Iterator[Entry]:
-    for entry in everything:
-        action = row_filter.action(entry.action, entry.old, entry.line)
-        if action is None:
-            continue
-        old = entry.old
-        if not row_filter.knows_before:
-            old = row_filter.old_of_unknown(action, entry.old, entry.line)
-        yield entry._replace(
-            action=action,
-            line=b"" if action == Action.DELETE else entry.line,
-            old=b"" if action == Action.INSERT else old,
-        )
+def _seen(entry: Entry, row_filter: RowFilter) -> Entry | None:
+    action = row_filter.action(entry.action, entry.old, entry.line)
+    if action is None:
+        return None
+    old = entry.old
+    if not row_filter.knows_before:
+        old = row_filter.old_of_unknown(action, entry.old, entry.line)
+    return entry._replace(
+        action=action,
+        line=b"" if action == Action.DELETE else entry.line,
+        old=b"" if action == Action.INSERT else old,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from laredo_fanout.serving.recent import RecentRecords
 from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.service import ReplicationService
 from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.serving.tail import Tails
 from laredo_fanout.serving.tokens import Tokens
@@ -26,6 +28,7 @@ from laredo_fanout.store.reader import StoreReader
 
 log = structlog.get_logger(__name__)
 
+_UNLIMITED = 1 << 30
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 1),
     ("grpc.max_send_message_length", -1),
@@ -36,7 +39,18 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Who connects and says nothing holds a descriptor no longer than this.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )
+
+
+def _most_connections() -> int:
+    """Half of the descriptors that this process may have: the others are for spools and archives.
+
+    gRPC itself waits, and says so in the log, where there is no descriptor for a connection.
+    """
+    may_have, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _UNLIMITED if may_have == resource.RLIM_INFINITY else may_have // 2
 
 
 def _ignore(table: str, outcome: Outcome) -> None:
@@ -82,12 +96,13 @@ async def serve(
         going,
         listener,
         StructRows(),
-        asyncio.Lock(),
+        SpoolDirectory(listener.spool_path or reader.path, listener.spool_max_bytes),
         archives,
     )
     tails = Tails(options.tables, reader, wakeups, ask_look)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
-    server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+    connections = ("grpc.max_allowed_incoming_connections", _most_connections())
+    server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
     server.add_generic_rpc_handlers((service.handlers(),))
     port = _listen(server, listener)
     tails.refresh()
@@ -95,17 +110,20 @@ async def serve(
     log.info("serving", host=listener.host, port=port, tables=sorted(options.tables))
     if on_listening is not None:
         on_listening(port)
-    following = asyncio.create_task(tails.run())
+    following = [asyncio.create_task(tails.run())]
+    if tokens is not None:
+        following.append(asyncio.create_task(tokens.follow(service.check_tokens)))
     draining = asyncio.create_task(drain.wait())
     try:
-        await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()
+        await asyncio.wait({*following, draining}, return_when=asyncio.FIRST_COMPLETED)
+        for each in following:
+            if each.done():
+                each.result()
         await _drain(service, going, tails, server, listener.drain_grace_s)
     finally:
-        draining.cancel()
-        following.cancel()
-        await asyncio.gather(draining, following, return_exceptions=True)
+        for task in (draining, *following):
+            task.cancel()
+        await asyncio.gather(draining, *following, return_exceptions=True)
         await server.stop(0)
         archives.close()
 
@@ -116,7 +134,7 @@ async def _drain(
     """Tell the clients to go, and wait until they have or the grace is over."""
     deadline = time.time() + grace_s
     going.begin("draining", int(deadline * 1000))
-    log.info("draining", clients=service.open_sessions, grace_s=grace_s)
+    log.info("draining", clients=service.open_streams, grace_s=grace_s)
     for tail in tails:
         tail.ring_all()
     # Stops listening at once, so that new connections reach the processes that stay.

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Never
 
 import grpc
 import structlog
 
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.call import Call, StallGuard
+from laredo_fanout.serving.caller import Caller, caller_of
+from laredo_fanout.serving.conditions import read as read_conditions
 from laredo_fanout.serving.errors import (
     BadRequest,
     Draining,
@@ -26,7 +31,7 @@ from laredo_fanout.serving.periodic import (
     parse_list,
 )
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
-from laredo_fanout.serving.request import SyncAsked, parse_sync
+from laredo_fanout.serving.request import parse_sync
 from laredo_fanout.serving.session import Session
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.status import parse_status, status_response
@@ -40,6 +45,10 @@ log = structlog.get_logger(__name__)
 
 SERVICE = "laredo.replication.v1.LaredoReplicationService"
 STUCK_S = 5.0
+MAX_DETAILS = 2000
+"""Characters of a message that may quote the request: gRPC refuses to send long ones."""
+FETCHING = "(FetchSnapshot)"
+"""What stands for the client id of a call that names none."""
 
 
 class ReplicationService:
@@ -59,7 +68,7 @@ class ReplicationService:
         self._registry = registry
         self._tokens = tokens
         self._snapshots = PeriodicSnapshots(tables)
-        self._sessions: set[Session] = set()
+        self._calls: set[Call] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """What to register; serializers are left out, so that bytes pass as they are."""
@@ -74,39 +83,85 @@ class ReplicationService:
         )
 
     @property
-    def open_sessions(self) -> int:
-        """Sessions that are running now."""
-        return len(self._sessions)
+    def open_streams(self) -> int:
+        """Streams that are open now."""
+        return len(self._calls)
 
     def end_all(self, verdict: Refused) -> None:
-        """Stop every session with this verdict."""
-        for session in list(self._sessions):
-            session.end(verdict)
+        """Stop every stream with this verdict."""
+        for call in list(self._calls):
+            call.end(verdict)
+
+    def check_tokens(self) -> None:
+        """The tokens file was read again: end the streams whose token may no longer read."""
+        for call in list(self._calls):
+            try:
+                self._authorize(call.caller, call.table)
+            except Refused as refused:
+                call.end(refused)
 
     async def sync(self, request: bytes, context: Any) -> None:
         """One client's stream, from its request to its end."""
-        session: Session | None = None
-        lease: Lease | None = None
-        reason = "error"
-        try:
-            asked, tail = self._admit(request, context)
-            lease = await self._register(asked, context)
+
+        async def serve(call: Call) -> None:
+            asked, filters = parse_sync(request)
+            call.caller.client_id = asked.client_id
+            tail = self._served(call, asked.table)
+            # Only now is anything made of them: whoever may not read costs nothing more.
+            conditions = await slices.run(read_conditions(filters)) if filters else None
+            del filters
+            lease = await self._register(call, batch=asked.batch, filtered=asked.filtered)
             session = Session(
+                call,
                 self._shared,
                 asked,
-                self._tables[asked.table],
                 tail,
                 lease,
+                conditions=conditions,
+                options=self._tables[asked.table],
                 send=context.write,
                 snapshot_sequence=self._snapshots.sequence,
             )
-            self._sessions.add(session)
             await session.run()
+
+        await self._stream(context, serve)
+
+    async def fetch_snapshot(self, request: bytes, context: Any) -> None:
+        """One periodic snapshot, row by row."""
+
+        async def serve(call: Call) -> None:
+            snapshot_id = parse_fetch(request)
+            call.caller.client_id = FETCHING
+            self._allowed(call, table_of(snapshot_id))
+            self._snapshots.check(snapshot_id)
+            lease = await self._register(call, batch=False, filtered=False)
+            lease.update(sequence=0, depth=0, state="snapshot")
+            guard = StallGuard(call, self._shared.listener.stall_timeout_s, lambda: False)
+            try:
+                messages = self._snapshots.fetch(snapshot_id, self._shared.structs)
+                async with aclosing(messages):
+                    async for message in messages:
+                        await context.write(message)
+                        guard.moved()
+            finally:
+                guard.stop()
+
+        await self._stream(context, serve)
+
+    async def _stream(self, context: Any, serve: Callable[[Call], Awaitable[None]]) -> None:
+        """Let the call in, serve it, and give back what it holds however it ends."""
+        call = Call(caller_of(context))
+        self._calls.add(call)
+        reason = "error"
+        try:
+            self._admit(call.caller)
+            await serve(call)
+            reason = "done"
         except Refused as refused:
             reason = refused.reason
             await _refuse(context, refused)
         except asyncio.CancelledError:
-            verdict = session.verdict if session is not None else None
+            verdict = call.verdict
             if verdict is None:
                 reason = "client"
                 raise
@@ -116,40 +171,31 @@ class ReplicationService:
             reason = "refused"
             await _refuse(context, NotReady(str(error)))
         except StoreError as error:
-            log.error("session failed", client=_peer(context), error=str(error))
+            log.error("session failed", client=call.caller.peer, error=str(error))
             await context.abort(grpc.StatusCode.INTERNAL, str(error))
         finally:
-            if session is not None:
-                self._sessions.discard(session)
-            if lease is not None:
-                lease.close(reason)
+            self._calls.discard(call)
+            if call.lease is not None:
+                call.lease.close(reason)
 
     async def list_snapshots(self, request: bytes, context: Any) -> bytes:
         """The table's periodic snapshots, newest first."""
         try:
+            call = self._single(context)
             table, limit = parse_list(request)
-            self._served(table, context)
+            self._served(call, table)
             infos = await self._snapshots.infos(table, limit)
         except Refused as refused:
             return await _refuse(context, refused)
         found = [info_message(info) for info in infos]
         return wire.ListSnapshotsResponse(snapshots=found).SerializeToString()
 
-    async def fetch_snapshot(self, request: bytes, context: Any) -> None:
-        """One periodic snapshot, row by row."""
-        try:
-            snapshot_id = parse_fetch(request)
-            self.authorize(context, table_of(snapshot_id))
-            async for message in self._snapshots.fetch(snapshot_id, self._shared.structs):
-                await context.write(message)
-        except Refused as refused:
-            await _refuse(context, refused)
-
     async def status(self, request: bytes, context: Any) -> bytes:
         """The table's figures and its clients, over all serving processes."""
         try:
+            call = self._single(context)
             table = parse_status(request)
-            self._served(table, context)
+            self._served(call, table)
         except Refused as refused:
             return await _refuse(context, refused)
         try:
@@ -159,65 +205,93 @@ class ReplicationService:
         clients = await self._registry.clients(table)
         newest = await self._snapshots.infos(table, 1)
         latest = info_message(newest[0]) if newest else None
-        return status_response(view, clients, latest)
+        return await slices.run(status_response(view, clients, latest))
 
-    def _admit(self, request: bytes, context: Any) -> tuple[SyncAsked, Tail]:
-        """The request, if the caller may make it.
+    def _admit(self, caller: Caller) -> None:
+        """Before anything of the request is decoded.
 
-        :raises Refused: it may not.
+        :raises Draining: no new streams are taken.
+        :raises NoToken: the caller has no token that is known.
         """
         if self._shared.drain.deadline_ms:
             raise Draining("the server is draining: connect elsewhere")
-        asked = parse_sync(request)
-        return asked, self._served(asked.table, context)
+        self._authenticate(caller)
 
-    def _served(self, table: str, context: Any) -> Tail:
+    def _single(self, context: Any) -> Call:
+        """A call that is answered at once, before anything of its request is decoded.
+
+        :raises NoToken: the caller has no token that is known.
+        """
+        call = Call(caller_of(context))
+        self._authenticate(call.caller)
+        return call
+
+    def _allowed(self, call: Call, table: str) -> None:
+        """See that the caller may read the table.
+
+        :raises NoToken: the token isn't known.
+        :raises TokenForbids: it is not for this table.
+        """
+        self._authorize(call.caller, table)
+        call.table = table
+
+    def _served(self, call: Call, table: str) -> Tail:
         """The table's tail, if the caller may read it and it is configured.
 
         :raises NotServed: it isn't; said only to callers who are let in.
         """
-        self.authorize(context, table)
+        self._allowed(call, table)
         tail = self._tails.get(table)
         if tail is None:
             served = ", ".join(sorted(self._tables)) or "none"
             raise NotServed(f"table {table} isn't served here; tables: {served}")
         return tail
 
-    def authorize(self, context: Any, table: str) -> None:
-        """Check the caller's token.
+    def _authenticate(self, caller: Caller) -> None:
+        if self._tokens is not None:
+            self._tokens.known(caller.authorization)
 
-        :raises NoToken: none, or an unknown one.
-        :raises TokenForbids: not for this table.
-        """
+    def _authorize(self, caller: Caller, table: str) -> None:
+        """An empty table is that of a call whose request isn't read yet."""
         if self._tokens is None:
             return
-        metadata = dict(context.invocation_metadata() or ())
-        given = metadata.get("authorization")
-        self._tokens.check(given if isinstance(given, str) else None, table)
+        if table:
+            self._tokens.check(caller.authorization, table)
+        else:
+            self._tokens.known(caller.authorization)
 
-    async def _register(self, asked: SyncAsked, context: Any) -> Lease:
+    async def _register(self, call: Call, *, batch: bool, filtered: bool) -> Lease:
+        """Take a client's place; the call's end gives it back."""
+        caller = call.caller
         info = ClientInfo(
-            client_id=asked.client_id,
-            table=asked.table,
-            peer=_peer(context),
-            batch=asked.batch,
-            filtered=bool(asked.predicates),
+            client_id=caller.client_id,
+            table=call.table,
+            peer=caller.peer,
+            batch=batch,
+            filtered=filtered,
             connected_at_us=now_us(),
+            owner=self._owner(caller),
+            host=caller.host,
         )
         try:
-            return await self._registry.register(info)
+            call.lease = await self._registry.register(info)
         except TooManyClients as full:
             raise Full(str(full)) from full
+        return call.lease
 
-
-def _peer(context: Any) -> str:
-    return str(context.peer())
+    def _owner(self, caller: Caller) -> str:
+        """As whose the stream counts; "": as nobody's, where there is nobody to share with."""
+        if self._tokens is not None:
+            return self._tokens.owner(caller.authorization)
+        if caller.certificate:
+            return f"certificate {caller.certificate}"
+        return "" if caller.is_local else f"address {caller.host}"
 
 
 async def _refuse(context: Any, refused: Refused) -> Never:
     if isinstance(refused, BadRequest):
-        log.info("bad request", peer=_peer(context), error=str(refused))
-    await context.abort(refused.code, str(refused))
+        log.info("bad request", peer=str(context.peer()), error=str(refused)[:MAX_DETAILS])
+    await context.abort(refused.code, str(refused)[:MAX_DETAILS])
     raise AssertionError("abort returned")
 
 
@@ -229,7 +303,7 @@ async def _abort_stuck(context: Any, verdict: Refused) -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
-    log.info("session ended", peer=_peer(context), reason=verdict.reason, why=str(verdict))
+    log.info("session ended", peer=str(context.peer()), reason=verdict.reason, why=str(verdict))
     try:
         async with asyncio.timeout(STUCK_S):
             await _refuse(context, verdict)

@@ -12,20 +12,16 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from laredo_fanout.serving import in_order, replaying, resume
+from laredo_fanout.serving import in_order, replaying, resume, slices
 from laredo_fanout.serving.archives import TableArchive
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
 from laredo_fanout.serving.bell import Bell
 from laredo_fanout.serving.boundary import Boundary
-from laredo_fanout.serving.errors import (
-    BufferDropped,
-    HistoryChanged,
-    NotServed,
-    OutOfOrder,
-    Refused,
-    Stalled,
-)
+from laredo_fanout.serving.call import Call, StallGuard
+from laredo_fanout.serving.conditions import Conditions
+from laredo_fanout.serving.doubted import Stretches
+from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed, OutOfOrder
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
 from laredo_fanout.serving.level import level_view
@@ -40,6 +36,7 @@ from laredo_fanout.serving.snapshot_rows import SnapshotRows
 from laredo_fanout.serving.snapshot_sender import SnapshotSender
 from laredo_fanout.serving.tail import Tail
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.table import Doubt
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 
@@ -51,21 +48,24 @@ class _OrderLost(Exception):
 
 
 class Session:
-    """Runs in its call's task; `end` stops it from outside, also while a write is blocked."""
+    """Runs in its call's task, until that is ended."""
 
     def __init__(
         self,
+        call: Call,
         shared: Shared,
         asked: SyncAsked,
-        options: TableOptions,
         tail: Tail,
         lease: Lease,
         *,
+        conditions: Conditions | None,
+        options: TableOptions,
         send: Callable[[bytes], Awaitable[None]],
-        snapshot_sequence: Callable[[str, str, int], int | None],
+        snapshot_sequence: Callable[[str, str, int], Awaitable[int | None]],
     ) -> None:
         self.extended = asked.batch
-        self.verdict: Refused | None = None
+        self._call = call
+        self._conditions = conditions
         self._shared = shared
         self._asked = asked
         self._options = options
@@ -77,12 +77,11 @@ class Session:
             extended=asked.batch, boundaries=asked.boundaries, in_order=asked.in_order
         )
         self._boundary = Boundary(tail, asked=asked.boundaries)
+        self._stretches = Stretches(shared.reader)
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
         self._bell = Bell()
         self._beat: asyncio.TimerHandle | None = None
-        self._guard: asyncio.TimerHandle | None = None
-        self._sent = self._sent_before = 0
+        self._guard: StallGuard | None = None
         self._beat_due = self._position_due = self._told_away = False
         self._live = False
         self._waits_for_order = self._told_out_of_order = False
@@ -104,7 +103,7 @@ class Session:
 
     def boundary_moved(self) -> None:
         """The source's catalog was looked at."""
-        if self._boundary.due:
+        if self._boundary.due(self._position):
             self._bell.ring()
 
     def look(self, before: TableView, now: TableView) -> None:
@@ -122,19 +121,13 @@ class Session:
             and before.sequence - self._cursor > limit
             and self._backlog.more_than(limit, self._cursor, before.sequence)
         ):
-            self.end(
+            self._call.end(
                 BufferDropped(
                     f"client {self._asked.client_id!r} fell {depth} changes behind on table "
                     f"{self._asked.table}, more than client_buffer.max_size ({limit}) "
                     "transactions: resume by source position"
                 )
             )
-
-    def end(self, verdict: Refused) -> None:
-        """Stop the session with this verdict; the call's handler finds it in `verdict`."""
-        if self.verdict is None and self._task is not None:
-            self.verdict = verdict
-            self._task.cancel()
 
     # ---------------------------------------------------------------- the session itself
 
@@ -143,32 +136,43 @@ class Session:
 
         :raises Refused: the call ends with this.
         """
-        view, self._source = await level_view(self._shared, self._asked, self._lease)
-        self._enter(view)
-        plan = resume.plan(
-            self._asked, view, self._source, self._shared.reader, self._snapshot_sequence
-        )
         try:
-            replayed = await self._plan_replay() if plan.after is None else None
-            self._tail.follow(self)
-            self._arm_heartbeat()
-            self._arm_guard()
-            if replayed is not None:
-                await self._begin_replay(*replayed)
-            elif plan.after is None:
-                await self._send_snapshot(handshake=True, because=plan.because)
-            else:
-                await self._resume(plan, plan.after)
-            while True:
-                await self._step()
+            await self._run()
         finally:
             self._tail.leave(self)
             self._pin.release()
             if self._replay is not None:
                 self._replay.close()
-            for timer in (self._beat, self._guard):
-                if timer is not None:
-                    timer.cancel()
+            if self._guard is not None:
+                self._guard.stop()
+            if self._beat is not None:
+                self._beat.cancel()
+
+    async def _run(self) -> None:
+        view, self._source = await level_view(self._shared, self._asked, self._lease)
+        self._enter(view)
+        of_snapshot = await self._sequence_of_snapshot(view)
+        plan = resume.plan(self._asked, view, self._source, self._shared.reader, of_snapshot)
+        replayed = await self._plan_replay() if plan.after is None else None
+        self._tail.follow(self)
+        self._arm_heartbeat()
+        timeout = self._shared.listener.stall_timeout_s
+        self._guard = StallGuard(self._call, timeout, self._owes_nothing)
+        if replayed is not None:
+            await self._begin_replay(*replayed)
+        elif plan.after is None:
+            await self._send_snapshot(handshake=True, because=plan.because)
+        else:
+            await self._resume(plan, plan.after)
+        while True:
+            await self._step()
+
+    async def _sequence_of_snapshot(self, view: TableView) -> int | None:
+        """Of the periodic snapshot that the client names, if it does."""
+        named = self._asked.snapshot_id
+        if not named or resume.is_streamed(named):
+            return None
+        return await self._snapshot_sequence(named, view.name, view.id)
 
     def _enter(self, view: TableView) -> None:
         """Take this incarnation of the table for the session's own."""
@@ -178,8 +182,8 @@ class Session:
         self._backlog = self._tail.backlog(view.id)
 
     def _form_for(self, view: TableView) -> Form:
-        asked = self._asked
-        self._filter = RowFilter(asked.predicates, view.columns) if asked.predicates else None
+        chosen = self._conditions
+        self._filter = None if chosen is None else RowFilter(chosen, view.columns)
         return self._form_with(self._filter)
 
     def _form_with(self, chosen: RowFilter | None) -> Form:
@@ -195,6 +199,7 @@ class Session:
 
     async def _shake_hands(self, mode: wire.SyncMode, snapshot_id: str = "") -> None:
         view = self._view
+        self._boundary.begin(self._position)
         await self._send(
             self._messages.handshake(
                 mode=mode,
@@ -205,7 +210,7 @@ class Session:
                 snapshot_id=snapshot_id,
                 position=view.position,
                 history=str(self._source.history),
-                boundary=self._boundary.tell(),
+                boundary=self._boundary.tell(self._position),
                 out_of_order=view.out_of_order,
             )
         )
@@ -263,7 +268,7 @@ class Session:
         self._lease.update(sequence=self._cursor, depth=depth, state="replaying")
         if not sent:
             # The archive keeps us waiting, not the client.
-            self._sent_before = -1
+            self._moved()
         if self._beat_due:
             await self._send_heartbeat()
 
@@ -280,20 +285,14 @@ class Session:
             await self._send(
                 self._messages.go_away(self._shared.drain.reason, self._shared.drain.deadline_ms)
             )
-        view, ours = self._tail.view, self._source.history
-        if self._tail.history != ours:
-            raise HistoryChanged(
-                f"the server now follows history {self._tail.history}, not {ours}: connect again"
-            )
-        if view is None:
-            raise NotServed(f"table {self._asked.table} is no longer in the store")
-        if view.id == self._view.id and not view.shown:
-            raise resume.not_ready(view)
+        view = self._current_view()
         if view.id != self._view.id:
             # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.
             if view.id > self._view.id and view.live:
                 await self._change_incarnation(view)
                 return
+        elif await self._send_doubted(view):
+            return
         elif self._replay is not None or self._cursor < view.sequence:
             if await self._send_changes(view):
                 return
@@ -306,6 +305,22 @@ class Session:
         else:
             await self._bell.wait()
 
+    def _current_view(self) -> TableView:
+        """The table as it is now.
+
+        :raises Refused: the call can't go on with it.
+        """
+        view, ours = self._tail.view, self._source.history
+        if self._tail.history != ours:
+            raise HistoryChanged(
+                f"the server now follows history {self._tail.history}, not {ours}: connect again"
+            )
+        if view is None:
+            raise NotServed(f"table {self._asked.table} is no longer in the store")
+        if view.id == self._view.id and not view.shown:
+            raise resume.not_ready(view)
+        return view
+
     async def _send_changes(self, view: TableView) -> bool:
         """The next records; False if there are none after all."""
         if self._replay is not None:
@@ -314,7 +329,7 @@ class Session:
         if await self._pass_stretches(view):
             return True
         try:
-            records = self._shared.recent.after(view.id, self._cursor, self._form)
+            records = await self._shared.recent.after(view.id, self._cursor, self._form)
         except (JournalPruned, TableUnknown) as gone:
             log.info(
                 "journal no longer reaches back to a client, it gets a new snapshot",
@@ -326,8 +341,14 @@ class Session:
             return True
         if records and records[0].out_of_order and self._asked.in_order:
             return await self._send_in_order(view)
+        if not any(record.messages for record in records):
+            # Nothing is sent, which else is when others have their turn.
+            await asyncio.sleep(0)
+        doubt = self._doubt_ahead(view)
         for record in records:
             if record.out_of_order and self._asked.in_order:
+                break
+            if doubt is not None and record.last_sequence >= doubt.first:
                 break
             for message in record.messages:
                 await self._send(message)
@@ -337,7 +358,7 @@ class Session:
                 if record.messages:
                     self._told_position = record.complete
         self._boundary.sent(self._position)
-        if self._boundary.due:
+        if self._boundary.due(self._position):
             # Now, although more changes follow: while they never end, it would never come.
             await self._send_heartbeat()
         state = "live" if self._live else "catching_up"
@@ -345,10 +366,39 @@ class Session:
         self._lease.update(sequence=self._cursor, depth=depth, state=state)
         return bool(records)
 
+    def _doubt_ahead(self, view: TableView) -> Doubt | None:
+        """The next stretch that the client must be sent as one, if it must."""
+        if not self._asked.boundaries or self._replay is not None:
+            return None
+        return self._stretches.ahead(view, self._cursor, self._position)
+
+    async def _send_doubted(self, view: TableView) -> bool:
+        """Some of a stretch whose rows were put right at its end; False if none comes next.
+
+        :raises Doubted: the client was sent some of it as ordinary changes.
+        """
+        if self._replay is None:
+            self._boundary.check(view)
+        doubt = self._doubt_ahead(view)
+        if doubt is None:
+            return False
+        try:
+            parts = await slices.run(self._stretches.parts(doubt, view, self._cursor, self._form))
+        except (JournalPruned, TableUnknown) as gone:
+            await self._send_snapshot(handshake=False, because=str(gone))
+            return True
+        await self._send_parts(parts)
+        if self._position == doubt.end:
+            self._boundary.took(doubt.end)
+        self._boundary.sent(self._position)
+        return bool(parts)
+
     async def _send_in_order(self, view: TableView) -> bool:
         """Some of a stretch that isn't in commit order; False until order is restored."""
         try:
-            parts = in_order.parts(self._shared.reader, view, self._cursor, self._form)
+            parts = await slices.run(
+                in_order.parts(self._shared.reader, view, self._cursor, self._form)
+            )
         except (JournalPruned, TableUnknown) as gone:
             await self._send_snapshot(handshake=False, because=str(gone))
             return True
@@ -394,7 +444,8 @@ class Session:
         if self._replay is not None:
             self._end_replay(self._replay)
         try:
-            while records := self._shared.recent.after(old.id, self._cursor, self._form):
+            while records := await self._shared.recent.after(old.id, self._cursor, self._form):
+                await asyncio.sleep(0)
                 for record in records:
                     if record.out_of_order and self._asked.in_order:
                         # Order is lost for good with the table: the snapshot has all of it.
@@ -425,8 +476,7 @@ class Session:
         async with SnapshotRows(
             self._shared.reader,
             view.id,
-            self._shared.listener.spool_path,
-            self._shared.spilling,
+            self._shared.spool,
             batch_rows=self._form.snapshot_rows,
         ) as rows:
             if rows.out_of_order and self._asked.in_order:
@@ -446,22 +496,17 @@ class Session:
 
     async def _send(self, message: bytes) -> None:
         await self._write(message)
-        self._sent += 1
+        self._moved()
+
+    def _moved(self) -> None:
+        if self._guard is not None:
+            self._guard.moved()
 
     # ---------------------------------------------------------------- timers
 
-    def _arm_guard(self) -> None:
-        timeout = self._shared.listener.stall_timeout_s
-        self._guard = self._loop.call_later(timeout, self._on_guard)
-
-    def _on_guard(self) -> None:
+    def _owes_nothing(self) -> bool:
         """A client that isn't live holds rows and pins the journal: it must take some."""
-        if not self._live and not self._waits_for_order and self._sent == self._sent_before:
-            timeout = self._shared.listener.stall_timeout_s
-            client = self._asked.client_id
-            self.end(Stalled(f"client {client!r} took no message for {timeout:g} s"))
-        self._sent_before = self._sent
-        self._arm_guard()
+        return self._live or self._waits_for_order
 
     def _arm_heartbeat(self) -> None:
         self._beat = self._loop.call_later(self._options.heartbeat_interval_s, self._on_beat)
@@ -477,7 +522,7 @@ class Session:
         return view is not None and view.id == self._view.id and view.out_of_order
 
     def _heartbeat_wanted(self) -> bool:
-        if self._beat_due or self._boundary.due:
+        if self._beat_due or self._boundary.due(self._position):
             return True
         if self.extended and self._out_of_order() != self._told_out_of_order:
             return True
@@ -491,7 +536,7 @@ class Session:
             self._messages.heartbeat(
                 sequence=self._cursor,
                 position=self._position,
-                boundary=self._boundary.tell(),
+                boundary=self._boundary.tell(self._position),
                 out_of_order=self._told_out_of_order,
             )
         )

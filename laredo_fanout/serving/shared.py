@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from laredo_fanout.serving.archives import Archives
@@ -10,6 +9,7 @@ from laredo_fanout.serving.drain import Drain
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.serving.recent import RecentRecords
+from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
 
@@ -24,5 +24,5 @@ class Shared:
     drain: Drain
     listener: ListenerOptions
     structs: StructRows
-    spilling: asyncio.Lock
+    spool: SpoolDirectory
     archives: Archives

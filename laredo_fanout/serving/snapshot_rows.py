@@ -17,6 +17,8 @@ import structlog
 from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.shared_spool import Spools
+from laredo_model import private_directory
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +33,16 @@ SLOW_BYTES_PER_S = 16 << 20
 DISK_RESERVE = 1 << 30
 
 
+class SpoolDirectory:
+    """Where a serving process puts what slow clients haven't taken; shared by its sessions."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        private_directory.make(path)
+        self.path = path
+        self.spools = Spools(path, max_bytes)
+        self.one_at_a_time = asyncio.Lock()
+
+
 class SnapshotRows:
     """`async with` it, then `next()` until None."""
 
@@ -38,19 +50,16 @@ class SnapshotRows:
         self,
         reader: StoreReader,
         table_id: int,
-        spool_path: Path | None,
-        spilling: asyncio.Lock,
+        spool: SpoolDirectory,
         *,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
-        self._directory = spool_path or reader.path
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._snapshot = reader.snapshot(table_id, self._directory)
+        self._spool = spool
+        self._snapshot = reader.snapshot(table_id, spools=spool.spools)
         self.sequence = self._snapshot.sequence
         self.position = self._snapshot.position
         self.rows = self._snapshot.rows
         self.out_of_order = self._snapshot.view.out_of_order
-        self._one_spill = spilling
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
@@ -150,7 +159,7 @@ class SnapshotRows:
 
     async def _spill(self) -> None:
         # One at a time, so that the room that is checked is the room there is.
-        async with self._one_spill, self._lock:
+        async with self._spool.one_at_a_time, self._lock:
             self._writing = True
             try:
                 self._check_room()
@@ -170,10 +179,12 @@ class SnapshotRows:
         return age >= SLOW_AFTER_S and self._sent_bytes < age * SLOW_BYTES_PER_S
 
     def _check_room(self) -> None:
+        if self._snapshot.spooled_by_another:
+            return
         average = self._sent_bytes // max(self._sent_rows, 1)
         wanted = (self.rows - self._sent_rows) * (average + 32) + DISK_RESERVE
-        free = shutil.disk_usage(self._directory).free
+        free = shutil.disk_usage(self._spool.path).free
         if free < wanted:
             raise NoRoomToSpool(
-                f"{wanted} bytes are needed on the disk of {self._directory}, {free} are free"
+                f"{wanted} bytes are needed on the disk of {self._spool.path}, {free} are free"
             )

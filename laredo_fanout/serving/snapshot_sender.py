@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.ahead import Ahead
 from laredo_fanout.serving.boundary import Boundary
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
 from laredo_fanout.serving.resume import streamed_snapshot_id
+from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.snapshot_rows import SnapshotRows
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
@@ -35,6 +38,7 @@ class SnapshotSender:
 
     async def handshake(self, rows: SnapshotRows, view: TableView, history: History) -> None:
         """Say that a snapshot follows, and where the stream goes on after it."""
+        self._boundary.begin(rows.position)
         await self._send(
             self._messages.handshake(
                 mode=wire.SYNC_MODE_FULL_SNAPSHOT,
@@ -45,7 +49,7 @@ class SnapshotSender:
                 snapshot_id=streamed_snapshot_id(view.id, rows.sequence),
                 position=rows.position,
                 history=str(history),
-                boundary=self._boundary.tell(),
+                boundary=self._boundary.tell(rows.position),
                 out_of_order=rows.out_of_order,
             )
         )
@@ -55,6 +59,7 @@ class SnapshotSender:
 
         `because`: why it is sent to a client that would have gone on.
         """
+        self._boundary.begin(rows.position)
         # The look that its end waits for is made while the rows are sent.
         self._boundary.sent(rows.position)
         await self._send(
@@ -71,11 +76,13 @@ class SnapshotSender:
         async with Ahead(self._send) as ahead:
             # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
-                count, messages = self._encode(*batch, checksum)
+                count, messages = await slices.run(self._encode(*batch, checksum))
                 del batch
                 sent += count
                 for message in messages:
                     await ahead.send(message)
+                if not messages:
+                    await asyncio.sleep(0)
         await self._send(
             self._messages.snapshot_end(
                 sequence=rows.sequence,
@@ -83,16 +90,17 @@ class SnapshotSender:
                 rows=checksum.rows,
                 position=rows.position,
                 checksum=checksum.hex(),
-                boundary=self._boundary.tell(),
+                boundary=self._boundary.tell(rows.position),
             )
         )
 
     def _encode(
         self, keys: list[bytes], lines: list[bytes], checksum: StateChecksum
-    ) -> tuple[int, list[bytes]]:
+    ) -> Sliced[tuple[int, list[bytes]]]:
         """How many rows pass, and their messages."""
         if self._form.extended:
             checksum.add(lines)
         if self._filter is not None:
-            keys, lines = self._filter.select(keys, lines)
-        return len(keys), self._form.rows(keys, lines)
+            yield
+            keys, lines = yield from self._filter.select(keys, lines)
+        return len(keys), (yield from self._form.rows(keys, lines))

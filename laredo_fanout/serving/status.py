@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.serving.forms import timestamp
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.serving.request import table_name
+from laredo_fanout.serving.request import decode, table_name
+from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 
@@ -19,10 +17,7 @@ def parse_status(data: bytes) -> str:
 
     :raises BadRequest: it can't be decoded, or names no table.
     """
-    try:
-        asked = wire.GetReplicationStatusRequest.FromString(data)
-    except DecodeError as error:
-        raise BadRequest(f"not a GetReplicationStatusRequest: {error}") from error
+    asked = decode(wire.GetReplicationStatusRequest, data)
     return table_name(asked.schema, asked.table)
 
 
@@ -30,13 +25,16 @@ def status_response(
     view: TableView | None,
     clients: list[ClientState],
     latest: wire.ReplicationSnapshotInfo | None,
-) -> bytes:
+) -> Sliced[bytes]:
     """The answer; a table whose copy hasn't begun has zeros."""
     response = wire.GetReplicationStatusResponse(
-        connected_clients=len(clients),
-        clients=[_client(client, view.sequence if view else 0) for client in clients],
-        latest_snapshot=latest,
+        connected_clients=len(clients), latest_snapshot=latest
     )
+    slice_ = Slice()
+    for client in clients:
+        response.clients.append(_client(client, view.sequence if view else 0))
+        if slice_.done_with(0):
+            yield
     if view is not None:
         response.current_sequence = view.sequence
         response.journal_oldest_sequence = view.oldest_sequence

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from laredo_fanout.serving.slices import SLICE_BYTES, Slice, Sliced
 from laredo_fanout.wire.protobuf import delimited
 from laredo_model import line as line_
 
@@ -25,6 +26,8 @@ _TRUE = b"\x20\x01"
 _FALSE = b"\x20\x00"
 _double = Struct("<cd").pack
 _SIZES = 512
+_LARGE = 8 << 10
+"""Bytes of a line from which on it is encoded value by value."""
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -63,9 +66,7 @@ class StructRows:
         add = pieces.append
         columns = self._columns
         for name, value in parse(line).items():
-            heads = columns.get(name)
-            if heads is None:
-                heads = columns[name] = _ColumnHeads(name)
+            heads = columns.get(name) or self._heads(name)
             kind = type(value)
             if kind is str:
                 text = _utf8(value)
@@ -81,6 +82,39 @@ class StructRows:
             else:
                 add(heads.of_value(_value(value, 0)))
         return b"".join(pieces)
+
+    def encode_large(self, line: bytes) -> Sliced[bytes]:
+        """The same for a line that may take long; only reading its JSON is done in one go."""
+        pieces: list[bytes] = []
+        counter = Slice()
+        for name, value in parse(line).items():
+            encoded = yield from _sliced_value(value, 0, counter)
+            pieces.append(self._heads(name).of_value(encoded))
+        return b"".join(pieces)
+
+    def _heads(self, name: str) -> _ColumnHeads:
+        heads = self._columns.get(name)
+        if heads is None:
+            heads = self._columns[name] = _ColumnHeads(name)
+        return heads
+
+
+class Encoder:
+    """Encodes one session's rows after each other, and yields after each slice of them."""
+
+    def __init__(self, structs: StructRows) -> None:
+        self._structs = structs
+        self._slice = Slice()
+
+    def encode(self, line: bytes) -> Sliced[bytes]:
+        """The bytes of the Struct that holds this row."""
+        size = len(line)
+        if size > _LARGE:
+            return (yield from self._structs.encode_large(line))
+        # Values within json cost eight times as much as the plain ones that a slice reckons with.
+        if self._slice.done_with(size * SLICE_BYTES // _LARGE):
+            yield
+        return self._structs.encode(line)
 
 
 class _ColumnHeads:
@@ -131,6 +165,24 @@ def _value(value: Any, depth: int) -> bytes:  # noqa: PLR0911  one per kind of V
             return delimited(b"\x32", items)
         case _:
             return _struct(value, depth)
+
+
+def _sliced_value(value: Any, depth: int, counter: Slice) -> Sliced[bytes]:
+    """What `_value` gives."""
+    if depth >= _DEEPEST or not isinstance(value, list | dict):
+        if counter.done_with(0):
+            yield
+        return _value(value, depth)
+    encoded: list[bytes] = []
+    if isinstance(value, list):
+        for item in value:
+            encoded.append(delimited(b"\x0a", (yield from _sliced_value(item, depth + 1, counter))))
+        return delimited(b"\x32", b"".join(encoded))
+    for name, member in value.items():
+        inside = yield from _sliced_value(member, depth + 1, counter)
+        pair = delimited(b"\x0a", _utf8(name)) + delimited(b"\x12", inside)
+        encoded.append(delimited(b"\x0a", pair))
+    return delimited(b"\x2a", b"".join(encoded))
 
 
 def _number(number: float) -> bytes:

@@ -54,6 +54,7 @@ class Tail:
         self._told_at = float("-inf")
         self._pending: asyncio.TimerHandle | None = None
         self._backlog: Backlog | None = None
+        self._judging: asyncio.TimerHandle | None = None
         self._ask_look = ask_look
         self._wanted = 0
         self._asked: asyncio.TimerHandle | None = None
@@ -73,11 +74,26 @@ class Tail:
         if _moved(before, now):
             for follower in self._followers:
                 follower.ring()
-                follower.look(before, now)
+            self._judge(before, now)
         if now.position != before.position:
             self._position_moved()
         if now.boundary != before.boundary:
             self._boundary_moved()
+
+    def _judge(self, before: TableView, now: TableView) -> None:
+        """Have the sessions judge their backlogs, and again in the loop's next turn if counting
+        them takes longer."""
+        if self._judging is not None:
+            self._judging.cancel()
+            self._judging = None
+        backlog = self._backlog
+        if backlog is not None:
+            backlog.begin_turn()
+        for follower in list(self._followers):
+            follower.look(before, now)
+        if backlog is not None and backlog.unfinished:
+            loop = asyncio.get_running_loop()
+            self._judging = loop.call_later(0, self._judge, before, now)
 
     def backlog(self, table_id: int) -> Backlog:
         """The counts that all sessions of this incarnation share."""
@@ -106,7 +122,7 @@ class Tail:
 
     def close(self) -> None:
         """No timer stays behind."""
-        for timer in (self._pending, self._asked):
+        for timer in (self._pending, self._asked, self._judging):
             if timer is not None:
                 timer.cancel()
 
@@ -147,6 +163,8 @@ class Tail:
 
 def _moved(before: TableView, now: TableView) -> bool:
     if before.record.disorders != now.record.disorders:
+        return True
+    if before.record.doubts != now.record.doubts:
         return True
     return (before.sequence, before.id, before.status) != (now.sequence, now.id, now.status)
 

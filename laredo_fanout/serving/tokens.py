@@ -1,7 +1,8 @@
 """The tokens file: who may read what.
 
 One token a line, followed by the tables it may read (`schema.name`, none: all); `#` begins a
-comment. The file is read again when it changes, so tokens are changed without a restart.
+comment. The file is read again within a second or two when it changes, without a restart: a token
+that is no longer there lets nobody in, and the streams that it opened end with UNAUTHENTICATED.
 
     3f9c...e1
     77ab...02  public.users public.orders   # the search team
@@ -9,17 +10,25 @@ comment. The file is read again when it changes, so tokens are changed without a
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from laredo_fanout.serving.caller import digest
 from laredo_fanout.serving.errors import NoToken, ServingError, TokenForbids
 
 log = structlog.get_logger(__name__)
 
 _SCHEME = "bearer "
+LOOK_S = 1.0
+"""How often the file is looked at, in seconds."""
+UNUSABLE_S = 10.0
+"""How long a file without a token in it is taken for one that is being written, in seconds."""
 
 
 class BadTokensFile(ServingError):
@@ -33,7 +42,7 @@ class _Grant:
 
 
 class Tokens:
-    """Checks the `authorization: Bearer <token>` of calls."""
+    """Checks the `authorization: Bearer <token>` of calls, by the file as it was last read."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
@@ -43,35 +52,91 @@ class Tokens:
         self._path = path
         self._stamp = _stamp(path)
         self._grants = _read(path)
+        self._unusable_since: float | None = None
 
-    def check(self, authorization: str | None, table: str) -> None:
+    def known(self, authorization: str) -> None:
+        """See that the token is in the file, for whatever table.
+
+        :raises NoToken: none is given, or one that isn't.
+        """
+        self._found(authorization)
+
+    def check(self, authorization: str, table: str) -> None:
         """Let the call go on, or not.
 
         :raises NoToken: no token is given, or one that isn't in the file.
         :raises TokenForbids: the token may not read this table.
         """
-        self._read_again()
-        if not authorization or not authorization.lower().startswith(_SCHEME):
+        found = self._found(authorization)
+        if not any(not grant.tables or table in grant.tables for grant in found):
+            raise TokenForbids(f"this token may not read table {table}")
+
+    def owner(self, authorization: str) -> str:
+        """The token's name in messages; "" if it is the only one, and shares with nobody."""
+        if len({grant.token for grant in self._grants}) < 2:
+            return ""
+        return f"token {digest(_given(authorization))}"
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Look at the file every LOOK_S, in a thread; never returns.
+
+        `changed` is called once a new content is read, and again a look later if it is still
+        the same: open streams are judged by what somebody has finished writing.
+        """
+        settled = True
+        while True:
+            await asyncio.sleep(LOOK_S)
+            moved = await asyncio.to_thread(self.look, time.monotonic())
+            if not moved and not settled:
+                changed()
+            settled = not moved
+
+    def look(self, now: float) -> bool:
+        """Read the file again if it isn't as it was; whether that changed who may read.
+
+        A file that can't be read, or holds no token, is taken for one that is being written for
+        UNUSABLE_S: the tokens read before stay so long. After that it says what it says: nobody.
+        """
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp and self._unusable_since is None:
+                return False
+            grants = _read(self._path)
+        except BadTokensFile as error:
+            return self._unusable(error, now)
+        self._stamp, self._unusable_since = stamp, None
+        changed = grants != self._grants
+        self._grants = grants
+        log.info("tokens read again", path=str(self._path), tokens=len(grants))
+        return changed
+
+    def _unusable(self, error: BadTokensFile, now: float) -> bool:
+        if self._unusable_since is None:
+            self._unusable_since = now
+            log.warning(
+                "tokens file not usable, the tokens read before stay for a while",
+                error=str(error),
+                seconds=UNUSABLE_S,
+            )
+        if not self._grants or now - self._unusable_since < UNUSABLE_S:
+            return False
+        log.error("tokens file not usable, nobody may read any more", error=str(error))
+        self._grants = []
+        return True
+
+    def _found(self, authorization: str) -> list[_Grant]:
+        if not authorization.lower().startswith(_SCHEME):
             raise NoToken('a token is needed: send metadata "authorization: Bearer <token>"')
-        given = authorization[len(_SCHEME) :].strip().encode()
+        given = _given(authorization)
         # Every token is compared, each in constant time, so that timing tells nothing.
         found = [grant for grant in self._grants if hmac.compare_digest(grant.token, given)]
         if not found:
             raise NoToken("this token is unknown here (see fanout.grpc.tokens_file)")
-        if not any(not grant.tables or table in grant.tables for grant in found):
-            raise TokenForbids(f"this token may not read table {table}")
+        return found
 
-    def _read_again(self) -> None:
-        try:
-            stamp = _stamp(self._path)
-            if stamp == self._stamp:
-                return
-            self._grants = _read(self._path)
-            self._stamp = stamp
-            log.info("tokens read again", path=str(self._path), tokens=len(self._grants))
-        except BadTokensFile as error:
-            # The tokens known so far stay: a file caught half-written must not lock everyone out.
-            log.warning("tokens file not usable, the tokens read before stay", error=str(error))
+
+def _given(authorization: str) -> bytes:
+    return authorization[len(_SCHEME) :].strip().encode()
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ rows are no snapshot.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import structlog
@@ -57,7 +57,7 @@ class SnapshotDirectory:
                 return each
         raise SnapshotUnknown(snapshot_id)
 
-    def read(self, snapshot: SnapshotInfo, rows: int = 1000) -> Iterator[list[bytes]]:
+    def read(self, snapshot: SnapshotInfo, rows: int = 1000) -> Generator[list[bytes], None, None]:
         """Its lines in key order, about ``rows`` at a time, checked as they are read.
 
         The file is opened at the first step; from then on removing it does no harm.

@@ -25,7 +25,9 @@ from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
+from laredo_model import private_directory
 from laredo_model.checksum import StateChecksum
+from laredo_model.private_directory import private
 
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
@@ -68,7 +70,7 @@ def take(
     """
     shelf = SnapshotDirectory(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        private_directory.make(directory, (_LOCK,))
         with _alone(directory):
             _clean(shelf)
             made, new = _write_rows_if_changed(reader, table, shelf)
@@ -89,8 +91,11 @@ def _await_look(reader: StoreReader, made: SnapshotInfo, within_s: float) -> Non
             view = reader.table_by_id(made.table_id)
         except TableUnknown as gone:
             raise SnapshotUnverified(made.table, made.position, "it was copied anew") from gone
-        if view.boundary >= made.position:
+        if view.boundary_at(made.position) >= made.position:
             return
+        if view.doubted(made.position):
+            why = "rows that had moved with a partition were put right since"
+            raise SnapshotUnverified(made.table, made.position, why)
         if not view.live:
             raise SnapshotUnverified(made.table, made.position, f"it is {view.status.value}")
         if monotonic() >= deadline:
@@ -174,7 +179,7 @@ def _clean(shelf: SnapshotDirectory) -> None:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """One process at a time writes into a directory."""
-    with (directory / _LOCK).open("wb") as lock:
+    with open(directory / _LOCK, "wb", opener=private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -187,7 +192,7 @@ def _atomic(path: Path) -> Iterator[BinaryIO]:
     """A file that is there, durable, once the block ends without an error; else nothing is."""
     unfinished = path.with_name(UNFINISHED + path.name)
     try:
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb", opener=private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

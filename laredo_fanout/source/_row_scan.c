@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { ENVELOPE = 25, RELATION = 26, TUPLE = 30, FIRST_COLUMN = 33, PADDING = 4 };
+enum { MESSAGE_KEPT = 1024 }; /* message.KEPT_BYTES */
 enum { INSERT = 1, UPDATE = 2 };
 
 /* How a column's text becomes JSON; plain_rows.py names them. */
@@ -232,10 +233,10 @@ add_value(PlainRows *self, Py_ssize_t column, Value value)
 
 /* ------------------------------------------------------------------ rows */
 
-static Py_ssize_t
+static unsigned long long
 number(const unsigned char *at, int bytes)
 {
-    Py_ssize_t value = 0;
+    unsigned long long value = 0;
     for (int i = 0; i < bytes; i++)
         value = value << 8 | at[i];
     return value;
@@ -264,7 +265,7 @@ write_line(PlainRows *self, const unsigned char *at, const unsigned char *end)
         if (kind == 'n' && !is_in_key(self, column)) {
             add(self, "null", 4);
         } else if (kind == 't' && end - at >= 4) {
-            Value value = {at + 4, number(at, 4)};
+            Value value = {at + 4, (Py_ssize_t)number(at, 4)};
             if (value.size > end - value.text)
                 return NOT_PLAIN;
             at = value.text + value.size;
@@ -352,7 +353,7 @@ end:
 static Outcome
 decode(PlainRows *self, const unsigned char *message, Py_ssize_t size)
 {
-    if (number(message + TUPLE + 1, 2) != self->columns)
+    if ((Py_ssize_t)number(message + TUPLE + 1, 2) != self->columns)
         return NOT_PLAIN;
     Outcome outcome = write_line(self, message + FIRST_COLUMN, message + size);
     if (outcome == DONE)
@@ -530,6 +531,15 @@ take(Way *way, const unsigned char *message, Py_ssize_t size)
     return outcome == DONE ? decode(way->plain, message, size) : outcome;
 }
 
+/* How much of a message is handed back: of somebody's logical message, as much as one of ours
+   has. Any role may write one of a gigabyte, of which libpq has two copies already. */
+static Py_ssize_t
+kept(const unsigned char *message, Py_ssize_t size)
+{
+    int is_logical = size > MESSAGE_KEPT && message[0] == 'w' && message[ENVELOPE] == 'M';
+    return is_logical ? MESSAGE_KEPT : size;
+}
+
 static PyObject *
 padded(const unsigned char *message, Py_ssize_t size)
 {
@@ -583,9 +593,9 @@ scan(PyObject *module, PyObject *args)
         } else if (outcome == NOT_PLAIN) {
             /* Whatever went wrong goes wrong again where it is told. */
             PyErr_Clear();
-            left = padded(view.buf, view.len);
+            left = padded(view.buf, kept(view.buf, view.len));
         } else if (outcome == DONE) {
-            wal_end = (unsigned long long)number((const unsigned char *)view.buf + 9, 8);
+            wal_end = number((const unsigned char *)view.buf + 9, 8);
         }
         PyBuffer_Release(&view);
         Py_DECREF(got);

@@ -14,7 +14,9 @@ at (b) either the lock was still held, by a process or by a prepared transaction
 there; or the lock was gone, and with it the statement is visible to (c), which comes later. Hence
 a table that (c) shows as it has been since its incarnation began, and that (b) shows nobody
 altering, is *verified up to R*. That holds also for a look whose message the stream hasn't
-reached yet: the transaction ids and files that it compares never come back.
+reached yet: the transaction ids and files that it compares never come back. Only a partitioned
+table has to wait for the message: a partition may have come with rows and gone with them in
+between, and what the stream brings until there shows it (leaves.py).
 
 Where (b) has seen somebody, the table stays verified up to where it was. Locks are taken for more
 than they need be (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is

@@ -110,6 +110,8 @@ class BarrierRequest(NamedTuple):
     options: TableOptions
     shape: shape.Shape
     version: Version
+    beside: bool
+    """Of a re-copy: what moves with partitions meanwhile is put right by another one."""
 
 
 class LookRequest(NamedTuple):
@@ -144,12 +146,12 @@ class Attendant:
         self,
         options: SourceOptions,
         tables: Sequence[TableOptions],
-        run_token: str,
+        awaited: watermark.Awaited,
         report: Callable[[Report], None],
     ) -> None:
         self._options = options
         self._tables = tables
-        self._run_token = run_token
+        self._awaited = awaited
         self._report = report
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._tasks: list[_Task] = []
@@ -300,11 +302,11 @@ class Attendant:
         # The publication is there for everybody to see: one of its tables was found in it.
         appending = any(each.append_only and each.published for each in seen.tables.values())
         may_stream = appending and self._gate.is_open(connection)
-        seen = seen._replace(answers=asked, appends_may_stream=may_stream)
+        message = watermark.look_payload(self._options.slot_name)
+        seen = seen._replace(answers=asked, appends_may_stream=may_stream, message=message)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
-        slot_name = self._options.slot_name
-        watermark.emit(connection, watermark.look_payload(slot_name, self._run_token, seen.number))
+        self._emit(connection, message)
         ended = time.monotonic()
         rest = min(_REST_AT_MOST, _REST_SHARE * (ended - began))
         self._rested_at = ended + max(_REST_AT_LEAST, rest)
@@ -345,14 +347,24 @@ class Attendant:
         self._report(Prepared(request.table_id, splits))
 
     def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
-        """The look comes after the last chunk was read, so the chunks all had this shape."""
+        """The look comes after the last chunk was read, so the chunks all had this shape.
+
+        A re-copy's barrier is sent although partitions have come or gone since: the rows that its
+        chunks have of them are put right by another one (putting_right.py).
+        """
         found = catalog.read_tables(connection, [request.options], self._options.publication)
         table = look_.judged(connection, found, self._arrivals).get(request.options.qualified)
-        if (
-            table is None
-            or shape.of_table(table) != request.shape
-            or table.changed_since(request.version) is not None
-        ):
+        if table is None or shape.of_table(table) != request.shape:
+            changed: str | None = "its shape"
+        elif request.beside:
+            changed = table.rewritten_since(request.version)
+        else:
+            changed = table.changed_since(request.version)
+        if changed is not None:
             self._look(connection)
             return
-        watermark.emit(connection, request.payload)
+        self._emit(connection, request.payload)
+
+    def _emit(self, connection: Connection, payload: str) -> None:
+        self._awaited.add(payload)
+        watermark.emit(connection, payload)

@@ -161,6 +161,10 @@ class SourceTable:
         """Why rows or values may have changed without a trace; see ``version.changed``."""
         return version_.changed(before, self.version, self.partitions, partitioned=self.partitioned)
 
+    def rewritten_since(self, before: Version) -> str | None:
+        """The same, whatever became of its partitions."""
+        return version_.changed(before, self.version, (), partitioned=False)
+
 
 def base_modifier(column: SourceColumn) -> int:
     """The type modifier that holds for the column's values, a domain's own included."""

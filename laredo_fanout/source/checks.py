@@ -29,7 +29,7 @@ SELECT current_setting('wal_level'), current_setting('max_replication_slots')::i
     current_user::text, r.rolreplication OR r.rolsuper OR EXISTS (
         SELECT FROM pg_roles m WHERE m.rolname IN ('rds_replication', 'rds_superuser')
             AND pg_has_role(current_user, m.oid, 'member')),
-    current_database()::text
+    current_setting('server_encoding')
 FROM pg_roles r WHERE r.rolname = current_user
 """
 
@@ -58,7 +58,14 @@ def server_problems(connection: Connection) -> list[SourceError]:
     row = connection.execute(_SETTINGS).fetchone()
     if row is None:
         return problems
-    wal_level, slots, senders, standby, role, may_replicate, _ = row
+    wal_level, slots, senders, standby, role, may_replicate, encoding = row
+    if encoding != "UTF8":
+        problems.append(
+            ServerUnfit(
+                f"the database is encoded in {encoding}, UTF8 is needed: make one WITH ENCODING"
+                " 'UTF8' TEMPLATE template0, and pg_dump and pg_restore into it"
+            )
+        )
     if wal_level != "logical":
         problems.append(
             ServerUnfit(

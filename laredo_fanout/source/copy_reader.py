@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
+from laredo_fanout.source import chunk_leaves
 from laredo_fanout.source.intake import Intake
 from laredo_model import select
 
 if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
+    from laredo_fanout.source.chunk_leaves import Told
     from laredo_fanout.source.session import Connection
 
 _GULP_BYTES = 1 << 20
@@ -61,8 +63,10 @@ def statement(table: SourceTable, condition: str) -> bytes:
         key=table.selected_key,
         only=not table.partitioned,
     )
+    if table.partitioned:
+        rows = chunk_leaves.telling(table, rows)
     return (
-        f"BEGIN; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
+        f"BEGIN READ ONLY; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
         f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
     ).encode()
 
@@ -79,10 +83,14 @@ def append_only_statement(table: SourceTable) -> bytes:
         _row_filter(table),
         only=not table.partitioned,
     )
+    rows = f"SELECT ''::text AS key, line FROM ({rows}) q"
+    if table.partitioned:
+        rows = chunk_leaves.telling(table, rows)
     return (
-        f"BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
-        f" SELECT pg_current_snapshot()::text;"
-        f" COPY (SELECT ''::text, line FROM ({rows}) q) TO STDOUT (FORMAT binary); COMMIT"
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
+        f" LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
+        " SELECT pg_current_snapshot()::text;"
+        f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
     ).encode()
 
 
@@ -95,23 +103,27 @@ class CopyReader:
         self._pgconn.nonblocking = 1
         self._intake = Intake(self._pgconn, min(_GULP_BYTES, gulp_bytes))
         self._copying = False
+        self._tells = False
         self._failure: ReadFailed | None = None
         self.snapshot: str | None = None
         """The snapshot of an append-only table's reading, once it is there."""
+        self.told: Told | None = None
+        """The partitions that it may read, of a partitioned table; known before its first row."""
         self.progress = Progress.DONE
 
     def fileno(self) -> int:
         """The socket, to wait for."""
         return self._pgconn.socket
 
-    def begin(self, command: bytes) -> None:
-        """Send the statement that :func:`statement` made.
+    def begin(self, command: bytes, *, tells: bool = False) -> None:
+        """Send the statement that :func:`statement` made; ``tells``: of a partitioned table.
 
         :raises ReadFailed: if the connection is gone.
         """
         self._copying = False
+        self._tells = tells
         self._failure = None
-        self.snapshot = None
+        self.snapshot = self.told = None
         self.progress = Progress.WAITING
         try:
             self._pgconn.send_query(command)
@@ -134,7 +146,9 @@ class CopyReader:
             self._intake.read()
             if not self._copying:
                 self._next_result()
-            if self._copying:
+            if self._copying and self._tells:
+                self._take_told()
+            if self._copying and not self._tells:
                 self._take(keys, lines)
         except psycopg.OperationalError as cut:
             raise self._lost(str(cut)) from cut
@@ -145,6 +159,28 @@ class CopyReader:
     def close(self) -> None:
         """Close the connection; what it was reading ends."""
         self._connection.close()
+
+    def _take_told(self) -> None:
+        """What comes in front of the rows, if it has come."""
+        while True:
+            size, data = self._pgconn.get_copy_data(1)
+            if size == -1:
+                self._copying = False
+                self._next_result()
+            if size <= 0:
+                return
+            row = _without_header(data.tobytes())
+            if not row:
+                continue
+            self.told = chunk_leaves.told(row)
+            if self.told is None:
+                raise ReadFailed(
+                    "a row came before the partitions that it may be of",
+                    "XX000",
+                    connection_lost=False,
+                )
+            self._tells = False
+            return
 
     def _take(self, keys: list[bytes], lines: list[bytes]) -> None:
         get = self._pgconn.get_copy_data

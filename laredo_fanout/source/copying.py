@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import CopyFailed
-from laredo_fanout.source import append_only, recopy, watermark
+from laredo_fanout.source import append_only, chunk_leaves, recopy, watermark
 from laredo_fanout.source.attendant import (
     BarrierRequest,
     ConnectionRequest,
@@ -28,6 +28,7 @@ from laredo_fanout.source.attendant import (
 from laredo_fanout.source.copy_reader import CopyReader, Progress, ReadFailed
 from laredo_fanout.source.table_copy import Phase, Reading, TableCopy
 from laredo_fanout.store.errors import ChunkStale
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.source.attendant import Prepared, Waiting
@@ -201,6 +202,7 @@ class Copying:
             job.heard_at = time.monotonic()
             if not self._may_use(reader, job):
                 continue
+            self._keep_leaves(job, reader)
             self._gather(job, keys, lines)
             if reader.progress is Progress.DONE:
                 del self._jobs[reader]
@@ -230,7 +232,13 @@ class Copying:
         transaction.put_table(replace(record, copy=kept))
         self._batch.touch(copy.table_id)
         self.remove(copy.table_id)
-        _log.info("table live", table=copy.table.qualified, rows=record.rows, read=copy.rows)
+        _log.info(
+            "table live",
+            table=copy.table.qualified,
+            rows=record.rows,
+            read=copy.rows,
+            position=position_.text(position),
+        )
         return copy.table_id, 0
 
     def _put_right(
@@ -249,6 +257,14 @@ class Copying:
             rows=live.rows,
             compared_in_s=round(time.monotonic() - begun, 3),
         )
+        if live.doubts and (doubt := live.doubts[-1]).end == position:
+            _log.info(
+                "rows that had moved with a partition are right",
+                table=copy.table.qualified,
+                since=position_.text(doubt.start),
+                until=position_.text(doubt.end),
+                why=doubt.because,
+            )
         return differing
 
     def close(self) -> None:
@@ -270,7 +286,7 @@ class Copying:
         job = _Job(copy, reading, self._batch.generation(copy.table_id))
         self._jobs[reader] = job
         try:
-            reader.begin(copy.statement(reading))
+            reader.begin(copy.statement(reading), tells=copy.table.partitioned)
         except ReadFailed as failed:
             self._reading_failed(reader, job, failed)
 
@@ -288,6 +304,11 @@ class Copying:
         job.copy.give_back(job.reading)
         job.copy.not_before = time.monotonic() + random.uniform(0.1, 0.3)
         return False
+
+    def _keep_leaves(self, job: _Job, reader: CopyReader) -> None:
+        told, reader.told = reader.told, None
+        if told is not None and not job.copy.cancelled:
+            chunk_leaves.keep(told, job.copy, self._batch.transaction)
 
     def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
         if job.copy.cancelled or job.stale or not keys:
@@ -350,16 +371,15 @@ class Copying:
                 copy.read_again(partial)
                 return
         copy.phase = Phase.BARRIER
-        copy.barrier = watermark.barrier_payload(
-            self._options.slot_name, copy.table_id, self._batch.generation(copy.table_id)
-        )
+        copy.barrier = watermark.barrier_payload(self._options.slot_name)
         self._store_progress(copy)
         self._batch.when_durable(lambda: self._send_barrier(copy))
 
     def _send_barrier(self, copy: TableCopy) -> None:
         if copy.cancelled or copy.barrier is None:
             return
-        self._request(BarrierRequest(copy.barrier, copy.options, copy.shape, copy.version))
+        beside = copy.beside is not None
+        self._request(BarrierRequest(copy.barrier, copy.options, copy.shape, copy.version, beside))
 
     def _store_progress(self, copy: TableCopy) -> None:
         transaction = self._batch.transaction

@@ -8,17 +8,17 @@ is, when everything that was early has had its turn.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from laredo_fanout.source import message as message_
-from laredo_fanout.source import watermark
 
 if TYPE_CHECKING:
     from laredo_fanout.source.message import Relation
     from laredo_fanout.source.route import Route
     from laredo_fanout.source.stream_decoder import StreamDecoder
     from laredo_fanout.source.tracking import Tracking
+    from laredo_fanout.source.watermark import Awaited
 
 
 class EarlyTables(Protocol):
@@ -36,6 +36,9 @@ class EarlyTables(Protocol):
     def announced_again(self, relation: Relation) -> None:
         """As the decoder's ``Tables``."""
 
+    def knows(self, root: int, leaf: int) -> bool:
+        """Whether rows of this partition may be taken: the catalog was seen with it."""
+
     def arrived(self, position: int) -> None:
         """What came early has had its turn: nothing is missing up to there."""
 
@@ -43,10 +46,10 @@ class EarlyTables(Protocol):
 class Early:
     """The tables of one life of the stream."""
 
-    def __init__(self, tracking: Tracking, decoder: StreamDecoder, slot: str) -> None:
+    def __init__(self, tracking: Tracking, decoder: StreamDecoder, awaited: Awaited) -> None:
         self._tracking = tracking
         self._decoder = decoder
-        self._slot = slot
+        self._awaited = awaited
 
     def route(self, relation: Relation) -> Route | None:
         """Where such a relation's changes go; None: they must wait."""
@@ -65,16 +68,16 @@ class Early:
             case message_.TRUNCATE:
                 return any(map(self._tracking.follows, message_.truncate(message).oids))
             case message_.MESSAGE:
-                emitted = message_.emitted(message)
-                if not emitted.transactional or emitted.prefix != watermark.PREFIX.encode():
-                    return False
-                found = watermark.parse(emitted.content, self._slot, "")
-                return isinstance(found, watermark.Barrier)
+                return self._awaited.is_barrier(message_.emitted(message))
         return False
 
     def announced_again(self, relation: Relation) -> None:
         """As the decoder's ``Tables``."""
         self._tracking.announced_again(relation)
+
+    def knows(self, root: int, leaf: int) -> bool:
+        """Whether rows of this partition may be taken: the catalog was seen with it."""
+        return self._tracking.knows(root, leaf)
 
     def arrived(self, position: int) -> None:
         """What came early has had its turn: nothing is missing up to there."""
@@ -101,6 +104,14 @@ class RoutesOfPart:
     def announced_again(self, relation: Relation) -> None:
         """A relation was announced as it was before."""
         self._tables.announced_again(relation)
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """A partition that isn't known waits: its rows are kept together with its oid."""
+        self.must_wait = self.must_wait or not self._tables.knows(root, leaf)
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        """What concerns a table of ours waits already."""
+        del oids
 
     def broken(self, route: Route, error: Exception) -> None:
         """In its turn it closes the table."""

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from laredo_fanout.errors import SlotLost, SourceError, SourceUnavailable
-from laredo_fanout.source import plain_rows, session
+from laredo_fanout.source import plain_rows, session, slot_owner
 from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.status import CommitInfo, Counters, IngestStatus, TableStatus
@@ -73,16 +73,17 @@ class Ingest:
             )
         pause = _FIRST_PAUSE
         while not self._stopping.is_set():
-            self._streaming = streaming = Streaming(
-                self._options,
-                self._tables,
-                self._store,
-                on_commit=self._on_commit,
-                counters=self._counters,
-                stopping=self._stopping,
-                detour=self._detour,
-            )
+            streaming = None
             try:
+                self._streaming = streaming = Streaming(
+                    slot_owner.settled(self._options, self._store.source),
+                    self._tables,
+                    self._store,
+                    on_commit=self._on_commit,
+                    counters=self._counters,
+                    stopping=self._stopping,
+                    detour=self._detour,
+                )
                 streaming.run()
                 self._error = None
                 continue
@@ -95,7 +96,7 @@ class Ingest:
             if isinstance(error, SlotLost) and self._options.on_slot_lost is OnSlotLost.FAIL:
                 self._error = error
                 raise error
-            if streaming.was_connected:
+            if streaming is not None and streaming.was_connected:
                 pause = _FIRST_PAUSE
             self._failed(error, pause)
             self._stopping.wait(pause * random.uniform(0.5, 1.0))
@@ -178,6 +179,7 @@ class Ingest:
             slot_warnings=watch.warnings,
             slot_losses=self._counters.slot_losses,
             senders_ended=self._counters.senders_ended,
+            strange_messages=self._counters.strange_messages,
             reconnects=self._counters.reconnects,
             recopies=self._counters.recopies,
             changes={
@@ -209,6 +211,7 @@ class Ingest:
             recopying=tracked.recopy_id is not None,
             last_recopy=last_recopy,
             recopied_rows=self._counters.recopied_rows.get(name, 0),
+            put_right=self._counters.put_right.get(name, 0),
             altered_by=tuple(sorted(tracked.altered_by)),
         )
         if (shown := copy or recopy) is not None:

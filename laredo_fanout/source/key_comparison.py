@@ -1,7 +1,10 @@
 """Comparing keys in SQL, whatever their types are and whoever made them.
 
 Sessions have only pg_catalog in their search_path, where the operators of an extension's types
-aren't: they are named with the type's schema, where CREATE EXTENSION puts both.
+aren't: they are named with the type's schema, where CREATE EXTENSION puts both. Only those of the
+type's btree operator class are called, which a superuser made: in a schema that others may write
+to anybody makes operators. A value is written as one of the type below every domain, whose CHECK
+its owner wrote, and a key that may hold such a domain inside isn't compared at all.
 """
 
 from __future__ import annotations
@@ -15,6 +18,16 @@ from laredo_model.select import Selected, identifier
 if TYPE_CHECKING:
     from laredo_fanout.source.session import Connection
 
+_USUAL = """
+SELECT bool_and(EXISTS (
+    SELECT FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree'
+    JOIN pg_amop o ON o.amopfamily = c.opcfamily
+    WHERE c.opcdefault AND c.opcintype = %(type)s
+        AND o.amoplefttype = c.opcintype AND o.amoprighttype = c.opcintype
+        AND o.amopopr = to_regoperator(w.named)))
+FROM unnest(%(wanted)s::text[]) AS w(named)
+"""
+
 
 def above(key: Sequence[Selected], values: Sequence[str]) -> str:
     """The condition that a row's key lies above these values (SQL expressions)."""
@@ -27,28 +40,34 @@ def up_to(key: Sequence[Selected], values: Sequence[str]) -> str:
 
 
 def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
-    """Whether the types' operators are called as is usual; hstore's aren't.
+    """Whether the types' operators are called as is usual (hstore's aren't), and run nobody's code.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
     for column in key:
-        schema = _operators_of(column.type_info)
-        if schema is None:
+        base = base_of(column.type_info)
+        if _is_plain(base):
             continue
-        name = f"{identifier(schema)}.{identifier(base_of(column.type_info).name)}"
-        wanted = [f"{identifier(schema)}.{each}({name},{name})" for each in ("<", "<=", "=", ">")]
-        row = connection.execute(
-            "SELECT bool_and(to_regoperator(o) IS NOT NULL) FROM unnest(%s::text[]) AS w(o)",
-            (wanted,),
-        ).fetchone()
+        if base.typtype != "b" or base.element is not None:
+            return False
+        schema = identifier(base.namespace)
+        name = f"{schema}.{identifier(base.name)}"
+        wanted = [f"{schema}.{each}({name},{name})" for each in ("<", "<=", "=", ">")]
+        row = connection.execute(_USUAL, {"type": base.oid, "wanted": wanted}).fetchone()
         if row is None or not row[0]:
             return False
     return True
 
 
 def is_built_in(key: Sequence[Selected]) -> bool:
-    """Whether pg_catalog has the operators of all of its types."""
-    return all(_operators_of(column.type_info) is None for column in key)
+    """Whether pg_catalog has the operators of all of its types, and their values run no code."""
+    return all(_is_plain(base_of(column.type_info)) for column in key)
+
+
+def literal(text: str, column: Selected) -> str:
+    """The SQL expression of a key column's value, given its text as an SQL string literal."""
+    base = base_of(column.type_info)
+    return f"{text}::{identifier(base.namespace)}.{identifier(base.name)}"
 
 
 def _compared(
@@ -75,8 +94,10 @@ def _named(schema: str | None, operator: str) -> str:
 
 
 def _operators_of(type_info: TypeInfo) -> str | None:
-    """The schema of a type's operators; None: pg_catalog, as of enums, arrays and ranges."""
+    """The schema of a type's operators; None: pg_catalog, as of enums."""
     base = base_of(type_info)
-    if base.namespace == "pg_catalog" or base.typtype != "b" or base.element is not None:
-        return None
-    return base.namespace
+    return None if _is_plain(base) else base.namespace
+
+
+def _is_plain(base: TypeInfo) -> bool:
+    return base.is_built_in or base.typtype == "e"

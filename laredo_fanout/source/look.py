@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """One look at the catalog; its message follows in the stream under ``number``."""
+    """One look at the catalog; its ``message`` follows in the stream."""
 
     number: int
     tables: Mapping[str, SourceTable]
@@ -44,6 +44,8 @@ class Look(NamedTuple):
     """Whether a stream that begins here finds the publication of the append-only tables."""
     altering: Altering = Altering()
     """Who may have been changing tables: the stream may know more of them."""
+    message: str = ""
+    """The content of the message by which the stream tells that it has passed."""
 
 
 def take(

@@ -17,7 +17,7 @@ class Looks:
     def __init__(self, request: Callable[[LookRequest], None]) -> None:
         self._request = request
         self._requests = 0
-        self._coming: dict[int, Look] = {}
+        self._coming: dict[bytes, Look] = {}
 
     def ask(self, after_s: float = 0.0) -> int:
         """Ask for a look; the number that it will answer."""
@@ -27,13 +27,16 @@ class Looks:
 
     def keep(self, look: Look) -> None:
         """The attendant has looked; the look's message will come in the stream."""
-        self._coming[look.number] = look
+        self._coming[look.message.encode()] = look
 
-    def passed(self, number: int) -> Look | None:
-        """The stream has passed this look's message; None: it is of another life.
+    def passed(self, content: bytes) -> Look | None:
+        """The stream has passed this message; None: it isn't a look's.
 
         Earlier ones, whose messages didn't come, don't count any more.
         """
-        look = self._coming.pop(number, None)
-        self._coming = {known: each for known, each in self._coming.items() if known > number}
+        look = self._coming.pop(content, None)
+        if look is not None:
+            self._coming = {
+                known: each for known, each in self._coming.items() if each.number > look.number
+            }
         return look

@@ -14,8 +14,15 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from laredo_fanout.errors import SourceUnavailable
-from laredo_fanout.source import slot_holder
-from laredo_fanout.source.message import COMMIT, ENVELOPE, KEEPALIVE, MESSAGE
+from laredo_fanout.source import slot_holder, watermark
+from laredo_fanout.source.message import (
+    COMMIT,
+    ENVELOPE,
+    KEEPALIVE,
+    MESSAGE,
+    emitted,
+    is_emitted_with,
+)
 from laredo_fanout.source.replication import ReplicationStream
 from laredo_model import position as position_
 
@@ -28,6 +35,9 @@ if TYPE_CHECKING:
 
 _ASK_EVERY_S = 1.0
 _RELEASE_S, _LOOK_S = 5.0, 0.02
+_PREFIX = watermark.PREFIX.encode()
+_AROUND = 100
+"""More than a message has around its content."""
 
 _keepalive = Struct(">Q").unpack_from
 _commit = Struct(">BQQ").unpack_from
@@ -38,18 +48,10 @@ def differs_at(
 ) -> str | None:
     """Why the WAL up to ``marker`` isn't the one that the store followed; None if it is.
 
-    The slot is streamed from where it stands, and nothing is confirmed, so it isn't moved;
-    ``connection`` is another one, to see that it is free again.
-
     :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
     """
-    with closing(ReplicationStream.open(options)) as stream:
-        stream.start(options.slot_name, options.publication.name, 0)
-        found = _meets(stream, marker, options.receive_timeout, stopping)
-    deadline = time.monotonic() + _RELEASE_S
-    while slot_holder.holder(connection, options.slot_name) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-    if found:
+    search = _Search(marker.content, marker.position, anywhere=False)
+    if _finds(search, options, connection, stopping):
         return None
     return (
         f"the server's WAL at {position_.text(marker.position)} isn't what was there before:"
@@ -57,10 +59,40 @@ def differs_at(
     )
 
 
-def _meets(
-    stream: ReplicationStream, marker: Marker, timeout: float, stopping: threading.Event
+def has_message(
+    content: str,
+    until: int,
+    options: SourceOptions,
+    connection: Connection,
+    stopping: threading.Event,
 ) -> bool:
-    """Read the stream until the marker comes, or what lies beyond it."""
+    """Whether the slot's stream has a message of ours with this content, up to ``until``.
+
+    :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
+    """
+    return _finds(_Search(content, until, anywhere=True), options, connection, stopping)
+
+
+def _finds(
+    search: _Search, options: SourceOptions, connection: Connection, stopping: threading.Event
+) -> bool:
+    """Stream from the slot where it stands; nothing is confirmed, so it isn't moved.
+
+    ``connection`` is another one, to see that it is free again.
+    """
+    with closing(ReplicationStream.open(options)) as stream:
+        stream.start(options.slot_name, options.publication.name, 0)
+        found = _read(stream, search, options.receive_timeout, stopping)
+    deadline = time.monotonic() + _RELEASE_S
+    while slot_holder.holder(connection, options.slot_name) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _read(
+    stream: ReplicationStream, search: _Search, timeout: float, stopping: threading.Event
+) -> bool:
+    """Read the stream until the search is over."""
     heard_at = time.monotonic()
     asked_at = 0.0
     while not stopping.is_set():
@@ -73,27 +105,53 @@ def _meets(
             heard_at = now
         elif now - heard_at > timeout:
             raise SourceUnavailable(f"the stream brought nothing for {timeout:.0f} s")
-        verdict = _drain(stream, marker)
+        verdict = search.drain(stream)
         if verdict is not None:
             return verdict
     raise SourceUnavailable("stopped while the server's WAL was compared with the store")
 
 
-def _drain(stream: ReplicationStream, marker: Marker) -> bool | None:
-    """What has come: whether it is the marker, or lies beyond; None: not there yet."""
-    content = marker.content.encode()
-    while True:
-        size, message = stream.pgconn.get_copy_data(1)
-        if size == 0:
-            return None
-        if size < 0:
-            raise stream.end()
+class _Search:
+    """Whether the stream brings a message of ours, in the transaction that ends at ``position``.
+
+    With ``anywhere`` in any one up to there. What somebody else writes into the WAL again
+    lies elsewhere.
+    """
+
+    def __init__(self, content: str, position: int, *, anywhere: bool) -> None:
+        self._content = content.encode()
+        self._position = position
+        self._anywhere = anywhere
+        self._met = False
+
+    def drain(self, stream: ReplicationStream) -> bool | None:
+        """What has come: whether the message did, or can't any more; None: not yet."""
+        while True:
+            size, message = stream.pgconn.get_copy_data(1)
+            if size == 0:
+                return None
+            if size < 0:
+                raise stream.end()
+            verdict = self._judge(message)
+            if verdict is not None:
+                return verdict
+
+    def _judge(self, message: memoryview) -> bool | None:
         if message[0] == KEEPALIVE:
-            beyond = _keepalive(message, 1)[0] > marker.position
-        elif message[ENVELOPE] == MESSAGE and content in bytes(message):
-            return True
-        else:
-            ends = message[ENVELOPE] == COMMIT
-            beyond = ends and _commit(message, ENVELOPE + 1)[2] >= marker.position
-        if beyond:
+            return False if _keepalive(message, 1)[0] > self._position else None
+        kind = message[ENVELOPE]
+        if kind == MESSAGE:
+            self._met = self._met or self._is_it(message)
+        elif kind == COMMIT:
+            end = _commit(message, ENVELOPE + 1)[2]
+            if self._met and (end == self._position or self._anywhere):
+                return True
+            self._met = False
+            return False if end >= self._position else None
+        return None
+
+    def _is_it(self, message: memoryview) -> bool:
+        if len(message) > len(self._content) + _AROUND or not is_emitted_with(_PREFIX, message):
             return False
+        found = emitted(bytes(message))
+        return found.transactional and found.content == self._content

@@ -24,6 +24,9 @@ STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = ord("S"), ord("E"), ord
 XID_BYTES = 4
 """Between kind and content of a message within a streamed part: whose it is."""
 
+KEPT_BYTES = 1024
+"""Of a longer MESSAGE no more is used: any role may write one of a gigabyte, ours are short."""
+
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
 
@@ -88,11 +91,15 @@ class Relation(NamedTuple):
 
 
 class Emitted(NamedTuple):
-    """What pg_logical_emit_message wrote."""
+    """What pg_logical_emit_message wrote, at ``position``; anybody may, of any size.
+
+    ``content`` is empty where it, or the prefix, isn't whole within KEPT_BYTES.
+    """
 
     transactional: bool
     prefix: bytes
     content: bytes
+    position: int
 
 
 class Truncate(NamedTuple):
@@ -137,12 +144,30 @@ def wal_end(message: bytes) -> int:
 
 
 def emitted(message: bytes) -> Emitted:
-    """The message in ``message``."""
-    flags, _ = _message(message, ENVELOPE + 1)
-    start = ENVELOPE + 10
-    end = message.index(0, start)
-    size = int.from_bytes(message[end + 1 : end + 5], "big")
-    return Emitted(bool(flags & 1), message[start:end], message[end + 5 : end + 5 + size])
+    """The message in ``message``, of which KEPT_BYTES suffice."""
+    flags, position = _message(message, ENVELOPE + 1)
+    prefix, _, behind = message[ENVELOPE + 10 :].partition(b"\0")
+    size = int.from_bytes(behind[:4], "big")
+    content = behind[4 : 4 + size] if len(behind) >= 4 + size else b""
+    return Emitted(bool(flags & 1), prefix, content, position)
+
+
+def kept(data: bytes | memoryview) -> bytes | memoryview:
+    """What of ``data`` is needed: of somebody's MESSAGE as much as one of ours has."""
+    is_long = len(data) > KEPT_BYTES and data[0] == XLOG_DATA and data[ENVELOPE] == MESSAGE
+    return data[:KEPT_BYTES] if is_long else data
+
+
+def is_emitted_with(prefix: bytes, message: bytes | memoryview, fields: int = ENVELOPE + 1) -> bool:
+    """Whether the MESSAGE, whose fields begin at ``fields``, has this prefix; it isn't copied."""
+    start = fields + 9
+    return message[start : start + len(prefix) + 1] == prefix + b"\0"
+
+
+def emitted_at(message: bytes | memoryview, fields: int) -> int:
+    """Where the MESSAGE, whose fields begin at ``fields``, lies in the WAL."""
+    position: int = _message(message, fields)[1]
+    return position
 
 
 def truncate(message: bytes) -> Truncate:

@@ -99,6 +99,8 @@ class SourceOptions:
 
     connection: str
     slot_name: str = "laredo"
+    slot_name_given: bool = True
+    """Whether an operator chose it; else another one is taken where it is another database's."""
     publication: PublicationOptions = field(default_factory=PublicationOptions)
     copy: CopyOptions = field(default_factory=CopyOptions)
     heartbeat_interval: float = 10.0

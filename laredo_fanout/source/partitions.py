@@ -2,8 +2,8 @@
 
 ATTACH, DETACH and DROP of a partition, and TRUNCATE of one alone, change the root's rows without
 a change in the stream (publish_via_partition_root). A partition that was made as one, or was
-empty when it was attached, brought no rows. (One that is truncated by the very transaction that
-made it keeps its file, so that this isn't seen.)
+empty when it was attached, brought no rows. What comes and goes between two catalog snapshots
+is known by what it brought: see leaves.py.
 https://www.postgresql.org/docs/current/ddl-partitioning.html
 """
 
@@ -42,6 +42,8 @@ class Partition(NamedTuple):
     """The columns that the stream has of a row that is updated or deleted."""
     made_in_place: bool
     """It was made as a partition, not attached."""
+    made_by: int
+    """The transaction, or subtransaction, that made it: 32 bits."""
     came_empty: bool = False
 
     @property
@@ -73,7 +75,8 @@ SELECT below.root::int8, c.oid::int8, below.attached, c.relfilenode::int8, below
     EXISTS (
         SELECT FROM pg_attribute u
         JOIN pg_attribute s ON s.attrelid = u.attrelid AND s.attnum = -1
-        WHERE u.attrelid = c.oid AND u.attnum > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin)
+        WHERE u.attrelid = c.oid AND u.attnum > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin),
+    coalesce((SELECT xmin::text::int8 FROM pg_attribute WHERE attrelid = c.oid AND attnum = -1), 0)
 FROM below JOIN pg_class c ON c.oid = below.relation JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY c.oid
 """
@@ -85,7 +88,7 @@ def read(connection: Connection, roots: Sequence[int]) -> dict[int, tuple[Partit
     for root, oid, attached, file, detaching, *rest in connection.execute(
         _PARTITIONS, (list(roots),)
     ).fetchall():
-        name, kind, persistence, replica_identity, identity, in_place = rest
+        name, kind, persistence, replica_identity, identity, in_place, made_by = rest
         found.setdefault(root, []).append(
             Partition(
                 Known(oid, attached, file, detaching),
@@ -95,6 +98,7 @@ def read(connection: Connection, roots: Sequence[int]) -> dict[int, tuple[Partit
                 replica_identity,
                 frozenset(identity or ()),
                 in_place,
+                made_by,
             )
         )
     return {root: tuple(partitions) for root, partitions in found.items()}

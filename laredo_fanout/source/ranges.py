@@ -67,7 +67,9 @@ def plan(
         f" TABLESAMPLE SYSTEM ({percent:.6f})) s"
         f" WHERE n % greatest(1, total / {wanted}) = 0 ORDER BY n"
     )
-    rows = connection.execute(query.encode()).fetchall()
+    with connection.transaction():
+        connection.execute("SET TRANSACTION READ ONLY")
+        rows = connection.execute(query.encode()).fetchall()
     return [tuple(row) for row in rows][: wanted - 1]
 
 
@@ -104,8 +106,7 @@ def quoted(text: str) -> str:
 
 def _literals(key: Sequence[Selected], values: Sequence[str]) -> list[str]:
     return [
-        f"{quoted(value)}::{identifier(column.type_info.namespace)}"
-        f".{identifier(column.type_info.name)}"
+        key_comparison.literal(quoted(value), column)
         for column, value in zip(key, values, strict=True)
     ]
 

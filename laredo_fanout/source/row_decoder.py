@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from struct import Struct
+from struct import error as beyond_the_end
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
@@ -28,7 +29,7 @@ PADDING = b"\0\0\0\0"
 
 _FIRST_TUPLE = 30
 """Offset of the first tuple's kind byte in INSERT, UPDATE and DELETE messages."""
-_NEW, _OLD_ROW = ord("N"), ord("O")
+_NEW, _OLD_ROW = b"N", ord("O")
 
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def compile_decoder(
         "add_line": sink.lines.append,
         "update_with_old": slow.update,
         "no_key": slow.no_key,
+        "cut": slow.cut,
+        "BEYOND": (IndexError, beyond_the_end),
     }
     exec(compile(source, f"<decoder of {', '.join(names)[:60]}>", "exec"), scope)
     slow.values = scope["values"]
@@ -113,9 +116,10 @@ class _SlowPaths:
         (ExtractReplicaIdentity in heapam.c).
         """
         old, at = self.values(message, _FIRST_TUPLE + 3)
-        if message[at] != _NEW:
+        if message[at : at + 1] != _NEW:
             raise StreamBroken(f"an UPDATE lacks its new row: {message[:80]!r}")
-        new, _ = self.values(message, at + 3)
+        new, end = self.values(message, at + 3)
+        self._check_end(message, end)
         if message[_FIRST_TUPLE] == _OLD_ROW:
             known: Sequence[int] = range(len(new))
         else:
@@ -132,12 +136,21 @@ class _SlowPaths:
 
     def delete(self, message: bytes) -> None:
         """A DELETE: the old key or row."""
-        old, _ = self.values(message, _FIRST_TUPLE + 3)
+        old, end = self.values(message, _FIRST_TUPLE + 3)
+        self._check_end(message, end)
         self._add(Action.DELETE, self._key(old, message), b"")
 
     def no_key(self, message: bytes) -> None:
         """A row without its key, which PostgreSQL never sends."""
         raise StreamBroken(f"a row has no key value: {message[:80]!r}")
+
+    def cut(self, message: bytes) -> None:
+        """A row whose columns end before or behind the message, which PostgreSQL never sends."""
+        raise StreamBroken(f"a row doesn't fill its message: {message[:80]!r}")
+
+    def _check_end(self, message: bytes, end: int) -> None:
+        if end != len(message) - len(PADDING):
+            self.cut(message)
 
     def _key(self, fragments: Sequence[bytes], message: bytes) -> bytes:
         parts = [fragments[position] for position in self._key_positions]
@@ -215,11 +228,11 @@ def _value(number: int, type_info: TypeInfo) -> str:  # noqa: PLR0911
         case Rule.INTEGER | Rule.OID:
             return f"{name} = m[a:p]"
         case Rule.BOOLEAN:
-            return f"{name} = b'true' if m[a] == 116 else b'false'"
+            return f"{name} = b'true' if m[a:p] == b't' else b'false'"
         case Rule.DECIMAL:
             return f"{name} = b'\"%b\"' % m[a:p]"
         case Rule.FLOAT:  # the last byte of NaN and Infinity is beyond the digits
-            return f"{name} = m[a:p] if m[p - 1] < 58 else b'\"%b\"' % m[a:p]"
+            return f"{name} = m[a:p] if size and m[p - 1] < 58 else b'\"%b\"' % m[a:p]"
         case Rule.TIMESTAMP if base.name == "timestamptz":
             usual = "m[a + 10 : a + 11] == b' ' and m[p - 3 : p] == b'+00'"
             return (
@@ -237,7 +250,7 @@ def _value(number: int, type_info: TypeInfo) -> str:  # noqa: PLR0911
 
 
 def _indented(code: str) -> str:
-    return "".join(f"    {row}\n" if row else "\n" for row in code.splitlines())
+    return "".join(f"        {row}\n" if row else "\n" for row in code.splitlines())
 
 
 _COLUMN = """\
@@ -254,7 +267,10 @@ _VALUES = """\
 
 def values(m, p):
     partial = False
+    try:
 {row}
+    except BEYOND:
+        return cut(m)
     return [{values}], p
 """
 
@@ -265,7 +281,12 @@ def put(m, action):
         return no_key(m)
     partial = False
     p = 33
+    try:
 {row}
+    except BEYOND:
+        return cut(m)
+    if p != len(m) - 4:
+        return cut(m)
     if partial:
         return no_key(m)
     row_line = join(({pieces}, b'}}'))
@@ -283,7 +304,12 @@ def put(m, action):
         return update_with_old(m)
     partial = False
     p = 33
+    try:
 {row}
+    except BEYOND:
+        return cut(m)
+    if p != len(m) - 4:
+        return cut(m)
     if partial:
         if {no_key}:
             return no_key(m)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _UPDATE, _INSERT = message_.UPDATE, message_.INSERT
 _KIND, _RELATION, _TUPLE = 25, slice(26, 30), 30
+_COLUMNS = 33
+"""Offset of a plain row's first column: no row is shorter."""
 _NEW = ord("N")
 
 
@@ -63,8 +65,9 @@ def scan_plainly(
         if size <= 0:
             return Scanned(size, None, taken, received, _wal_end(last))
         received += size
-        message = join((data, padding))
-        kind = message[_KIND] if message[0] == message_.XLOG_DATA else 0
+        message = join((message_.kept(data), padding))
+        is_long = len(data) >= _COLUMNS and message[0] == message_.XLOG_DATA
+        kind = message[_KIND] if is_long else 0
         if kind not in (_UPDATE, _INSERT) or message[_TUPLE] != _NEW:
             return Scanned(size, message, taken + 1, received, _wal_end(last))
         if message[_RELATION] != current:

@@ -13,6 +13,7 @@ import psycopg
 import structlog
 
 from laredo_fanout.errors import RightsMissing, ServerUnfit, SlotInUse
+from laredo_fanout.source import watermark
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
@@ -100,6 +101,18 @@ class Slot(NamedTuple):
     invalidated: str | None = None
     failover: bool | None = None
     oldest: Oldest | None = None
+    database_oid: int | None = None
+
+    @property
+    def is_of_this_database(self) -> bool:
+        """Whether a server that follows this database may have made it."""
+        return self.plugin == "pgoutput" and self.database == self.here
+
+    def __str__(self) -> str:
+        kind = "physical" if self.plugin is None else f"{self.plugin}, database {self.database}"
+        used = "inactive" if self.active_pid is None else f"used by pid {self.active_pid}"
+        at = "" if self.confirmed is None else f", confirmed {position_.text(self.confirmed)}"
+        return f"slot {self.name} ({kind}, {used}{at})"
 
 
 class Stored(NamedTuple):
@@ -137,6 +150,7 @@ def read(connection: Connection, name: str) -> Slot | None:
         invalidated=told.get("invalidation_reason") or ("conflict" if _conflicts(told) else None),
         failover=told.get("failover"),
         oldest=_oldest(connection),
+        database_oid=None if told["datoid"] is None else int(told["datoid"]),
     )
 
 
@@ -150,24 +164,30 @@ def _oldest(connection: Connection) -> Oldest | None:
     return None if row is None else Oldest(row[0], row[1])
 
 
-def create(connection: Connection, name: str) -> int:
+def create(connection: Connection, name: str, token: str) -> int:
     """Make the slot; the position from which its stream is complete.
 
+    Its stream begins with a message that only whoever knows ``token`` could have written, and
+    that says where it begins: so it is known again if this process dies before it is stored.
     It waits for every transaction that is running. The call is cut short by
     ``connection.cancel_safe``. From PostgreSQL 17 on the slot is one that standbys may
     keep in step (sync_replication_slots), so that it survives a failover.
 
     :raises ServerUnfit: if there is no free slot.
     :raises RightsMissing: if the role may not.
+    :raises SlotInUse: if somebody else has just made it.
     """
     failover = ", failover => true" if connection.info.server_version >= _FAILOVER_SLOTS else ""
     try:
         connection.execute("SET lock_timeout = 0")
         row = connection.execute(
-            "SELECT lsn - '0/0'::pg_lsn FROM"
-            f" pg_create_logical_replication_slot(%s, 'pgoutput'{failover})".encode(),
-            (name,),
+            "SELECT begins, pg_logical_emit_message(true, %s, %s || begins)"
+            " FROM (SELECT lsn - '0/0'::pg_lsn AS begins FROM"
+            f" pg_create_logical_replication_slot(%s, 'pgoutput'{failover}) OFFSET 0) s".encode(),
+            (watermark.PREFIX, watermark.made_payload(name, token, ""), name),
         ).fetchone()
+    except psycopg.errors.DuplicateObject as made:
+        raise SlotInUse(f"slot {name} was made by somebody else just now") from made
     except psycopg.errors.ConfigurationLimitExceeded as full:
         raise ServerUnfit(
             f"slot {name} can't be made: {full.diag.message_primary};"
@@ -184,7 +204,7 @@ def create(connection: Connection, name: str) -> int:
 
 
 def drop(connection: Connection, name: str) -> None:
-    """Drop the slot if it exists.
+    """Drop the slot if it exists; it is ours (``slot_owner.py``).
 
     :raises SlotInUse: if somebody streams from it.
     """
@@ -223,7 +243,7 @@ def _other_names(stored: Stored, slot_name: str, publication: str) -> str | None
 def _slot_gone(stored: Stored, slot: Slot | None, slot_name: str) -> str | None:
     if slot is None:
         return f"slot {slot_name} doesn't exist any more"
-    if slot.plugin != "pgoutput" or slot.database != slot.here:
+    if not slot.is_of_this_database:
         return f"slot {slot_name} is not a pgoutput slot of database {slot.here}"
     if slot.wal_status == "lost" or slot.confirmed is None:
         return f"slot {slot_name} was invalidated: {_INVALIDATED[slot.invalidated]}"

@@ -26,6 +26,7 @@ SELECT a.pid, a.application_name, a.usename::text, a.client_addr::text, a.backen
 FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.slot_name = %s
 """
+_OURSELVES = "SELECT session_user::text"
 # By all that tells a process from a later one with the same pid.
 _END = """
 SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
@@ -61,14 +62,16 @@ def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
 
     ``ours`` are the names (application_name) of replication connections that this store
     opened and that aren't used any more: they are random, and were stored before they were
-    used, and a store is open in one process only, so nobody else's is among them.
+    used, and a store is open in one process only, so nobody else's is among them. Whoever takes
+    such a name, which all may read, has a connection of another role.
 
     :raises SlotInUse: if it is somebody else's, or can't be ended.
     """
     found = holder(connection, slot)
     if found is None:
         return False
-    if found.application_name not in ours:
+    row = connection.execute(_OURSELVES).fetchone()
+    if found.application_name not in ours or row is None or found.role != row[0]:
         raise _in_use(slot, found, "stop that server, or give this one its own slot_name")
     try:
         row = connection.execute(

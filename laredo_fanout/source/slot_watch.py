@@ -24,6 +24,8 @@ SAFE_SHARE = 0.25
 """Of max_slot_wal_keep_size: with less left the slot is in danger."""
 IDLE_SHARE = 0.5
 """Of idle_replication_slot_timeout."""
+LOST = frozenset({"lost", "dropped"})
+"""Kinds of which a slot doesn't recover: only another one is well."""
 OLD_TRANSACTION_S = 3600.0
 XMIN_SHARE = 0.5
 """Of autovacuum_freeze_max_age: from there on PostgreSQL vacuums tables for nothing."""
@@ -110,6 +112,14 @@ def _transactions(slot: Slot) -> Iterator[SlotWarning]:
         )
 
 
+def _gone(name: str) -> SlotWarning:
+    return SlotWarning(
+        "dropped",
+        f"slot {name} doesn't exist" if name else "the slot doesn't exist",
+        "on_slot_lost decides: with recreate every table is copied anew",
+    )
+
+
 class SlotWatch:
     """The slot as it was looked at last, and what was said of it."""
 
@@ -118,14 +128,25 @@ class SlotWatch:
         self.warnings: tuple[SlotWarning, ...] = ()
         self.seen_at: float | None = None
         """Unix time."""
+        self._name = ""
+        self._said: set[str] = set()
+        """Kinds that the log has, and of which it hasn't said that they are over."""
 
     def look(self, slot: Slot | None) -> None:
         """Take a look's outcome; what is new of it is logged."""
         self.slot, self.seen_at = slot, time.time()
-        before = {warning.kind for warning in self.warnings}
-        self.warnings = tuple(warnings(slot)) if slot is not None else ()
+        self.warnings = (_gone(self._name),) if slot is None else tuple(warnings(slot))
+        if slot is not None:
+            self._name = slot.name
+        kinds = {warning.kind for warning in self.warnings}
         for warning in self.warnings:
-            if warning.kind not in before:
-                _log.warning("slot in danger", kind=warning.kind, what=str(warning))
-        for kind in sorted(before - {warning.kind for warning in self.warnings}):
+            if warning.kind not in self._said:
+                event = "slot lost" if warning.kind in LOST else "slot in danger"
+                _log.warning(event, kind=warning.kind, what=str(warning))
+        if kinds & LOST:
+            # What it was in danger of has come: nothing of that is over.
+            self._said |= kinds
+            return
+        for kind in sorted(self._said - kinds):
             _log.info("slot out of danger", kind=kind)
+        self._said = kinds

@@ -22,6 +22,7 @@ from laredo_fanout.source import (
     session,
     slot,
     slot_holder,
+    slot_owner,
     slot_waiting,
     watermark,
 )
@@ -82,6 +83,7 @@ class Preparation:
         :raises ServerUnfit: if a setting or the publication is in the way.
         :raises RightsMissing: if the role lacks a right.
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises SlotForeign: if a slot would have to be replaced that isn't provably ours.
         :raises SlotInUse: if somebody else streams from the slot.
         """
         with session.Patience(connection, self._options.receive_timeout) as self._patience:
@@ -97,11 +99,12 @@ class Preparation:
         if slot_holder.free(connection, options.slot_name, store.streams):
             self._counters.senders_ended += 1
         known = store.source
+        found = slot.read(connection, options.slot_name)
         if known is None or store.position == 0:
+            self._check_owned(connection, server, found)
             because = "" if known is None else known.because
             self._begin(connection, published, continuity.first(server), because)
-            return look
-        found = slot.read(connection, options.slot_name)
+            return look._replace(slot=slot.read(connection, options.slot_name))
         self._counters.slot.look(found)
         verdict = self._judge(connection, server, known, found)
         lost = verdict.broken or slot.gap(
@@ -112,9 +115,11 @@ class Preparation:
         )
         if lost is not None:
             self._refuse_loss(lost)
+            self._check_owned(connection, server, found)
+            _log.error("changes are gone; every table is copied anew", reason=lost)
             former = self._let_go(known, comparable=verdict.broken is None)
             if known.slot != options.slot_name:
-                _drop_former(connection, known.slot)
+                self._drop_former(connection, server, known.slot)
             self._begin(connection, published, verdict.lineage, lost, former)
             self._counters.slot_losses += 1
             return look._replace(slot=slot.read(connection, options.slot_name))
@@ -177,18 +182,16 @@ class Preparation:
     ) -> None:
         """A new slot for a store that has no position, or none that means anything.
 
-        The intention is stored first: a slot that is there although the store has
-        an identity without a position is one that a crash left behind.
+        One of its name that is there is ours. The intention is stored first: with its token a
+        slot is known that a crash left behind.
         """
         options, store = self._options, self._store
         name, known = options.slot_name, store.source
-        if known is None:
-            self._refuse_foreign(connection)
         identity = SourceIdentity(
             history=lineage.now,
             slot=name,
             publication=published,
-            token=watermark.new_token(),
+            token=watermark.new_secret(),
             ancestors=lineage.ancestors,
             because=because,
             former_reach=known.former_reach if known is not None else 0,
@@ -203,22 +206,34 @@ class Preparation:
             transaction.set_marker(None)
         slot.drop(connection, name)
         with self._patience.suspended(), slot_waiting.told(options, connection, self._tell):
-            start = slot.create(connection, name)
+            start = slot.create(connection, name, identity.token)
         with store.transaction() as transaction:
             transaction.set_source(replace(identity, since=start))
             transaction.set_position(start, 0)
 
-    def _refuse_foreign(self, connection: Connection) -> None:
-        name = self._options.slot_name
-        if (
-            self._options.on_slot_lost is OnSlotLost.FAIL
-            and slot.read(connection, name) is not None
+    def _check_owned(
+        self, connection: Connection, server: continuity.Server, found: Slot | None
+    ) -> None:
+        """Refuse to replace a slot that isn't provably ours."""
+        known = self._store.source
+        if found is None or slot_owner.is_used_by(
+            self._store, server.history.system_identifier, found
         ):
-            raise SlotLost(
-                f"slot {name} exists and this store has never seen it: drop it"
-                f" (SELECT pg_drop_replication_slot('{name}')), choose another"
-                " slot_name, or set on_slot_lost = recreate"
-            )
+            return
+        if known is not None:
+            self._tell("seeing whether the slot was made for this store")
+            with self._patience.suspended():
+                if slot_owner.is_made_for(known, found, self._options, connection, self._stopping):
+                    return
+        raise slot_owner.foreign(found)
+
+    def _drop_former(self, connection: Connection, server: continuity.Server, name: str) -> None:
+        """The slot that we no longer use would keep WAL for ever."""
+        found = slot.read(connection, name)
+        if found is not None and slot_owner.is_used_by(
+            self._store, server.history.system_identifier, found
+        ):
+            slot.drop(connection, name)
 
     def _refuse_loss(self, lost: str) -> None:
         if self._options.on_slot_lost is OnSlotLost.FAIL:
@@ -226,7 +241,6 @@ class Preparation:
                 f"{lost}; changes since {position_.text(self._store.position)} can't be had any"
                 " more. Set on_slot_lost = recreate to copy every table anew"
             )
-        _log.error("changes are gone; every table is copied anew", reason=lost)
 
     def _let_go(self, known: SourceIdentity, *, comparable: bool) -> int:
         """Changes are gone. How far positions went that mean nothing from now on.
@@ -251,10 +265,3 @@ def _server(connection: Connection, stream: ReplicationStream) -> continuity.Ser
     row = connection.execute(_DATABASE).fetchone()
     history = History(server.system_identifier, server.timeline, row[0] if row else 0)
     return continuity.Server(history, server.position, stream.switches(server.timeline))
-
-
-def _drop_former(connection: Connection, name: str) -> None:
-    """The slot that we no longer use would keep WAL for ever."""
-    found = slot.read(connection, name)
-    if found is not None and found.plugin == "pgoutput" and found.database == found.here:
-        slot.drop(connection, name)

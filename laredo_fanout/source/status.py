@@ -38,6 +38,8 @@ class TableStatus:
     last_recopy: LastRecopy | None = None
     recopied_rows: int = 0
     """Rows that re-copies found to differ."""
+    put_right: int = 0
+    """How often partitions had moved rows without a change in the stream."""
     altered_by: tuple[int, ...] = ()
     """Pids of whoever the last look saw that may be changing it (0: a prepared transaction): what
     is kept of it doesn't end beyond where it is verified until they are done."""
@@ -69,6 +71,8 @@ class IngestStatus:
     slot_warnings: tuple[SlotWarning, ...] = ()
     slot_losses: int = 0
     senders_ended: int = 0
+    strange_messages: int = 0
+    """Messages in the WAL that have our prefix and that nobody awaited."""
     reconnects: int = 0
     recopies: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -96,16 +100,23 @@ class Counters:
     asked_recopies: dict[tuple[str, str], int] = field(default_factory=dict)
     """Re-copies that were asked for and have ended, by table and outcome (done, given_up)."""
     recopied_rows: dict[str, int] = field(default_factory=dict)
+    put_right: dict[str, int] = field(default_factory=dict)
+    """How often a table had to be put right, as partitions had moved rows."""
     recopies: int = 0
     reconnects: int = 0
     slot_losses: int = 0
     senders_ended: int = 0
+    strange_messages: int = 0
     decode_restarts: int = 0
     slot: SlotWatch = field(default_factory=SlotWatch)
 
     def count_recopy(self) -> None:
         """A table is copied anew."""
         self.recopies += 1
+
+    def count_put_right(self, table: str) -> None:
+        """Rows moved with a partition of this table."""
+        self.put_right[table] = self.put_right.get(table, 0) + 1
 
 
 class CommitInfo(NamedTuple):

@@ -6,13 +6,14 @@ into the lists that the store is handed; what comes between them passes here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import message as message_
+from laredo_fanout.source import watermark
 from laredo_fanout.source.message import Commit, Emitted, Relation
 from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.row_scan import scan
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _SPOOL_FROM_BYTES = 32 << 20
 _PIECE_CHANGES = 20_000
+_PREFIX = watermark.PREFIX.encode()
+_LARGE_BYTES = 16 << 20
+"""Of a message of somebody else's."""
 _ROWS = (message_.UPDATE, message_.INSERT, message_.DELETE)
 _WHOLE = 0
 """The xid of a transaction that comes at its commit; no real one has it."""
@@ -61,6 +65,12 @@ class Tables(Protocol):
     def announced_again(self, relation: Relation) -> None:
         """A relation was announced as it was before: something of it may have been altered."""
 
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """Relation ``leaf`` was announced right behind ``root``, perhaps as its partition."""
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        """TRUNCATE of these relations came."""
+
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded; its changes from here on are ignored."""
 
@@ -86,20 +96,22 @@ class StreamDecoder:
     def __init__(
         self,
         tables: Tables,
-        prefix: bytes,
+        is_awaited: Callable[[Emitted], bool],
         spool_directory: Path,
         position: int,
         *,
         between_pieces: Callable[[], None] | None = None,
     ) -> None:
         self._tables = tables
-        self._prefix = prefix
+        self._is_awaited = is_awaited
         self._spools = Spools(spool_directory / "streamed")
         self._between_pieces = between_pieces
         self._routes: dict[bytes, Route] = {}
         self.relations: dict[int, Relation] = {}
         self._touched: dict[Route, None] = {}
         self._pending: dict[Route, None] = {}
+        self._announced = 0
+        """The relation that was announced last, if nothing else has come since."""
         self._part: Spool | None = None
         """Where the messages go that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
@@ -108,6 +120,8 @@ class StreamDecoder:
         self.pending_bytes = 0
         self.events: list[bytes] = []
         self.must_stop = False
+        self.swollen_at = 0
+        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
         self.position = self.position_before = position
         self.time_us = 0
         self._xid = b""
@@ -159,6 +173,8 @@ class StreamDecoder:
 
     def take(self, decoded: Decoded) -> None:
         """Take what another process decoded by :meth:`layouts` of what comes next."""
+        if decoded.parts or decoded.commits:
+            self._announced = 0
         first = decoded.commits[0] if decoded.commits else None
         parts = {self._routes[oid]: part for oid, part in decoded.parts.items()}
         for route, part in parts.items():
@@ -188,6 +204,10 @@ class StreamDecoder:
         before = self.position if len(decoded.commits) == 1 else decoded.commits[-2][0]
         self.position_before = before
         self.position, self.time_us = decoded.commits[-1]
+
+    def stop(self) -> None:
+        """Stop at the end of the transaction that is being decoded."""
+        self.must_stop = True
 
     def forget(self, table_id: int | None, reason: str) -> None:
         """Drop the unfinished transaction's changes of this table, and stop at its end.
@@ -232,6 +252,8 @@ class StreamDecoder:
             left -= taken
             received += size_in_all
             self.wal_end = max(self.wal_end, wal_end)
+            if taken > (message is not None):
+                self._announced = 0
             if message is None:
                 if size <= 0:
                     result = Drained.EMPTY if size == 0 else Drained.ENDED
@@ -252,6 +274,8 @@ class StreamDecoder:
                 if self.must_stop:
                     result = Drained.EVENT
                     break
+            elif kind == message_.MESSAGE:
+                self._emitted(message, size)
             else:
                 self._rare(kind, message)
                 if self._part is not None or self._streamed is not None:
@@ -263,6 +287,7 @@ class StreamDecoder:
 
     def _row(self, kind: int, message: bytes) -> None:
         """A row that isn't plain."""
+        self._announced = 0
         relation = message[26:30]
         route = self._routes.get(relation, IGNORED)
         if route is not IGNORED:
@@ -290,16 +315,20 @@ class StreamDecoder:
         match kind:
             case message_.RELATION:
                 relation = message_.relation(message)
+                before, self._announced = self._announced, relation.oid
+                if before:
+                    self._tables.announced_behind(before, relation.oid)
                 if self.relations.get(relation.oid) != relation:
                     self.relations[relation.oid] = relation
                     self._routes[message[26:30]] = self._tables.route(relation)
                 else:
                     self._tables.announced_again(relation)
             case message_.TRUNCATE:
-                for oid in message_.truncate(message).oids:
+                oids = message_.truncate(message).oids
+                self._announced = 0
+                self._tables.truncated(oids)
+                for oid in oids:
                     self._truncate(self._routes.get(oid.to_bytes(4, "big"), IGNORED))
-            case message_.MESSAGE:
-                self._emitted(message_.emitted(message))
             case message_.ORIGIN | message_.TYPE:
                 pass
             case message_.STREAM_START:
@@ -323,10 +352,13 @@ class StreamDecoder:
         route.changes.keys.append(b"")
         route.changes.lines.append(b"")
 
-    def _emitted(self, emitted: Emitted) -> None:
-        if emitted.transactional and emitted.prefix == self._prefix:
+    def _emitted(self, message: bytes, size: int) -> None:
+        emitted = message_.emitted(message)
+        if self._is_awaited(emitted):
             self.events.append(emitted.content)
             self.must_stop = True
+        elif size > _LARGE_BYTES:
+            self.swollen_at = max(self.swollen_at, emitted.position)
 
     def _other(self, message: bytes) -> None:
         if message[0] != message_.KEEPALIVE:
@@ -334,6 +366,14 @@ class StreamDecoder:
         keepalive = message_.keepalive(message)
         self.wal_end = max(self.wal_end, keepalive.wal_end)
         self.reply_wanted = self.reply_wanted or keepalive.wants_reply
+
+    def _is_ours(self, data: bytes | memoryview, fields: int) -> bool:
+        """Whether the emitted message may be ours; anybody else's isn't kept."""
+        if len(data) <= message_.KEPT_BYTES and message_.is_emitted_with(_PREFIX, data, fields):
+            return True
+        if len(data) > _LARGE_BYTES:
+            self.swollen_at = max(self.swollen_at, message_.emitted_at(data, fields))
+        return False
 
     def _put_part_aside(self, get: Get, limit: int) -> Drained | None:
         """Put messages of a streamed part aside; None: it has ended.
@@ -359,6 +399,8 @@ class StreamDecoder:
                 return None
             if kind in (message_.ORIGIN, message_.TYPE):
                 continue
+            if kind == message_.MESSAGE and not self._is_ours(data, xid_end):
+                continue
             if data[kind_end:xid_end] != of:
                 of = bytes(data[kind_end:xid_end])
                 spool.begin(int.from_bytes(of, "big"))
@@ -371,6 +413,7 @@ class StreamDecoder:
         Some of it has been decoded already.
         """
         spool = self._spools.part(_WHOLE, first=not self._spools.has(_WHOLE))
+        kind_end = message_.ENVELOPE + 1
         for _ in range(limit):
             size, data = get(1)
             if size <= 0:
@@ -380,7 +423,7 @@ class StreamDecoder:
             elif data[message_.ENVELOPE] == message_.COMMIT:
                 self._streamed = _WHOLE, message_.commit(bytes(data))
                 return None
-            else:
+            elif data[message_.ENVELOPE] != message_.MESSAGE or self._is_ours(data, kind_end):
                 spool.add(data)
         return Drained.MORE
 

@@ -6,6 +6,7 @@ Whatever isn't committed when it ends is forgotten; the next life goes on from t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _STREAMS_KEPT = 20
+_LIFE_AT_LEAST_S = 60.0
+"""Before a large message that has passed ends it: they may come again and again."""
 
 
 class Streaming:
@@ -70,8 +73,9 @@ class Streaming:
         stopping: threading.Event,
         detour: Detour | None = None,
     ) -> None:
-        self._run_token = watermark.new_token()
-        self._options = options = replace(options, run=self._run_token)
+        self._began_at = time.monotonic()
+        self._options = options = replace(options, run=watermark.new_token())
+        self._awaited = watermark.Awaited(options.slot_name, counters)
         self._name = session.application_name(options, "stream")
         self._store = store
         self._stopping = stopping
@@ -79,7 +83,7 @@ class Streaming:
         self._counters = counters
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self.batch = WriteBatch(store, on_commit, options.commits, counters)
-        self._attendant = Attendant(options, tables, self._run_token, self._mail.put)
+        self._attendant = Attendant(options, tables, self._awaited, self._mail.put)
         self._looks = Looks(self._attendant.request)
         self._contact = Contact(store, options, self._attendant, stopping)
         self.tracking = Tracking(tables, self.batch, self._looks.ask, counters)
@@ -182,7 +186,7 @@ class Streaming:
         side, stream, look = self._prepare()
         self._decoder = decoder = StreamDecoder(
             self.tracking,
-            watermark.PREFIX.encode(),
+            self._awaited.meet,
             self._store.path,
             self._store.position,
             between_pieces=self._contact.within_step,
@@ -222,6 +226,11 @@ class Streaming:
         with session.translated("prepare slot and publication"):
             side.execute(LOCK_TIMEOUT)
             look = self._preparation.run(side, stream)
+        source = self._store.source
+        if source is not None:
+            # A slot's stream begins with it.
+            made = watermark.made_payload(self._options.slot_name, source.token, source.since)
+            self._awaited.add(made)
         position = self._store.position
         self.tracking.resume(self._store.tables, look, self.batch.transaction, position)
         self.batch.commit(position, 0)
@@ -232,7 +241,7 @@ class Streaming:
     ) -> tuple[Feed, Decoding]:
         """Have the changes come: from the slot, or another way."""
         appends = append_only.streamed(self._options, self._store.tables.values())
-        early = Early(self.tracking, decoder, self._options.slot_name)
+        early = Early(self.tracking, decoder, self._awaited)
         detour = None if self._detour is None else self._detour.open(side, self.batch, early)
         self.tracking.carries_appends = appends is not None
         self.tracking.may_begin_anew = detour is None
@@ -287,10 +296,26 @@ class Streaming:
         self._mail.close()
 
     def _is_over(self, following: Following) -> bool:
-        """Whether another life must follow, which takes its messages another way."""
+        """Whether another life must follow, with another connection or another way for changes."""
+        if self._is_swollen() and not self.batch.is_open:
+            _log.info("somebody's large message has passed; another connection frees its memory")
+            return True
         if self.tracking.must_begin_anew and not self.batch.is_open:
             return True
         return self._detour is not None and self._detour.is_over(following.level)
+
+    def _is_swollen(self) -> bool:
+        """Whether libpq's buffer, which never gets smaller, had to hold somebody's large message.
+
+        Where the message would come again nothing is gained, and no copy is disturbed for it.
+        """
+        decoder = self._decoder
+        return (
+            decoder is not None
+            and 0 < decoder.swollen_at <= self._store.position
+            and not self.copying.copies
+            and time.monotonic() - self._began_at > _LIFE_AT_LEAST_S
+        )
 
     # ------------------------------------------------------------ events and reports
 
@@ -299,32 +324,24 @@ class Streaming:
         decoder, following = self._decoder, self._following
         assert decoder is not None and following is not None
         following.apply_pending()
+        self.tracking.keep_leaves(self.batch.transaction)
         self.tracking.close_marked(self.batch.transaction, decoder.position_before, self.copying)
         for content in decoder.take_events():
-            match watermark.parse(content, self._options.slot_name, self._run_token):
-                case watermark.Look(number):
-                    self._passed(number)
-                case watermark.Barrier(payload):
-                    done = self.copying.barrier_arrived(
-                        payload, decoder.position, decoder.time_us, self._contact.within_step
-                    )
-                    if done is not None:
-                        self.tracking.copied(*done)
-                case None:
-                    continue
-
-    def _passed(self, number: int) -> None:
-        decoder = self._decoder
-        assert decoder is not None
-        look = self._looks.passed(number)
-        if look is not None:
-            payload = watermark.look_payload(self._options.slot_name, self._run_token, number)
-            self.batch.transaction.set_marker(Marker(decoder.position, payload))
-            # What the look shows was so before its message: a closed table was right before it.
-            self.tracking.reconcile(
-                look, self.batch.transaction, decoder.position_before, self.copying
+            look = self._looks.passed(content)
+            if look is not None:
+                self._passed(look, decoder)
+                continue
+            done = self.copying.barrier_arrived(
+                content.decode(), decoder.position, decoder.time_us, self._contact.within_step
             )
-            self.tracking.verify(look)
+            if done is not None:
+                self.tracking.copied(*done)
+
+    def _passed(self, look: Look, decoder: StreamDecoder) -> None:
+        self.batch.transaction.set_marker(Marker(decoder.position, look.message))
+        # What the look shows was so before its message: a closed table was right before it.
+        self.tracking.reconcile(look, self.batch.transaction, decoder.position_before, self.copying)
+        self.tracking.verify(look, passed=True)
 
     def _take_reports(self) -> None:
         for report in self._mail.take():
@@ -332,7 +349,7 @@ class Streaming:
                 case Look():
                     self._looks.keep(report)
                     self._counters.slot.look(report.slot)
-                    self.tracking.verify(report)
+                    self.tracking.verify(report, passed=False)
                     self.trouble = None
                     self._contact.looked()
                 case Prepared():

@@ -41,6 +41,11 @@ class TrackedTable:
     """Who the last look saw that may be changing it; a prepared transaction is 0."""
     retries: int = 0
     retry_at: float = 0.0
+    partitions_judged: bool = False
+    """Whether the last look whose message was passed says what became of its partitions."""
+    right_retries: int = 0
+    """How often it was begun to put it right."""
+    right_at: float = 0.0
 
     def resume(self, record: TableRecord, look: Look) -> None:
         """Take up the store's incarnation; ``closing`` says why it can't go on, if it can't."""
@@ -60,5 +65,8 @@ class TrackedTable:
             self.closing = self.shape.difference(now)
         elif self.intake is not None and not record.live and "splits" in record.copy:
             self.closing = "its copy was interrupted, and with it its snapshot"
+        elif record.live and self.intake is None:
+            # What moved with partitions is put right.
+            self.closing = source.rewritten_since(self.version)
         else:
             self.closing = source.changed_since(self.version)

@@ -18,6 +18,7 @@ import structlog
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
 from laredo_fanout.source import decoding_route, shape
 from laredo_fanout.source.append_only import Intake
+from laredo_fanout.source.putting_right import Judged, PuttingRight
 from laredo_fanout.source.recopy import BESIDE, Recopies
 from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
@@ -67,6 +68,7 @@ class Tracking:
         self._tables = {table.qualified: TrackedTable(table) for table in tables}
         self._decoder: StreamDecoder | None = None
         self.recopies = Recopies(batch, counters)
+        self._putting_right = PuttingRight(batch, self.recopies, request_look, counters)
         self._hinted = self._answered = 0
         self.carries_appends = False
         """Whether the stream has the publication of append-only tables."""
@@ -146,6 +148,25 @@ class Tracking:
         if tracked is not None and self._hinted <= self._answered:
             self._hinted = self._request_look()
 
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """A relation was announced right behind another one: it may be a partition of that."""
+        if self._by_oid(leaf) is None:
+            assert self._decoder is not None
+            self._putting_right.shown.announced(root, leaf)
+            self._decoder.stop()
+
+    def knows(self, root: int, leaf: int) -> bool:
+        """Whether ``leaf`` isn't a partition of a table of ours that its record doesn't know."""
+        tracked = self._by_oid(root)
+        if tracked is None or tracked.source is None or not tracked.source.partitioned:
+            return True
+        known = () if tracked.version is None else tracked.version.partitions
+        return self._by_oid(leaf) is not None or leaf in {each.oid for each in known}
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        """Those of one TRUNCATE are announced one behind the other."""
+        self._putting_right.shown.truncated(oids)
+
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded: its table is closed and copied anew."""
         for tracked in self._tables.values():
@@ -177,6 +198,22 @@ class Tracking:
 
     # ------------------------------------------------------------ at a transaction's end
 
+    def keep_leaves(self, transaction: Transaction) -> None:
+        """The transaction that just ended may have rows of partitions that aren't known yet."""
+        stream = self._decoder
+        assert stream is not None
+        tables = {
+            tracked.shape.oid: tracked
+            for tracked in self._tables.values()
+            if tracked.shape is not None
+        }
+        self._putting_right.transaction_ended(
+            tables,
+            transaction,
+            xid=stream.xid,
+            position=stream.position,
+        )
+
     def close_marked(self, transaction: Transaction, position: int, copying: Copying) -> None:
         """Close what ``route`` or ``broken`` found, at the last position before it."""
         for tracked in self._tables.values():
@@ -206,6 +243,7 @@ class Tracking:
             problem = look.problems.get(name)
             source = look.tables.get(name)
             tracked.problem = problem
+            tracked.partitions_judged = False
             if problem is not None or source is None:
                 if problem is not None:
                     self._refuse(tracked, problem, transaction, copying)
@@ -214,12 +252,17 @@ class Tracking:
             now = shape.of_table(source)
             if tracked.table_id is not None and tracked.shape is not None:
                 assert tracked.version is not None
+                judged = Judged()
                 if now != tracked.shape:
                     tracked.closing = tracked.shape.difference(now)
+                elif (rewritten := source.rewritten_since(tracked.version)) is not None:
+                    tracked.closing = rewritten
                 else:
-                    tracked.closing = source.changed_since(tracked.version)
+                    judged = self._putting_right.judge(tracked, source, look, transaction, copying)
+                    tracked.partitions_judged = judged.settled
+                    tracked.closing = judged.closing
                 if tracked.closing is None:
-                    self._keep(tracked, source, transaction, copying)
+                    self._keep(tracked, source, judged, transaction, copying)
                     continue
                 copying.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
@@ -230,18 +273,22 @@ class Tracking:
                 continue
             if tracked.options.append_only and not self._carried(look):
                 continue
-            self._begin(tracked, source, now, transaction, copying)
+            begun = self._begin(tracked, source, now, transaction, copying)
+            self._putting_right.begun(begun, look, transaction)
 
-    def verify(self, look: Look) -> None:
+    def verify(self, look: Look, *, passed: bool) -> None:
         """Up to where this look shows that no value was rewritten in silence; see altering.py.
 
-        Also before the stream has passed its message: behind a backlog that is long after.
+        Also before the stream has ``passed`` its message: behind a backlog that is long after. But
+        of a partitioned table only the rows until there say which partitions brought any.
         """
         for name, tracked in self._tables.items():
             source = look.tables.get(name)
             if source is None or not self._is_as_known(tracked, source, look.problems.get(name)):
                 continue
             tracked.altered_by = look.altering.of(source)
+            if source.partitioned and not (passed and tracked.partitions_judged):
+                continue
             assert tracked.table_id is not None
             if not tracked.altered_by:
                 self._batch.verified(tracked.table_id, look.altering.reach)
@@ -330,7 +377,7 @@ class Tracking:
         now: Shape,
         transaction: Transaction,
         copying: Copying,
-    ) -> None:
+    ) -> TableRecord:
         """A new incarnation, which takes every change from here on."""
         former = list(transaction.tables.values())
         record = transaction.add_table(
@@ -354,6 +401,7 @@ class Tracking:
         if not self.must_begin_anew:
             copying.add(TableCopy(record.id, tracked.options, source, record.copy, tracked.intake))
         _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)
+        return record
 
     def _connect(self, tracked: TrackedTable, now: Shape) -> None:
         """Send the relation's changes to the new incarnation, if it was announced already.
@@ -373,6 +421,7 @@ class Tracking:
         self,
         tracked: TrackedTable,
         source: SourceTable,
+        judged: Judged,
         transaction: Transaction,
         copying: Copying,
     ) -> None:
@@ -385,10 +434,14 @@ class Tracking:
                 copying.add(
                     TableCopy(record.id, tracked.options, source, record.copy, tracked.intake)
                 )
-        elif source.version != tracked.version:
-            tracked.version = source.version
-            kept = shape.to_json(tracked.shape, source.version)
-            transaction.put_table(replace(record, copy=kept))
+            return
+        assert tracked.version is not None
+        version = source.version
+        if judged.keeps:
+            version = version._replace(partitions=tracked.version.partitions)
+        if version != tracked.version:
+            tracked.version = version
+            transaction.put_table(replace(record, copy=shape.to_json(tracked.shape, version)))
 
     def _refuse(
         self,

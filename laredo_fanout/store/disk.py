@@ -29,7 +29,7 @@ def allocate(path: Path, offset: int, size: int) -> None:
 
     :raises DiskFull: if there is no room for them.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _fallocate(descriptor, path, offset, size)
     finally:

@@ -22,6 +22,8 @@ from laredo_fanout.store.errors import (
 
 MAX_READERS = 1000
 MIN_SIZE = 1 << 20
+FILES = ("data.mdb", "lock.mdb", "server.lock")
+"""What is in a store's directory, by which it is known to be one."""
 _PAGE = disk.PAGE
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
@@ -47,7 +49,7 @@ class ServerLock:
     """One server per path: an exclusive lock that dies with its process."""
 
     def __init__(self, directory: Path) -> None:
-        self._descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,6 +77,7 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
         environment = lmdb.open(
             str(directory),
             map_size=max_size,
+            mode=0o600,
             max_dbs=len(layout.DATABASES),
             max_readers=MAX_READERS,
             writemap=True,

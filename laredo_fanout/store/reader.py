@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from laredo_fanout.store import environment, layout, meta, record, table
+from laredo_fanout.store import environment, layout, meta, places, record, table
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import JournalPruned, StoreMissing, TableHidden, TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.record import Record
+from laredo_fanout.store.shared_spool import Spools
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.view import TableView, current, view_of
-from laredo_fanout.wire.replication_pb2 import ChangeBatch
+
+RECORD_COST = 1500
+"""Reading a record costs as much as copying so many bytes: thousands of small ones aren't free."""
 
 
 class StoreReader:
@@ -93,12 +96,19 @@ class StoreReader:
             found = self._record(transaction, table_id)
         return view_of(found, *meta.position_from_bytes(place))
 
-    def snapshot(self, table_id: int, spool_directory: Path | None = None) -> Snapshot:
+    def snapshot(
+        self,
+        table_id: int,
+        spool_directory: Path | None = None,
+        *,
+        spools: Spools | None = None,
+    ) -> Snapshot:
         """The table's rows, consistent, as of now. Close it, or use it in a ``with`` block.
 
         It keeps the writer from using freed space again while it is open, so
         for a slow taker call ``spill``, which writes to ``spool_directory``
-        (default: the system's for temporary files).
+        (default: the system's for temporary files), or to ``spools``, which slow
+        takers of the same rows share.
 
         :raises TableUnknown: if it is gone.
         :raises TableHidden: if it isn't shown (yet).
@@ -110,7 +120,7 @@ class StoreReader:
                 raise TableHidden(found.qualified, found.status, found.error)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             view = view_of(found, *meta.position_from_bytes(place))
-            return Snapshot(transaction, self._databases, view, spool_directory)
+            return Snapshot(transaction, self._databases, view, spools or Spools(spool_directory))
         except BaseException:
             transaction.abort()
             raise
@@ -123,7 +133,8 @@ class StoreReader:
         *,
         with_old: bool = True,
     ) -> list[Record]:
-        """The entries after ``after_sequence``, as they lie, up to about ``max_bytes``.
+        """The entries after ``after_sequence``, as they lie, up to about ``max_bytes``, of which
+        each record counts RECORD_COST more than it has.
 
         At least one record, if there is one; the first begins exactly at
         ``after_sequence + 1``. Empty when there is nothing newer.
@@ -148,7 +159,7 @@ class StoreReader:
                 if with_old:
                     old_body = bytes(transaction.get(key, b"", db=self._databases.olds))
                 read = _record_of(key, cursor.value(), old_body)
-                size += len(read.body) + len(old_body)
+                size += len(read.body) + len(old_body) + RECORD_COST
                 if records and size > max_bytes:
                     break
                 records.append(read)
@@ -172,29 +183,7 @@ class StoreReader:
         lowest = position if inclusive else position + 1
         with self._environment.begin(buffers=True) as transaction:
             known = self._record(transaction, table_id)
-            for disorder in known.disorders:
-                if disorder.start == lowest - 1 or disorder.hides(lowest - 1):
-                    return max(disorder.first, known.oldest_sequence)
-            places = transaction.cursor(db=self._databases.positions)
-            prefix = layout.prefix(table_id)
-            if not (
-                places.set_range(layout.position_key(table_id, lowest))
-                and places.key()[: layout.PREFIX_BYTES] == prefix
-            ):
-                return known.sequence + 1
-            _, first = layout.positioned(bytes(places.key()))
-            stored = transaction.get(layout.record_key(table_id, first), db=self._databases.journal)
-            header = record.header_of(stored)
-            if header.first_position < lowest:
-                batch = ChangeBatch.FromString(bytes(stored[record.HEADER.size :]))
-                for count, at in zip(batch.counts, batch.positions, strict=True):
-                    if at >= lowest:
-                        break
-                    first += count
-        for disorder in known.disorders:
-            if disorder.holds(first):
-                first = disorder.first
-        return max(first, known.oldest_sequence)
+            return places.first_from(transaction, self._databases, known, lowest)
 
     def clear_dead_readers(self) -> int:
         """Free the slots that killed readers left behind; returns how many."""

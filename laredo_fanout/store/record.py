@@ -131,6 +131,38 @@ def cut(record: Record, after_sequence: int) -> Record:
     )
 
 
+def cut_behind(record: Record, last_sequence: int) -> Record:
+    """``record`` without its entries behind ``last_sequence``, which ends a transaction."""
+    kept = last_sequence + 1 - record.first_sequence
+    if kept >= len(record):
+        return record
+    batch = record.decode()
+    stays, _ = transaction_at(batch.counts, kept)
+    body = ChangeBatch(
+        first_sequence=record.first_sequence,
+        actions=batch.actions[:kept],
+        counts=batch.counts[:stays],
+        positions=batch.positions[:stays],
+        times_us=batch.times_us[:stays],
+        keys=batch.keys[:kept],
+        lines=batch.lines[:kept],
+        out_of_order=batch.out_of_order,
+    )
+    olds = ChangeBatch(old_lines=batch.old_lines[:kept])
+    return Record(
+        record.first_sequence,
+        last_sequence,
+        record.first_position,
+        batch.positions[stays - 1],
+        batch.times_us[stays - 1],
+        False,
+        record.continues,
+        body.SerializeToString(),
+        olds.SerializeToString() if record.old_body else b"",
+        record.out_of_order,
+    )
+
+
 def transaction_at(counts: Iterable[int], change: int) -> tuple[int, int]:
     """Which transaction the change with this index is in, and how many changes lie before it."""
     before = 0

@@ -1,26 +1,25 @@
 """One table's rows at one moment, read while the writer goes on."""
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import islice
-from pathlib import Path
-from struct import Struct
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 from laredo_fanout.store import layout
 from laredo_fanout.store.environment import Databases
-from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed
+from laredo_fanout.store.errors import SnapshotClosed
+from laredo_fanout.store.shared_spool import Pair, Spool, Spools
 from laredo_fanout.store.view import TableView
 from laredo_model import key as key_
 from laredo_model.column import Column
 
 _SPOOL_ROWS = 2000
-_LENGTHS = Struct("<II")
 
 Batch = tuple[list[bytes], list[bytes]]
-Pair = tuple[bytes, bytes]
+
+
+class _Stopped(Exception):
+    """Nobody wants the rest any more."""
 
 
 class Snapshot:
@@ -36,14 +35,15 @@ class Snapshot:
         transaction: Any,
         databases: Databases,
         view: TableView,
-        spool_directory: Path | None,
+        spools: Spools,
     ) -> None:
         self.view = view
         self._transaction: Any = transaction
         self._prefix = layout.prefix(view.record.space)
         self._key_fields = view.key_fields
-        self._spool_directory = spool_directory
-        self._spool: IO[bytes] | None = None
+        self._id = (view.record.space, view.id, view.sequence)
+        self._spools = spools
+        self._spool: Spool | None = None
         self._opened = monotonic()
         self._cursor = transaction.cursor(db=databases.state)
         self._last = b""
@@ -76,6 +76,11 @@ class Snapshot:
         return monotonic() - self._opened if self._transaction is not None else 0.0
 
     @property
+    def spooled_by_another(self) -> bool:
+        """Whether a reader of the same snapshot has written all that is left already."""
+        return self._spools.holds(self._id, self._last)
+
+    @property
     def spilled(self) -> bool:
         """Whether the rows come from a temporary file."""
         return self._spool is not None
@@ -99,32 +104,31 @@ class Snapshot:
         """
         if self._transaction is None:
             return
-        directory = self._spool_directory
+        last, spool = self._last, self._spools.borrow(self._id)
         try:
-            spool = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - kept beyond this call
-        except OSError as failed:
-            raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
-        last = self._last
-        try:
-            while not self._stopped and (pairs := self._take(_SPOOL_ROWS)):
-                for key, line in pairs:
-                    spool.write(_LENGTHS.pack(len(key), len(line)))
-                    spool.write(key)
-                    spool.write(line)
-            spool.seek(0)
-        except OSError as failed:
-            with suppress(OSError):  # the same again: it tries to write what it holds
-                spool.close()
+            spool.fill(last, self._rest())
+        except _Stopped:
+            self._spools.give_back(spool)
+            self._end_transaction()
+            self._closed = True
+            return
+        except BaseException:
+            self._spools.give_back(spool)
             self._last = last
             self._pairs = self._from_store()
-            raise SpoolFailed(str(directory or tempfile.gettempdir()), str(failed)) from failed
-        except BaseException:
-            spool.close()
             raise
         self._end_transaction()
-        self._spool = spool
-        self._pairs = _from_spool(spool)
+        self._spool, self._last = spool, last
+        self._pairs = spool.read(last)
         self._closed = self._closed or self._stopped
+
+    def _rest(self) -> Iterator[list[Pair]]:
+        while pairs := self._take(_SPOOL_ROWS):
+            yield pairs
+            if self._stopped:
+                raise _Stopped
+        if self._stopped:
+            raise _Stopped
 
     def stop_spilling(self) -> None:
         """Nobody wants the rest any more: a ``spill`` under way ends at its next step."""
@@ -135,7 +139,7 @@ class Snapshot:
         self._closed = True
         self._end_transaction()
         if self._spool is not None:
-            self._spool.close()
+            self._spools.give_back(self._spool)
             self._spool = None
 
     def __enter__(self) -> "Snapshot":
@@ -178,9 +182,3 @@ class Snapshot:
             self._cursor.close()
             self._transaction.abort()
             self._transaction = None
-
-
-def _from_spool(spool: IO[bytes]) -> Iterator[Pair]:
-    while lengths := spool.read(_LENGTHS.size):
-        key_size, line_size = _LENGTHS.unpack(lengths)
-        yield spool.read(key_size), spool.read(line_size)

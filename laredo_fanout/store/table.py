@@ -62,6 +62,44 @@ class Disorder(NamedTuple):
         return self.start < position and (self.goes_on or position < self.end)
 
 
+class Leaf(NamedTuple):
+    """A partition that brought rows, and of which no look at the catalog has said yet whether it
+    still has them: ``oid``, the transaction that it was first shown with (32 bits; 0: only a copy
+    has read it), and the last and the first position at which it is known to have been there."""
+
+    oid: int
+    xid: int
+    position: int
+    first: int = 0
+
+
+class Doubt(NamedTuple):
+    """Beyond ``start``, rows may be there that went with their partition, or lack: ``because``.
+
+    It ends at ``end``, of ``end_time_us``, where what differed was put right. Until then ``end`` is
+    0. Journal entries ``first`` to ``last`` turn the rows of ``start`` into those of ``end``; at
+    the positions in between the rows aren't known to be the source's. ``again``: rows moved while
+    what differs was looked for, so that it goes on after that.
+    """
+
+    start: int
+    because: str
+    first: int = 0
+    last: int = 0
+    end: int = 0
+    end_time_us: int = 0
+    again: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what differs isn't put right yet."""
+        return not self.end
+
+    def hides(self, position: int) -> bool:
+        """Whether the rows of this position aren't known to be the source's, and never will be."""
+        return self.start < position < self.end
+
+
 @dataclass(frozen=True, slots=True)
 class TableRecord:
     """One incarnation of one table. Change it with ``dataclasses.replace`` and ``put_table``.
@@ -78,7 +116,9 @@ class TableRecord:
     TRUNCATEs; ``space`` is where the rows lie; ``closed_at`` the position at
     which a CLOSED table stopped; up to ``verified`` the source is known not to
     have rewritten values in silence. ``disorders`` are the stretches of the
-    journal that aren't in commit order; only the newest may go on.
+    journal that aren't in commit order; only the newest may go on. ``leaves`` and
+    ``doubts`` are of a partitioned table: partitions that no look has accounted for, and
+    the stretches in which its rows may be wrong, of which only the newest may go on.
     """
 
     id: int
@@ -102,6 +142,8 @@ class TableRecord:
     space: int = 0
     verified: int = 0
     disorders: tuple[Disorder, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
     def same_definition(self, other: "TableRecord") -> bool:
         """Whether at most the figures differ."""
@@ -132,6 +174,18 @@ class TableRecord:
         """The one that goes on: the rows are those of no position."""
         newest = self.disorders[-1] if self.disorders else None
         return newest if newest is not None and newest.goes_on else None
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """The one that goes on: what differs is being put right."""
+        newest = self.doubts[-1] if self.doubts else None
+        return newest if newest is not None and newest.goes_on else None
+
+    @property
+    def boundary(self) -> int:
+        """Up to where the rows are known to be the source's."""
+        doubt = self.doubt
+        return self.verified if doubt is None else min(self.verified, doubt.start)
 
     @property
     def entries(self) -> int:
@@ -173,6 +227,8 @@ def definition_to_bytes(record: TableRecord) -> bytes:
             "closed_at": record.closed_at,
             "copy": dict(record.copy),
             "disorders": [list(each) for each in record.disorders],
+            "leaves": [list(each) for each in record.leaves],
+            "doubts": [list(each) for each in record.doubts],
         }
     )
 
@@ -194,6 +250,8 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         copy=stored["copy"],
         # Absent from what older versions wrote.
         disorders=tuple(Disorder(*each) for each in stored.get("disorders", ())),
+        leaves=tuple(Leaf(*each) for each in stored.get("leaves", ())),
+        doubts=tuple(Doubt(*each) for each in stored.get("doubts", ())),
     )
     return with_figures(record, figures)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from laredo_fanout.store import layout, meta
+from laredo_fanout.store import doubts, layout, meta, places
 from laredo_fanout.store.applying import Applying
 from laredo_fanout.store.barrier import Barrier
 from laredo_fanout.store.changes import TableChanges
@@ -21,7 +21,7 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.rows import Rows
-from laredo_fanout.store.table import Disorder, Status, TableRecord
+from laredo_fanout.store.table import Disorder, Leaf, Status, TableRecord
 from laredo_model.column import Column
 
 
@@ -132,11 +132,30 @@ class Transaction:
             space=current.space,
             verified=current.verified,
             disorders=current.disorders,
+            leaves=current.leaves,
+            doubts=current.doubts,
         )
 
     def set_verified(self, table_id: int, position: int) -> None:
         """No statement at or before ``position`` has rewritten the table's values in silence."""
         self.tables[table_id] = replace(self._record(table_id), verified=position)
+
+    def set_leaves(self, table_id: int, leaves: Sequence[Leaf]) -> None:
+        """The partitions whose rows the table has and no look has accounted for."""
+        self.tables[table_id] = replace(self._record(table_id), leaves=tuple(leaves))
+
+    def begin_doubt(self, table_id: int, because: str, *, again: bool = False) -> TableRecord:
+        """The table may have rows that went with their partition, or lack some: from where it
+        was verified on, until a re-copy's differences are put right; ``again``: until those of the
+        re-copy after the one that is under way are.
+        """
+        record = self._record(table_id)
+        if record.doubt is None:
+            record = doubts.begun(record, min(record.boundary, self.position), because)
+        if again:
+            record = doubts.once_more(record, because)
+        self.tables[table_id] = record
+        return record
 
     def drop_table(self, table_id: int) -> None:
         """Forget a table; its rows and journal are removed later, in small steps."""
@@ -298,7 +317,11 @@ class Transaction:
         for changes in self._barrier().differences(live, copied, position, time_us, between):
             self.apply(live.id, changes)
         self.drop_table(table_id)
-        return self.tables[live.id]
+        right = self.tables[live.id]
+        if (doubt := right.doubt) is not None:
+            first = places.first_from(self._transaction, self._databases, right, doubt.start + 1)
+            right = self.tables[live.id] = doubts.ended(right, first, position, time_us)
+        return right
 
     def prune(
         self,
@@ -319,6 +342,8 @@ class Transaction:
                 if each.goes_on or each.last >= pruned.oldest_sequence
             ]
             pruned = replace(pruned, disorders=tuple(kept))
+        if pruned.doubts:
+            pruned = doubts.pruned(pruned)
         self.tables[table_id] = pruned
         return record.entries - pruned.entries
 

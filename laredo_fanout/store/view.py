@@ -90,7 +90,19 @@ class TableView:
         A look at the source's catalog has shown that no value up to here was rewritten in
         silence; never beyond ``position``.
         """
-        return min(self.record.verified, self.position)
+        return min(self.record.boundary, self.position)
+
+    def boundary_at(self, position: int) -> int:
+        """The same for whoever has the rows of ``position``.
+
+        If these will never be known to be the source's, it goes no further than the last that are.
+        """
+        starts = [each.start for each in self.record.doubts if each.hides(position)]
+        return min(self.boundary, *starts) if starts else self.boundary
+
+    def doubted(self, position: int) -> bool:
+        """Whether the rows of this position will never be known to be the source's."""
+        return any(each.hides(position) for each in self.record.doubts)
 
     @property
     def out_of_order(self) -> bool:

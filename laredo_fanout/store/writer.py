@@ -15,6 +15,7 @@ from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
+from laredo_model import private_directory
 
 if TYPE_CHECKING:
     from laredo_fanout.store.reader import StoreReader
@@ -36,7 +37,7 @@ class Store:
     def __init__(self, directory: Path, max_size: int) -> None:
         self.path = directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            private_directory.make(directory, environment.FILES)
             self._lock = environment.ServerLock(directory)
         except OSError as failed:
             raise environment.what_failed(directory, failed) from failed

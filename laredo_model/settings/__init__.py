@@ -12,12 +12,13 @@ calls :func:`load`::
 
 from laredo_model.settings.errors import Path, Problem, SettingsError, WrongAt, path_text
 from laredo_model.settings.load import load
-from laredo_model.settings.values import Duration, Secret, Section, Size
+from laredo_model.settings.values import Duration, SchemaName, Secret, Section, Size
 
 __all__ = [
     "Duration",
     "Path",
     "Problem",
+    "SchemaName",
     "Secret",
     "Section",
     "SettingsError",

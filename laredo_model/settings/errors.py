@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from laredo_model.errors import ModelError
 
+_SAID_CHARACTERS = 1000
+
 Path = tuple[str | int, ...]
 """Keys and list indexes from the configuration's top."""
 
@@ -20,6 +22,11 @@ def path_text(path: Sequence[str | int]) -> str:
     return text
 
 
+def _shortened(text: str) -> str:
+    """A value or a key may be of any length."""
+    return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]} ..."
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong.
@@ -33,7 +40,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.place, self.path, self.message) if part)
+        parts = (self.place, self.path, self.message)
+        return ": ".join(_shortened(part) for part in parts if part)
 
 
 class WrongAt(ValueError):

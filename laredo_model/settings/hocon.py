@@ -1,5 +1,6 @@
 """HOCON text to plain dictionaries and lists, by pyhocon, with errors that name the place."""
 
+import errno
 import re
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,7 +13,7 @@ from pyhocon.config_tree import NoneValue
 from pyhocon.exceptions import ConfigException
 from pyparsing import ParseBaseException
 
-from laredo_model.settings import lines
+from laredo_model.settings import lines, substitutions
 from laredo_model.settings.errors import Problem, SettingsError
 
 # Where dateutil happens to be installed (boto3 brings it) pyhocon makes durations of its
@@ -20,6 +21,20 @@ from laredo_model.settings.errors import Problem, SettingsError
 period_parser.period_impl = timedelta
 for _calendar_unit in period_parser.optional_period_type_map:
     period_parser.period_type_map.pop(_calendar_unit, None)
+
+_MOST_VALUES = 200_000
+_parse_included = ConfigFactory.parse_file
+
+
+def _parse_regular(filename: str, *arguments: Any, **options: Any) -> Any:
+    """In the place of pyhocon's, which only its includes call: a device or a pipe has no end."""
+    file = FilePath(filename)
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "isn't a regular file", filename)
+    return _parse_included(filename, *arguments, **options)
+
+
+ConfigFactory.parse_file = _parse_regular
 
 
 def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]:
@@ -35,10 +50,10 @@ def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]
         where.places |= found.places
         merged = ConfigTree.merge_configs(merged, tree)
     try:
-        ConfigParser.resolve_substitutions(merged)
-    except ConfigException as error:
+        _resolve(merged)
+        plain = _plain(merged)
+    except Exception as error:  # noqa: BLE001 - see _reason
         raise SettingsError(_unresolved(files, error)) from None
-    plain = _plain(merged)
     assert isinstance(plain, dict)
     return plain, where
 
@@ -49,11 +64,22 @@ def parse_value(text: str, place: str, path: str) -> Any:
     :raises SettingsError: if it isn't one; ``place`` and ``path`` are for the message.
     """
     try:
-        return _plain(ConfigFactory.parse_string(f"value = {text}"))["value"]
-    except (ParseBaseException, ConfigException):
+        tree = ConfigFactory.parse_string(f"value = {text}", resolve=False)
+        _resolve(tree)
+        return _plain(tree)["value"]
+    except Exception:  # noqa: BLE001 - see _reason
         raise SettingsError(
             Problem(place, path, "not a HOCON value; write [a, b] or { key = value }")
         ) from None
+
+
+def _resolve(tree: ConfigTree) -> None:
+    if substitutions.expanded_size(tree) > _MOST_VALUES:
+        raise ConfigException(
+            f"its substitutions (${{...}}) come to more than {_MOST_VALUES:,} values or characters;"
+            " are there lines that each substitute the one before them several times?"
+        )
+    ConfigParser.resolve_substitutions(tree)
 
 
 def _text(file: FilePath) -> str:
@@ -77,7 +103,7 @@ def _parse(file: FilePath, text: str) -> tuple[ConfigTree, lines.Lines]:
         place = f"{file}:{error.lineno}"
         message = f"not HOCON at column {error.col}; expected key = value or key {{ ... }}"
         raise SettingsError(Problem(place, "", message)) from None
-    except (ConfigException, OSError, UnicodeDecodeError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001 - see _reason
         raise SettingsError(Problem(str(file), "", _reason(error))) from None
     if not isinstance(tree, ConfigTree):
         raise SettingsError(Problem(f"{file}:1", "", "expected keys at the top, not a list"))
@@ -85,18 +111,22 @@ def _parse(file: FilePath, text: str) -> tuple[ConfigTree, lines.Lines]:
 
 
 def _reason(error: Exception) -> str:
+    """What ended pyhocon, which lets through whatever comes to it: OverflowError of a duration,
+    AttributeError of a key that is a value too, TypeError of a list where keys were."""
     if isinstance(error, OSError):
         return f"include {error.filename}: {error.strerror}"
     if isinstance(error, RecursionError):
         return "includes itself, or is nested too deeply"
-    return str(error)
+    if isinstance(error, ConfigException):
+        return str(error)
+    return f"can't be read as HOCON ({type(error).__name__}: {error!s})"
 
 
-def _unresolved(files: Sequence[FilePath], error: ConfigException) -> Problem:
+def _unresolved(files: Sequence[FilePath], error: Exception) -> Problem:
     """pyhocon's message names variable and line; which file it was, the text of the files tells."""
     match = re.search(r"\$\{(.+?)\}.*?line: ?(\d+)", str(error))
     if match is None:
-        return Problem(str(files[-1]) if files else None, "", str(error))
+        return Problem(str(files[-1]) if files else None, "", _reason(error))
     name, line = match[1], match[2]
     file = next((file for file in files if name in _text(file)), files[-1])
     message = (

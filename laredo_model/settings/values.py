@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµ]*)")
 
@@ -109,3 +109,16 @@ class Section(BaseModel):
         populate_by_name=False,
         use_attribute_docstrings=True,
     )
+
+
+def _without_dot(schema: str) -> str:
+    if "." in schema:
+        raise ValueError(
+            f'a schema with a dot in its name ("{schema}") can\'t be served: tables are called'
+            " schema.table, and its first dot is where the schema ends"
+        )
+    return schema
+
+
+SchemaName = Annotated[str, Field(min_length=1), AfterValidator(_without_dot)]
+"""A schema of PostgreSQL, which a table's name on the wire begins with; a table's may have dots."""

@@ -13,7 +13,7 @@ from laredo_archive.destination import Destination
 from laredo_archive.local import LocalDestination
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.s3.place import S3Place
-from tests.archive.archiving import ScriptedDestination, memory
+from tests.archive.archiving import ScriptedDestination, anybodys, memory
 from tests.archive.scripted_s3 import S3Store, ScriptedS3
 from tests.archive.simulation.world import World
 from tests.fix_aws import AwsServer
@@ -88,7 +88,9 @@ def destination(new_destination: Callable[[], Destination]) -> Iterator[Destinat
     """A place with nothing in it, and nothing half-finished left in it."""
     made = new_destination()
     yield made
-    assert made.collect_unfinished("", timedelta(0)) == 0, "a half-finished upload was left"
+    assert made.collect_unfinished("", timedelta(0), anybodys) == 0, (
+        "a half-finished upload was left"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs
 from laredo_archive import chain, codec, manifest_parser
 from laredo_archive.aws.clients import Clients
 from laredo_archive.destination import Destination
-from laredo_archive.local import UNFINISHED, LocalDestination
+from laredo_archive.local import LocalDestination
+from laredo_archive.local_upload import UNFINISHED
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.s3.place import S3Place, parse

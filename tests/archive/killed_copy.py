@@ -18,11 +18,12 @@ import structlog
 
 from laredo_archive import location
 from laredo_archive.copy import Copied, copy
-from laredo_archive.local import UNFINISHED, LocalDestination
+from laredo_archive.local import LocalDestination
+from laredo_archive.local_upload import UNFINISHED
 from laredo_archive.naming import MANIFEST
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
-from tests.archive.archiving import ONE, TABLE, TWO, diffed, opened, rebased
+from tests.archive.archiving import ONE, TABLE, TWO, anybodys, diffed, opened, rebased
 from tests.archive.killed_writer import in_child
 
 
@@ -62,7 +63,7 @@ def kill_everywhere(directory: Path) -> int:
         destination = LocalDestination(target)
         named = {entry.key for entry in done.manifest.named()} | {f"{TABLE}/{MANIFEST}"}
         assert {info.key for info in destination.list("")} == named
-        destination.collect_unfinished("", timedelta(seconds=-1))
+        destination.collect_unfinished("", timedelta(seconds=-1), anybodys)
         left = [path for path in target.rglob(f"{UNFINISHED}*") if path.is_file()]
         assert not left, f"left behind after a kill at point {point}: {left}"
     raise AssertionError("it never came to its end")

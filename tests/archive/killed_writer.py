@@ -27,6 +27,7 @@ from laredo_archive.s3 import upload
 from laredo_model.position import Position
 from tests.archive.archiving import (
     ONE,
+    PREFIX,
     TABLE,
     THREE,
     TWO,
@@ -55,7 +56,9 @@ def write(directory: Path, places: Sequence[str]) -> None:
     """From wherever it stands to position 50 of epoch 3, then collect."""
     upload.PART_BYTES = PART_BYTES
     destinations = [destination_at(place) for place in places]
-    with TableArchive.open(destinations, TABLE, keep_epochs=1, sinks=["arn:sink"]) as archive:
+    with TableArchive.open(
+        destinations, TABLE, key_prefix=PREFIX, keep_epochs=1, sinks=["arn:sink"]
+    ) as archive:
         while step(archive):
             with (directory / ACKNOWLEDGED).open("a") as out:
                 assert archive.head is not None
@@ -63,7 +66,7 @@ def write(directory: Path, places: Sequence[str]) -> None:
     at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
     for place in destinations:
         for _ in range(3):
-            collect(place, TABLE, policy=at_once)
+            collect(place, TABLE, key_prefix=PREFIX, policy=at_once)
 
 
 def step(archive: TableArchive) -> bool:

@@ -18,13 +18,15 @@ from laredo_archive.errors import (
     DestinationUnavailable,
 )
 from laredo_archive.garbage import collect
-from laredo_archive.local import UNFINISHED, LocalDestination
+from laredo_archive.local import LocalDestination
+from laredo_archive.local_upload import UNFINISHED
 from laredo_archive.location import find, parse
 from laredo_model.position import Position
 from tests.archive.archiving import (
     EMPTY,
     MANIFEST,
     ONE,
+    PREFIX,
     TABLE,
     base_of,
     diffed,
@@ -176,10 +178,10 @@ def collect_litter(local: LocalDestination) -> None:
 
     # The base is named; an orphan that is young enough isn't looked at: so let all be old.
     remount(Path(local.uri.removeprefix("file://")), "rw")
-    upload = local.upload("public.t/epoch=1/litter")
+    upload = local.upload(f"{PREFIX}epoch=1/snapshot-0_63.jsonl")
     upload.finish()
     remount(Path(local.uri.removeprefix("file://")), "ro")
-    collect(local, TABLE, policy=Policy(cut_off=timedelta(seconds=-1)))
+    collect(local, TABLE, key_prefix=PREFIX, policy=Policy(cut_off=timedelta(seconds=-1)))
 
 
 SCENARIOS = {

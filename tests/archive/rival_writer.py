@@ -14,7 +14,7 @@ import structlog
 
 from laredo_archive.commit import TableArchive
 from laredo_archive.errors import CommitUnavailable, Fenced
-from tests.archive.archiving import TABLE, diffed, rebased, rows
+from tests.archive.archiving import PREFIX, TABLE, diffed, rebased, rows
 from tests.archive.inspection import destination_at
 from tests.archive.simulation.truth import State
 
@@ -36,7 +36,9 @@ def step(archive: TableArchive) -> None:
 
 def write(last: int, places: Sequence[str]) -> int:
     try:
-        with TableArchive.open([destination_at(place) for place in places], TABLE) as archive:
+        with TableArchive.open(
+            [destination_at(place) for place in places], TABLE, key_prefix=PREFIX
+        ) as archive:
             while archive.head is None or archive.head.position < last:
                 # Who is fenced without knowing finds its uploads dropped by the next one.
                 with suppress(CommitUnavailable):

@@ -154,9 +154,11 @@ class ScriptedS3:
         self._travel(key)
         self._s3.delete(key)
 
-    def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
+    def collect_unfinished(
+        self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
+    ) -> int:
         self._travel(prefix)
-        return self._s3.collect_unfinished(prefix, older_than)
+        return self._s3.collect_unfinished(prefix, older_than, is_ours)
 
     def finishing(self, key: str) -> None:
         self.requests.append(("put", key))

@@ -234,7 +234,7 @@ def test_rows_and_positions_are_of_one_snapshot(live: Live) -> None:
 
 def test_a_database_that_can_t_be_asked(live: Live) -> None:
     archive = live.archive()
-    with pytest.raises(DatabaseUnusable, match=r"password=\*\*\*") as refused:
+    with pytest.raises(DatabaseUnusable, match=r"host=[0-9.]+ port=1 dbname=x: ") as refused:
         compare(archive, "host=127.0.0.1 port=1 password=hush dbname=x connect_timeout=2")
     assert "hush" not in str(refused.value)
     live.execute("CREATE ROLE nobody_much LOGIN")

@@ -14,7 +14,7 @@ from laredo_archive.errors import DestinationUnavailable
 from laredo_archive.local import LocalDestination
 from laredo_archive.spool import Spool
 from laredo_model.change import Action, Change
-from tests.archive.archiving import ONE, TABLE, TWO, base_of, diffed
+from tests.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
 from tests.archive.simulation.truth import COLUMNS
 
 FORMATS = ("jsonl", "protobuf")
@@ -71,7 +71,7 @@ def meeting(directory: Path) -> tuple[list[MeetingDestination], Meeting, Meeting
 
 
 def opened(places: list[MeetingDestination]) -> TableArchive:
-    return TableArchive.open(places, TABLE)
+    return TableArchive.open(places, TABLE, key_prefix=PREFIX)
 
 
 def test_a_diff_goes_everywhere_at_once_and_into_the_manifests_in_order(tmp_path: Path) -> None:

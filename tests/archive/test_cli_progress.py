@@ -132,7 +132,7 @@ def test_a_copy_comes_to_its_end_also_where_something_is_there(place: Path, tmp_
 
 
 def test_a_collection_tells_what_it_deletes(place: Path) -> None:
-    orphan = place / "epoch=1" / "orphan"
+    orphan = place / "epoch=1" / "snapshot-0_1.jsonl"
     orphan.write_bytes(b"12345")
     at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
     watching = [Noted() for _ in range(3)]

@@ -19,7 +19,7 @@ from laredo_archive.local import LocalDestination
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
 from tests.archive.archiving import ONE as BASE
-from tests.archive.archiving import TABLE, opened, rebased
+from tests.archive.archiving import TABLE, anybodys, opened, rebased
 from tests.archive.building import Builder, row, state
 from tests.archive.s3.test_probe import IGNORES_ALL
 from tests.archive.test_cli import lines, rows, run, users_in, wrong_hash
@@ -222,7 +222,7 @@ def test_verify_against_a_database_from_there(
 def test_gc_collects_there(place: str, environment: dict[str, str], moto: AwsServer) -> None:
     bucket, _, prefix = place.removeprefix("s3://").partition("/")
     s3 = moto.client("s3")
-    s3.put_object(Bucket=bucket, Key=f"{prefix}/epoch=3/orphan.jsonl", Body=b"{}\n")
+    s3.put_object(Bucket=bucket, Key=f"{prefix}/epoch=3/snapshot-0_1.jsonl", Body=b"{}\n")
 
     def keys() -> int:
         return int(s3.list_objects_v2(Bucket=bucket)["KeyCount"])
@@ -236,7 +236,7 @@ def test_gc_collects_there(place: str, environment: dict[str, str], moto: AwsSer
         return dry if dry[0].startswith("would be retired: ") else []
 
     dry = wait_until(found, "the orphan is older than nothing")
-    assert dry[0].startswith("would be retired: users/epoch=3/orphan.jsonl (3 bytes")
+    assert dry[0].startswith("would be retired: users/epoch=3/snapshot-0_1.jsonl (3 bytes")
     assert rows(run("gc", place, *now, env=environment))[0].startswith("retired: users/epoch=3/")
     assert keys() == before
     for _ in range(20):
@@ -343,7 +343,7 @@ def test_a_copy_that_was_killed_goes_on(point: str, s3_server: AwsServer, tmp_pa
     named = {entry.key for entry in found.manifest.named()} | {found.manifest_key}
     # Not only: ministack keeps what came of a PUT that was broken off, which S3 refuses.
     assert {info.key for info in found.destination.list("")} >= named
-    found.destination.collect_unfinished("", timedelta(0))
+    found.destination.collect_unfinished("", timedelta(0), anybodys)
 
 
 def test_a_copy_killed_at_every_point_in_a_directory(tmp_path: Path) -> None:

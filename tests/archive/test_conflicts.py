@@ -64,9 +64,11 @@ OURS: dict[str, Ours] = {"diff": diff, "base": base, "see": see, "notices": noti
 
 def _collector(destination: ScriptedDestination, cut_off: timedelta = DAY) -> list[str]:
     store, other = destination.store, destination.another()
-    store.objects["public.t/orphan"] = (b"x", store.world.date - 2 * DAY)
+    store.objects["public.t/epoch=1/snapshot-0_1.jsonl"] = (b"x", store.world.date - 2 * DAY)
     policy = Policy(cut_off, grace=DAY)
-    done = collect(other, "public.t", policy=policy, surroundings=surroundings(other))
+    done = collect(
+        other, "public.t", key_prefix="public.t/", policy=policy, surroundings=surroundings(other)
+    )
     return [orphan.key for orphan in done.orphans]
 
 
@@ -118,7 +120,7 @@ def test_beside_a_collector_we_go_on(
     destination.before_swap.append(lambda: _collector(destination))
     OURS[ours](archive)
     manifest = destination.manifest
-    assert [entry.key for entry in manifest.retired] == ["public.t/orphan"]
+    assert [entry.key for entry in manifest.retired] == ["public.t/epoch=1/snapshot-0_1.jsonl"]
     assert manifest.retired[0].at is not None, "our change found it undated, and dates it"
     assert manifest.writer_id == "w1"
     assert archive.counts.cas_conflicts == 1

@@ -31,9 +31,11 @@ from laredo_model.position import Position
 from tests.archive.archiving import (
     ONE,
     OTHER_HISTORY,
+    PREFIX,
     TABLE,
     THREE,
     TWO,
+    anybodys,
     diffed,
     opened,
     rebased,
@@ -149,7 +151,7 @@ def test_what_has_left_the_source_is_retired_here_too(source: Path, target: Path
     found = assert_is_copy(source, target)
     assert len(found.manifest.retired) == 6
     for _ in range(2):
-        collect(found.destination, TABLE, policy=AT_ONCE)
+        collect(found.destination, TABLE, key_prefix=found.key_prefix, policy=AT_ONCE)
     left = {entry.key for entry in found.manifest.named()} | {found.manifest_key}
     assert objects(found.destination) == left
 
@@ -372,7 +374,7 @@ def test_the_source_retires_what_is_being_copied(
         with opened([LocalDestination(source.parent)], "w2", keep_epochs=1) as writer:
             rebased(writer, 30, THREE, formats=FORMATS)
         for _ in range(3):
-            collect(LocalDestination(source.parent), TABLE, policy=AT_ONCE)
+            collect(LocalDestination(source.parent), TABLE, key_prefix=PREFIX, policy=AT_ONCE)
 
     copied(source, target, progress=At("diff-0_A-0_14.jsonl", retire))
     found = assert_is_copy(source, target)
@@ -401,7 +403,12 @@ def test_the_target_s_collector_retires_what_isn_t_named_yet(source: Path, targe
         diffed(writer, 30, 40, THREE, ONE)
 
     def collect_here() -> None:
-        collect(LocalDestination(target.parent), TABLE, policy=Policy(AT_ONCE.cut_off))
+        collect(
+            LocalDestination(target.parent),
+            TABLE,
+            key_prefix=PREFIX,
+            policy=Policy(AT_ONCE.cut_off),
+        )
 
     new = f"{TABLE}/epoch=1/diff-0_1E-0_28.jsonl"
     place = target.parent / new
@@ -484,7 +491,7 @@ def test_large_objects_are_carried_in_parts(buckets: Buckets, tmp_path: Path) ->
     destination = buckets.found(place).destination
     destination.delete("users/manifest.json")
     assert buckets.copied(source, place).tally.adopted == 1
-    assert destination.collect_unfinished("", timedelta(0)) == 0
+    assert destination.collect_unfinished("", timedelta(0), anybodys) == 0
     with closing(destination.open("users/epoch=1/snapshot-0_64.jsonl")) as there:
         ours = source / "epoch=1" / "snapshot-0_64.jsonl"
         assert there.read() == ours.read_bytes()

@@ -15,6 +15,7 @@ from laredo_archive.errors import (
     NameTaken,
     SwapLost,
 )
+from tests.archive.archiving import anybodys
 
 SIZES = [0, 1, 8 << 20, (8 << 20) + 1, 17 << 20]
 """Of objects: an S3 part, and more than one, and two."""
@@ -224,7 +225,7 @@ def test_names_are_taken_as_they_are(destination: Destination, name: str) -> Non
     assert destination.get(f"{key}.m") is not None
     half = destination.upload(f"{key}.half")
     half.write(content(9 << 20))
-    assert destination.collect_unfinished(f"public.{name}/", timedelta(0)) == 1
+    assert destination.collect_unfinished(f"public.{name}/", timedelta(0), anybodys) == 1
     half.abort()
     destination.delete(key)
     assert keys(destination) == [f"{key}.m"]
@@ -243,17 +244,19 @@ def test_left_overs_are_dropped(destination: Destination, store: str) -> None:
     put(destination, "t/epoch=1/a", b"kept")
     destination.swap("t/m", b"kept", None)
     if store != "moto":  # whose uploads were all begun in 2010
-        assert destination.collect_unfinished("t/", timedelta(minutes=1)) == 0, "it is young"
-    assert destination.collect_unfinished("other/", timedelta(0)) == 0
-    assert destination.collect_unfinished("t/", timedelta(0)) == 1
-    assert destination.collect_unfinished("t/", timedelta(0)) == 0
+        assert destination.collect_unfinished("t/", timedelta(minutes=1), anybodys) == 0, (
+            "it is young"
+        )
+    assert destination.collect_unfinished("other/", timedelta(0), anybodys) == 0
+    assert destination.collect_unfinished("t/", timedelta(0), anybodys) == 1
+    assert destination.collect_unfinished("t/", timedelta(0), anybodys) == 0
     assert keys(destination) == ["t/epoch=1/a", "t/m"]
 
 
 def test_an_upload_that_was_dropped_meanwhile_says_so(destination: Destination) -> None:
     upload = destination.upload("t/a")
     upload.write(content(9 << 20))
-    assert destination.collect_unfinished("", timedelta(0)) == 1
+    assert destination.collect_unfinished("", timedelta(0), anybodys) == 1
     with pytest.raises(DestinationUnavailable, match="t/a"):
         upload.finish()
     upload.abort()

@@ -17,6 +17,7 @@ from tests.archive.archiving import (
     DAY,
     MANIFEST,
     ONE,
+    PREFIX,
     TABLE,
     TWO,
     ScriptedDestination,
@@ -28,6 +29,8 @@ from tests.archive.archiving import (
 from tests.archive.conftest import NewStores
 
 HOUR = timedelta(hours=1)
+A, B, C = (f"diff-0_{number}-0_{number}.jsonl" for number in (1, 2, 3))
+"""Names that a writer gives, of objects that no manifest names."""
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def run(destination: ScriptedDestination, **more) -> Collected:  # type: ignore[
     return collect(
         destination,
         TABLE,
+        key_prefix=PREFIX,
         policy=Policy(cut_off=DAY, grace=2 * DAY),
         surroundings=surroundings(destination),
         **more,
@@ -63,23 +67,23 @@ def retired(destination: ScriptedDestination) -> dict[str, bool]:
 
 
 def test_an_orphans_way_out(destination: ScriptedDestination) -> None:
-    litter(destination, "a")
+    litter(destination, A)
     writer = destination.manifest.writer_id, destination.manifest.writer_term
     assert run(destination).orphans == [], "younger than the cut-off"
     pass_time(destination, DAY + HOUR)
-    assert [orphan.key for orphan in run(destination).orphans] == ["public.t/epoch=1/a"]
-    assert retired(destination) == {"a": False}
+    assert [orphan.key for orphan in run(destination).orphans] == [f"{PREFIX}epoch=1/{A}"]
+    assert retired(destination) == {A: False}
     pass_time(destination, HOUR)
     assert run(destination).waiting == 1
-    assert retired(destination) == {"a": True}
+    assert retired(destination) == {A: True}
     [entry] = destination.manifest.retired
     assert entry.at is not None
     assert destination.store.world.date - entry.at < HOUR
     pass_time(destination, 2 * DAY - HOUR)
     assert run(destination).deleted == []
     pass_time(destination, 2 * HOUR)
-    assert run(destination).deleted == ["public.t/epoch=1/a"]
-    assert "public.t/epoch=1/a" not in destination.store.objects
+    assert run(destination).deleted == [f"{PREFIX}epoch=1/{A}"]
+    assert f"{PREFIX}epoch=1/{A}" not in destination.store.objects
     assert destination.manifest.retired == ()
     assert (destination.manifest.writer_id, destination.manifest.writer_term) == writer
     assert len(destination.store.objects) == 3
@@ -115,17 +119,17 @@ def test_a_retired_entry_that_points_elsewhere_deletes_nothing(
 
 
 def test_a_dry_run_tells_and_does_nothing(destination: ScriptedDestination) -> None:
-    litter(destination, "a", "b")
+    litter(destination, A, B)
     pass_time(destination, 2 * DAY)
     run(destination)
     run(destination)
     pass_time(destination, 3 * DAY)
-    litter(destination, "c")
+    litter(destination, C)
     pass_time(destination, 2 * DAY)
     before = dict(destination.store.objects)
     result = run(destination, dry_run=True)
-    assert [orphan.key for orphan in result.orphans] == ["public.t/epoch=1/c"]
-    assert result.deleted == ["public.t/epoch=1/a", "public.t/epoch=1/b"]
+    assert [orphan.key for orphan in result.orphans] == [f"{PREFIX}epoch=1/{C}"]
+    assert result.deleted == [f"{PREFIX}epoch=1/{A}", f"{PREFIX}epoch=1/{B}"]
     assert result.dry_run
     assert destination.store.objects == before
 
@@ -141,7 +145,7 @@ def test_without_a_sound_manifest_nothing_is_collected(
     if content == "damaged":
         destination.store.create(MANIFEST, b"{")
         failure = ManifestDamaged
-    litter(destination, "a")
+    litter(destination, A)
     pass_time(destination, 100 * DAY)
     before = dict(destination.store.objects)
     with pytest.raises(failure):
@@ -173,48 +177,48 @@ def due_for_deletion(destination: ScriptedDestination, *names: str) -> None:
 def test_a_deletion_that_is_unclear_keeps_its_name_for_a_grace_period(
     destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    due_for_deletion(destination, "a", "b")
+    due_for_deletion(destination, A, B)
     real = destination.delete
 
     def unclear_for_a(key: str) -> None:
         real(key)
-        if key.endswith("a"):
+        if key.endswith(A):
             raise OutcomeUnclear(destination.uri_of(key), "time-out")
 
     monkeypatch.setattr(destination, "delete", unclear_for_a)
-    assert run(destination).deleted == ["public.t/epoch=1/b"]
-    assert retired(destination) == {"a": True}
+    assert run(destination).deleted == [f"{PREFIX}epoch=1/{B}"]
+    assert retired(destination) == {A: True}
     monkeypatch.setattr(destination, "delete", real)
     pass_time(destination, DAY)
     assert run(destination).deleted == []
     pass_time(destination, 2 * DAY)
-    assert run(destination).deleted == ["public.t/epoch=1/a"]
+    assert run(destination).deleted == [f"{PREFIX}epoch=1/{A}"]
     assert destination.manifest.retired == ()
 
 
 def test_a_deletion_that_fails_is_told_and_what_was_done_is_entered(
     destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    due_for_deletion(destination, "a", "b")
+    due_for_deletion(destination, A, B)
     real = destination.delete
 
     def fail_for_b(key: str) -> None:
-        if key.endswith("b"):
+        if key.endswith(B):
             raise DestinationUnavailable(destination.uri_of(key), "away")
         real(key)
 
     monkeypatch.setattr(destination, "delete", fail_for_b)
     with pytest.raises(DestinationUnavailable):
         run(destination)
-    assert retired(destination) == {"b": True}
+    assert retired(destination) == {B: True}
 
 
 def test_two_collectors_never_delete_the_same_name(
     destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slower one would delete what a writer has put there since."""
-    due_for_deletion(destination, "a")
-    key = "public.t/epoch=1/a"
+    due_for_deletion(destination, A)
+    key = f"{PREFIX}epoch=1/{A}"
     other = destination.another()
     real = destination.delete
 
@@ -253,15 +257,15 @@ def test_on_local_disk_left_overs_go_too(tmp_path: Path) -> None:
     local = LocalDestination(tmp_path)
     archive = opened([local])
     rebased(archive, 10, ONE, continues=False)
-    litter_file = tmp_path / "public.t/epoch=1/litter.jsonl"
+    litter_file = tmp_path / "public.t/epoch=1/snapshot-0_1.jsonl"
     litter_file.write_bytes(b"x")
-    half = local.upload("public.t/epoch=1/half.jsonl")
+    half = local.upload("public.t/epoch=1/snapshot-0_2.jsonl")
     half.write(b"x")
     week_ago = (archive.manifest.updated_at - timedelta(days=7)).timestamp()  # type: ignore[union-attr]
     for path in (tmp_path / "public.t/epoch=1").iterdir():
         os.utime(path, (week_ago, week_ago))
-    result = collect(local, TABLE)
-    assert [orphan.key for orphan in result.orphans] == ["public.t/epoch=1/litter.jsonl"]
+    result = collect(local, TABLE, key_prefix=PREFIX)
+    assert [orphan.key for orphan in result.orphans] == ["public.t/epoch=1/snapshot-0_1.jsonl"]
     assert result.unfinished == 1
     assert litter_file.exists(), "it is only entered, not deleted"
     half.abort()

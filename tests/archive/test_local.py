@@ -16,7 +16,9 @@ from laredo_archive.errors import (
     OutcomeUnclear,
     SwapLost,
 )
-from laredo_archive.local import UNFINISHED, LocalDestination
+from laredo_archive.local import LocalDestination
+from laredo_archive.local_upload import UNFINISHED
+from tests.archive.archiving import anybodys
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_left_overs_are_collected_once_they_are_old(
     [path] = left.glob(f"{UNFINISHED}old*")
     long_ago = datetime.now(UTC).timestamp() - 3600
     os.utime(path, (long_ago, long_ago))
-    assert local.collect_unfinished("t/", timedelta(minutes=30)) == 1
+    assert local.collect_unfinished("t/", timedelta(minutes=30), anybodys) == 1
     assert not path.exists()
     assert len(list(left.glob(f"{UNFINISHED}young*"))) == 1
     assert {found.key for found in local.list("t/")} == {"t/epoch=1/a", "t/m"}
@@ -112,7 +114,7 @@ def test_a_swap_that_goes_on_is_no_left_over(
     local: LocalDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_ago = timedelta(seconds=-1)
-    beside = threading.Thread(target=local.collect_unfinished, args=("t/", long_ago))
+    beside = threading.Thread(target=local.collect_unfinished, args=("t/", long_ago, anybodys))
 
     def collect_beside(point: str) -> None:
         if point == "local.swap.synced":
@@ -129,7 +131,7 @@ def test_what_a_killed_swap_left_is_dropped(local: LocalDestination, directory: 
     local.swap("t/manifest.json", b"{}", None)
     left = directory / f"t/{UNFINISHED}manifest.json-00"
     left.touch()
-    assert local.collect_unfinished("t/", timedelta(seconds=-1)) == 1
+    assert local.collect_unfinished("t/", timedelta(seconds=-1), anybodys) == 1
     assert not left.exists()
 
 
@@ -173,7 +175,7 @@ def test_a_name_that_linking_is_refused_for_says_who_and_where(
 ) -> None:
     upload = local.upload("t/a")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted", "/there/t/a")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -224,7 +226,7 @@ def test_everything_is_synced_before_it_is_named(
 ) -> None:
     """Power-loss order: data, then name, then the directory that holds the name."""
     events: list[str] = []
-    sync, link, rename = os.fsync, os.link, Path.rename
+    sync, link, rename = os.fsync, os.link, os.rename
 
     def synced(descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
@@ -232,8 +234,10 @@ def test_everything_is_synced_before_it_is_named(
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "link", lambda *a: (events.append("link"), link(*a)))
-    monkeypatch.setattr(Path, "rename", lambda *a: (events.append("rename"), rename(*a)))
+    monkeypatch.setattr(os, "link", lambda *a, **more: (events.append("link"), link(*a, **more)))
+    monkeypatch.setattr(
+        os, "rename", lambda *a, **more: (events.append("rename"), rename(*a, **more))
+    )
     put(local, "t/a", b"one")
     made = [event for event in events if event == "sync directory"]
     assert events[-3:] == ["sync file", "link", "sync directory"]

@@ -73,7 +73,8 @@ def test_it_is_found_with_its_own_destination(
     )
     assert not found.is_renamed_copy
     assert rows_at(Archive(found), Archive(found).boundary()) == ONE
-    collect(found.destination, found.manifest.table, key_prefix=found.key_prefix, dry_run=True)
+    if prefix.endswith("/"):
+        collect(found.destination, found.manifest.table, key_prefix=prefix, dry_run=True)
 
 
 def test_one_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:

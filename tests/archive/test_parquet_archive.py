@@ -12,7 +12,7 @@ from laredo_archive.local import LocalDestination
 from laredo_archive.location import Found
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
-from tests.archive.archiving import ONE, TABLE, THREE, TWO, diffed, opened, rebased
+from tests.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
 from tests.archive.test_cli import lines, rows, run
 from tests.archive.test_codec_parquet import without_pyarrow
 from tests.archive.test_reader import several_epochs
@@ -58,7 +58,7 @@ def test_it_is_copied_levelled_and_collected(tmp_path: Path) -> None:
         diffed(writer, 20, 30, TWO, THREE)
         rebased(writer, 30, THREE, formats=PARQUET)
         for _ in range(3):
-            collect(first, TABLE, policy=AT_ONCE)
+            collect(first, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
     copy(location.find(str(tmp_path / "b" / TABLE)), location.parse(str(tmp_path / "c" / TABLE)))
     for name in "abc":
         place = tmp_path / name / TABLE

@@ -24,7 +24,7 @@ class Writer:
     """Writes states as the snapshotter does, and remembers them by position."""
 
     def __init__(self, destination: Destination, table: Table, formats: tuple[str, ...]) -> None:
-        self._archive = TableArchive.open([destination], "s.t")
+        self._archive = TableArchive.open([destination], "s.t", key_prefix="s.t/")
         self._table = table
         self._formats = formats
         self.states: dict[int, State] = {}

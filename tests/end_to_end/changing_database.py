@@ -6,6 +6,7 @@ with the oracle before each commit is what the table holds after it.
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 
 from tests.end_to_end.changing_forms import Forms
@@ -104,22 +105,42 @@ class ChangingDatabase:
     def change_form(self) -> None:
         """Another form of one of the tables, noted as a transaction of its own."""
         session = self.random.choice(self._sessions)
-        if session.is_prepared:
-            self._end_prepared(session, "COMMIT")
-        elif session.is_open:
-            self.commit(session)
-        table = self.random.choice(session.tables)
+        self._change_form(session, self.random.choice(session.tables), self._forms.change)
+
+    def move_partitions(self) -> None:
+        """Partitions come and go, with rows: in more ways than other tables change."""
+        session, table = next(
+            (session, table)
+            for session in self._sessions
+            for table in session.tables
+            if table.kind is Kind.PARTS
+        )
+        self._change_form(session, table, self._forms.move_partitions)
+
+    def _change_form(
+        self,
+        session: Session,
+        table: ChangingTable,
+        change: Callable[[Session, ChangingTable], str],
+    ) -> None:
+        self._end_open(session)
         session.execute("BEGIN")
         session.is_open = True
         if self.random.random() < 0.5:
             self.change(session, table)
-        self.done.append(f"{table.name}: {self._forms.change(session, table)}")
+        self.done.append(f"{table.name}: {change(session, table)}")
         session.touched[table.name] = table
         session.execute(table.new_form())
         if session.is_open:
             if self.random.random() < 0.5:
                 self.change(session, table)
             self.commit(session, blind=True)
+
+    def _end_open(self, session: Session) -> None:
+        if session.is_prepared:
+            self._end_prepared(session, "COMMIT")
+        elif session.is_open:
+            self.commit(session)
 
     # ------------------------------------------------------------ how transactions go
 

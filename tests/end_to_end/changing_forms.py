@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.end_to_end.changing_partitions import Partitions
 from tests.end_to_end.changing_table import ChangingTable, Column, Kind, quoted
 from tests.end_to_end.workload import TEXTS, one_of
 
@@ -24,6 +25,7 @@ class Forms:
     def __init__(self, database: ChangingDatabase, publications: tuple[str, str]) -> None:
         self._database = database
         self._publications = publications
+        self._partitions = Partitions(database)
 
     @property
     def _random(self) -> random.Random:
@@ -51,6 +53,11 @@ class Forms:
         if table.kind is Kind.NARROW:
             ways += [self._anew(self._narrow)] * 3
         return self._random.choice(ways)(session, table)
+
+    def move_partitions(self, session: Session, table: ChangingTable) -> str:
+        """Partitions of the table move, or come with rows and go; what was done."""
+        way = self._random.choice([self._move_partition, *[self._partitions.come_and_go] * 3])
+        return way(session, table)
 
     def _publication(self, table: ChangingTable) -> str:
         return self._publications[table.append_only]

@@ -26,9 +26,13 @@ KINDS = {
         "tests/archive/test_kill.py",
         "tests/archive/simulation",
     ],
+    "fuzz": ["tests/fuzz"],
 }
 TURNS = ["upheaval", "writers", "upheaval", "programs", "upheaval", "killed", "upheaval", "archive"]
+TURNS += ["fuzz"]
 SCENES = 25
+FUZZ_S = 180
+"""Of each fuzz target in a round."""
 LONGEST_TEST_S = 3600
 
 
@@ -71,6 +75,8 @@ def _round(kind: str, seed: int, scenes: int) -> int:
         "LAREDO_TEST_SEED": str(seed),
         "LAREDO_TEST_SCENES": str(scenes),
         "LAREDO_TEST_ALL_POINTS": "1",
+        "LAREDO_FUZZ_SEED": str(seed),
+        "LAREDO_FUZZ_SECONDS": str(FUZZ_S),
     }
     if kind == "archive":
         # Programs would take it for a key of their configuration.

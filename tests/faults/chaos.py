@@ -21,7 +21,7 @@ from random import Random
 
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.manifest import Manifest
-from tests.archive.archiving import TABLE
+from tests.archive.archiving import PREFIX, TABLE
 from tests.archive.inspection import (
     assert_nothing_left_over,
     assert_true,
@@ -233,7 +233,7 @@ def _same(one, other) -> bool:  # type: ignore[no-untyped-def]
 def _assert_collectable(where: str) -> None:
     place = destination_at(where)
     for _ in range(3):
-        collect(place, TABLE, policy=AT_ONCE)
+        collect(place, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
     manifest = manifest_of(place)
     assert manifest is not None
     assert_nothing_left_over(place, manifest)

@@ -30,7 +30,7 @@ from laredo_archive.errors import (
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.s3 import upload
 from laredo_model.position import Position
-from tests.archive.archiving import HISTORY, TABLE
+from tests.archive.archiving import HISTORY, PREFIX, TABLE
 from tests.archive.inspection import destination_at, read_descriptions
 from tests.archive.simulation.truth import COLUMNS, checksum_of
 from tests.faults.random_table import STEP, RandomTable
@@ -88,7 +88,11 @@ class RandomWriter:
         orders = self._orders
         return self._tried(
             lambda: TableArchive.open(
-                self._places, TABLE, keep_epochs=orders.keep_epochs, sinks=orders.sinks
+                self._places,
+                TABLE,
+                key_prefix=PREFIX,
+                keep_epochs=orders.keep_epochs,
+                sinks=orders.sinks,
             )
         )
 
@@ -165,7 +169,7 @@ class RandomWriter:
 
     def _collect(self) -> None:
         place = self._chance.choice(self._places)
-        self._tried(lambda: collect(place, TABLE, policy=Policy(CUT_OFF, GRACE)))
+        self._tried(lambda: collect(place, TABLE, key_prefix=PREFIX, policy=Policy(CUT_OFF, GRACE)))
 
     def _announce(self, archive: TableArchive, patience: float) -> None:
         """Tell each sink what it wasn't told; with little patience, not everything."""
@@ -216,4 +220,4 @@ def sweep(orders: Orders) -> None:
         time.sleep(0.1 * chance.random())  # between two runs
         cut_off = chance.choice([CUT_OFF, -CUT_OFF])
         with suppress(DestinationUnavailable, NotCollectable):
-            collect(chance.choice(places), TABLE, policy=Policy(cut_off, GRACE))
+            collect(chance.choice(places), TABLE, key_prefix=PREFIX, policy=Policy(cut_off, GRACE))

@@ -18,7 +18,18 @@ JSON = st.recursive(
 )
 # Verbatim json columns: blanks, duplicate keys, long numbers, lone surrogates stay.
 VERBATIM = st.sampled_from(
-    [b'{"a": 1, "a" : 2}', b"1" * 30, rb'"\ud800"', b"[ 1 ,{}, [] ]", b'"}{][,"', b"-0.0e-5"]
+    [
+        b'{"a": 1, "a" : 2}',
+        b"1" * 30,
+        rb'"\ud800"',
+        b"[ 1 ,{}, [] ]",
+        b'"}{][,"',
+        b"-0.0e-5",
+        b"  [1 ,  \t2]  ",
+        b" {} ",
+        b'\t"a" ',
+        b" null ",
+    ]
 )
 FRAGMENTS = st.one_of(JSON.map(lambda value: json.dumps(value).encode()), VERBATIM)
 ROWS = st.dictionaries(TEXT, FRAGMENTS, max_size=6)

@@ -1,5 +1,6 @@
 """The configuration loader: precedence, substitutions, value types, messages naming the place."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -315,3 +316,46 @@ def test_secrets_are_in_no_message_and_no_repr(write) -> None:  # type: ignore[n
     assert "hunter2" not in str(problem_of(file))
     config = load(write('sources { pg { connection = "hunter2" } }'))
     assert "hunter2" not in repr(config) + str(config)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "k0 = [1, 2]\n" + "".join(f"k{n} = ${{k{n - 1}}} ${{k{n - 1}}}\n" for n in range(1, 40)),
+        "k0 = [1]\n" + "".join(f"k{n} = [${{k{n - 1}}}, ${{k{n - 1}}}]\n" for n in range(1, 40)),
+        "k = { a = 1 }\n" + "k = ${k} ${k}\n" * 60,
+        "k0 = x\n" + "".join(f"k{n} = ${{k{n - 1}}}${{k{n - 1}}}\n" for n in range(1, 40)),
+    ],
+    ids=["concatenated", "nested", "self", "text"],
+)
+def test_lines_that_double_one_another_are_refused_before_they_grow(write, text: str) -> None:  # type: ignore[no-untyped-def]
+    file = write(text)
+    with pytest.raises(settings.SettingsError, match=r"substitutions .* come to more than"):
+        load(file)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "fifo", "."])
+def test_only_regular_files_are_included(write, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    os.mkfifo(tmp_path / "fifo")
+    file = write(f'include "{name}"\n')
+    with pytest.raises(settings.SettingsError, match=r"include .*: isn't a regular file"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = 99999999999999999999 days",
+        "a = " + "9" * 5000 + " s",
+        'include package("x")',
+        "a = [1]\na = ${a.b}",
+        "a" + "{a" * 3000,
+        "k = ${k}",
+    ],
+)
+def test_what_pyhocon_stumbles_over_is_a_settings_error(write, text: str) -> None:  # type: ignore[no-untyped-def]
+    file = write(text)
+    with pytest.raises(settings.SettingsError) as refused:
+        load(file)
+    assert refused.value.problems[0].place
+    assert len(str(refused.value)) < 1000

@@ -1,6 +1,7 @@
 """Artifacts wait until the server says that no value was rewritten in silence before their end."""
 
-import time
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,24 +119,75 @@ def test_a_snapshot_that_is_asked_for_waits(served: Served, writer: Writer) -> N
     writer.assert_equal()
 
 
-def test_sigterm_leaves_what_is_not_verified_to_the_next_start(
+def test_sigterm_waits_for_what_is_not_verified(served: Served, writer: Writer) -> None:
+    served.looks_by_itself = False
+    last = served.commit("users", put(1, "x"))
+    waits(writer, last)
+    signalled(writer)
+    wait_until(lambda: writer.logged("stopping"), "the signal is taken", 60)
+    # What comes now is no debt: nobody ever verifies it.
+    served.look()
+    later = served.commit("users", put(2, "y"))
+    assert writer.program.wait(60) == 0
+    assert last <= writer.head() < later
+    assert writer.not_written() == []
+    writer.assert_equal()
+
+
+def test_sigterm_tells_what_is_not_verified_in_time_and_leaves_it_to_the_next_start(
     tmp_path: Path, served: Served
 ) -> None:
     with Writer(tmp_path, served) as writer:
+        writer.program.kill()
+        writer.program.start("--flush-timeout", "2")
         writer.program.wait_ready()
         served.looks_by_itself = False
         verified = served.position
-        waits(writer, served.commit("users", put(1, "x")))
-        asked = time.monotonic()
-        assert writer.program.stop() == 0
-        assert time.monotonic() - asked < 15
+        last = served.commit("users", put(1, "x"), put(2, "y"))
+        waits(writer, last)
+        assert writer.program.stop(timeout=90) == 3
         assert writer.head() == verified
+        (told,) = writer.not_written()
+        assert (told["table"], told["changes"]) == ("public.users", 2)
+        assert f"journal reaches back to {position.text(verified)}" in told["event"]
+        assert position.text(last) in told["reason"]
     served.looks_by_itself = True
     served.look()
     with Writer(tmp_path, served, name="again") as again:
         again.wait_head(served.position)
         assert {epoch for _, epoch in again.kinds()} == {1}
         again.assert_equal()
+
+
+def test_a_second_signal_ends_at_once_and_tells_the_same(served: Served, writer: Writer) -> None:
+    served.looks_by_itself = False
+    verified = served.position
+    waits(writer, served.commit("users", put(1, "x")))
+    signalled(writer)
+    wait_until(lambda: writer.logged("stopping"), "the first is taken", 60)
+    # Long before the 20 s that what isn't verified is waited for.
+    assert writer.program.stop(signal.SIGINT, timeout=15) == 3
+    (told,) = writer.not_written()
+    assert (told["changes"], told["after"]) == (1, position.text(verified))
+
+
+def test_a_server_that_is_gone_is_told_of_too(tmp_path: Path, served: Served) -> None:
+    served.stop()
+    served.add("orders", rows(0, 5))
+    served.start()
+    with Writer(tmp_path, served, "users", "orders") as writer:
+        writer.program.kill()
+        writer.program.start("--flush-timeout", "1")
+        writer.program.wait_ready()
+        served.looks_by_itself = False
+        waits(writer, served.commit("users", put(1, "x")))
+        served.stop()
+        assert writer.program.stop(timeout=90) == 3
+        assert [told["table"] for told in writer.not_written()] == ["public.users"]
+
+
+def signalled(writer: Writer) -> None:
+    os.kill(writer.program.pid, signal.SIGTERM)
 
 
 def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fix_aws import AwsServer
 from tests.processes import BIN, free_port
-from tests.snapshotter.served import Served, rows
+from tests.snapshotter.served import Served, put, rows
 from tests.snapshotter.writing import Writer
 
 
@@ -84,6 +84,18 @@ def test_check_finds_everything_well_and_writes_nothing(tmp_path: Path, served: 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 columns, key id" in ended.stdout
     assert not writer.archive.exists()
+
+
+def test_check_warns_of_a_port_that_others_reach_and_that_asks_for_no_token(
+    tmp_path: Path, served: Served
+) -> None:
+    writer = Writer(tmp_path, served)
+    open_to_all = ("check", "--config", writer.program.config, "--set", "snapshotter.http.host=::")
+    ended = run(*open_to_all)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "warning: snapshotter.http.host: whoever reaches ::" in ended.stdout
+    ended = run(*open_to_all, "--set", "snapshotter.http.token=x")
+    assert "warning" not in ended.stdout
 
 
 def test_check_asks_aws_nothing_about_who_only_uses_other_stores(
@@ -166,3 +178,19 @@ def test_what_libraries_log_looks_the_same() -> None:
     (line,) = ended.stderr.splitlines()
     told = json.loads(line)
     assert (told["event"], told["level"], told["logger"]) == ("pool is full", "warning", "urllib3")
+
+
+def test_check_says_how_often_the_triggers_would_have_fired(tmp_path: Path, served: Served) -> None:
+    more = "snapshot { max_diff_bytes = 10 GB }"
+    with Writer(tmp_path, served, more=more) as writer:
+        before = run("check", "--config", writer.program.config)
+        assert "snapshot triggers: how often they would fire shows once" in before.stdout
+        writer.program.wait_ready()
+        for number in range(3):
+            writer.wait_head(served.commit("users", put(number, "x")))
+    set_lower = ("--set", "snapshotter.snapshot.max_diff_bytes=1 B")
+    for more_arguments, said in (((), "none would have fired"), (set_lower, "max_diff_bytes 3")):
+        ended = run("--config", writer.program.config, *more_arguments, "check")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        told = [line for line in ended.stdout.splitlines() if "snapshot triggers" in line]
+        assert len(told) == 1 and said in told[0] and "3 diffs" in told[0], ended.stdout

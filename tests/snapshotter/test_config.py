@@ -128,7 +128,7 @@ def test_the_full_example_has_every_key() -> None:
         ("diff { intervall = 5s }", "snapshotter.diff.intervall: unknown key"),
         ("diff { interval = 5 }", "snapshotter.diff.interval"),
         ("diff { interval = 0s }", "snapshotter.diff.interval"),
-        ("snapshot { max_diffs = 0 }", "snapshotter.snapshot.max_diffs"),
+        ("snapshot { max_diffs = -1 }", "snapshotter.snapshot.max_diffs"),
         ("snapshot { max_diff_fraction = -1 }", "snapshotter.snapshot.max_diff_fraction"),
         ("snapshot { min_interval = 2h, max_interval = 1h }", "is shorter than min_interval"),
         ("formats { snapshot = [avro] }", "snapshotter.formats.snapshot"),
@@ -316,7 +316,7 @@ def test_a_table_adds_profiles_to_those_around_it(tmp_path: Path) -> None:
             '"s3://archive/a/" and "s3://archive/a/b/" (of snapshotter.tables[0]) lie within one',
         ),
         (
-            f'{{ source {{ table = a }}, key_prefix = "",'
+            f'{{ source {{ table = a }}, key_prefix = "", retention {{ collect_interval = 0 }},'
             f" destinations = [ {{ {S3} }}, {{ {S3}, prefix = b }} ] }}",
             "lie within one another in S3",
         ),
@@ -349,3 +349,16 @@ def test_a_token_is_never_shown(tmp_path: Path) -> None:
     (table,) = load(tmp_path, 'source { token = "hush" }')
     assert table.endpoint.token == "hush"
     assert "hush" not in repr(table) + repr(vars(table))
+
+
+@pytest.mark.parametrize("said", ["eu/users", "eu/users/"])
+def test_a_key_prefix_is_a_directory(tmp_path: Path, said: str) -> None:
+    [table] = load(tmp_path, f'key_prefix = "{said}"')
+    assert table.key_prefix == "eu/users/"
+
+
+def test_an_empty_key_prefix_is_refused_for_the_collector(tmp_path: Path) -> None:
+    with pytest.raises(ConfigRefused, match=r"key_prefix: is empty.*collect_interval = 0"):
+        load(tmp_path, 'key_prefix = ""')
+    [table] = load(tmp_path, 'key_prefix = "", retention { collect_interval = 0 }')
+    assert table.key_prefix == ""

@@ -140,11 +140,15 @@ def test_a_flush_that_cant_be_done_is_told_by_the_exit_code(tmp_path: Path, serv
         writer.program.kill()
         writer.program.start("--flush-timeout", "1")
         writer.program.wait_ready()
+        head = writer.head()
         position = served.commit("users", put(1, "kept by the journal"))
         writer.wait_status({"buffer_depth": 1})
         away.go()
-        assert writer.program.stop(signal.SIGTERM, timeout=60) == 1
-        assert "not flushed" in writer.program.tail()
+        assert writer.program.stop(signal.SIGTERM, timeout=60) == 3
+        (told,) = writer.not_written()
+        assert (told["table"], told["changes"], told["artifacts"]) == ("public.users", 1, 1)
+        assert told["after"] == f"0/{head:X}"
+        assert f"journal reaches back to 0/{head:X}" in told["event"]
         away.come_back()
         writer.program.start()
         writer.program.wait_ready()

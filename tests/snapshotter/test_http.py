@@ -65,13 +65,57 @@ def test_snapshot_of_an_unknown_table_names_the_known_ones(tmp_path: Path, serve
         assert "public.users" in answer.text
 
 
-def test_only_the_token_may_ask_for_snapshots(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, more='http { token = "secret" }') as writer:
+def test_a_fenced_table_holds_up_no_other(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, "users", "orders") as writer:
         writer.program.wait_ready()
+        newer = Writer(tmp_path, served, name="newer")
+        with newer:
+            newer.program.wait_ready()
+            newer.wait_head(served.commit("users", put(1, "x")))
+            writer.wait_status({"state": "fenced"})
+            answer = writer.post("/snapshot")
+            assert answer.status_code == 207
+            assert answer.json()["requested"] == ["public.orders"]
+            assert answer.json()["tables"]["public.orders"] == {"status": "requested"}
+            refused = answer.json()["tables"]["public.users"]
+            assert refused["status"] == "refused" and "fenced" in refused["error"]
+            writer.wait_epoch(2, "orders")
+            answer = writer.post("/snapshot?wait=true")
+            assert answer.status_code == 207
+            assert answer.json()["epochs"] == {"public.orders": 3}
+            assert answer.json()["tables"]["public.orders"] == {"status": "written", "epoch": 3}
+            assert answer.json()["errors"].keys() == {"public.users"}
+            assert writer.post("/snapshot?table=public.users").status_code == 409
+            newer.program.stop()
+
+
+def test_with_a_token_everything_asks_for_it_but_what_is_public(
+    tmp_path: Path, served: Served
+) -> None:
+    more = 'http { token = "secret", public = [health] }'
+    with Writer(tmp_path, served, more=more) as writer:
+        writer.program.wait_ready()
+        right = {"authorization": "Bearer secret"}
+        for path in ("/status", "/metrics", "/openapi.json", "/docs"):
+            assert httpx.get(writer.program.http + path).status_code == 401
         assert writer.post("/snapshot").status_code == 401
         assert writer.post("/snapshot", authorization="Bearer wrong").status_code == 401
-        assert writer.post("/snapshot", authorization="Bearer secret").status_code == 202
-        assert "secret" not in httpx.get(writer.program.http + "/status").text
+        assert writer.post("/snapshot", **right).status_code == 202
+        status = httpx.get(writer.program.http + "/status", headers=right)
+        assert status.status_code == 200 and "secret" not in status.text
+        for path in ("/openapi.json", "/docs"):
+            assert httpx.get(writer.program.http + path, headers=right).status_code == 404
+
+
+def test_a_web_page_of_another_site_asks_for_nothing(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served) as writer:
+        writer.program.wait_ready()
+        assert writer.post("/snapshot", Origin="https://evil.example").status_code == 403
+        assert writer.post("/snapshot", Host="evil.example").status_code == 403
+        status = writer.program.http + "/status"
+        assert httpx.get(status, headers={"Host": "evil.example"}).status_code == 403
+        assert writer.post("/snapshot").status_code == 202
+        assert writer.metrics()['snapshotter_http_connections_ended_total{reason="slow"}'] == 0
 
 
 def test_status_tells_where_the_table_stands(tmp_path: Path, served: Served) -> None:

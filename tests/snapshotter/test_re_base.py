@@ -92,3 +92,48 @@ def test_a_re_base_that_is_refused_a_second_stream_is_tried_again(
         writer.wait_epoch(2)
         wait_until(lambda: writer.status()["last_rebase_problem"] is None, "problem over")
         writer.assert_equal()
+
+
+def test_the_base_that_a_diff_calls_for_waits_for_no_interval(
+    tmp_path: Path, served: Served
+) -> None:
+    """The diff is committed early, as its changes fill the memory; the next cut is in an hour."""
+    more = "diff { max_memory = 64 KiB }, snapshot { max_churn_records = 100 }"
+    with Writer(tmp_path, served, interval="1h", more=more) as writer:
+        writer.program.wait_ready()
+        many = [put(number, "x" * 50) for number in range(1000)]
+        position = served.commit("users", *many)
+        writer.wait_epoch(2, timeout=120)
+        base = writer.artifacts()[-1]
+        assert (base["kind"], base["to_position"]) == ("snapshot", f"0/{position:X}")
+        assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff", "snapshot"]
+        writer.assert_equal()
+
+
+def test_a_churn_fraction_is_of_the_rows_that_the_table_has_now(
+    tmp_path: Path, served: Served
+) -> None:
+    with Writer(tmp_path, served, more="snapshot { max_churn_fraction = 0.95 }") as writer:
+        writer.program.wait_ready()
+        writer.wait_head(
+            served.commit("users", *(put(number, "new") for number in range(100, 900)))
+        )
+        last = served.commit("users", put(1, "another cut"))
+        writer.wait_head(last)
+        writer.wait_status({"buffer_depth": 0, "churn_records": 801, "rows": 900})
+        assert writer.manifest()["epoch"] == 1
+        served.commit("users", *(put(number, "changed") for number in range(100)))
+        writer.wait_epoch(2)
+        writer.assert_equal()
+
+
+@pytest.mark.parametrize("snapshot", ["min_interval = 1h, max_diffs = 1", "max_diffs = 0"])
+def test_min_interval_holds_max_diffs_back_and_0_switches_it_off(
+    tmp_path: Path, served: Served, snapshot: str
+) -> None:
+    with Writer(tmp_path, served, more=f"snapshot {{ {snapshot} }}") as writer:
+        writer.program.wait_ready()
+        for number in range(4):
+            writer.wait_head(served.commit("users", put(number, "x")))
+        assert [kind for kind, _ in writer.kinds()] == ["snapshot"] + 4 * ["diff"]
+        assert not writer.logged("re-base")

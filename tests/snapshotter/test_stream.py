@@ -13,6 +13,7 @@ import orjson
 from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
+from laredo_model.http.room import HttpCounts
 from laredo_snapshotter import config
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
@@ -72,7 +73,7 @@ class Writing:
         }
         block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
         (table,) = config.tables(block)
-        self.metrics = Metrics(lambda: [self.writer.status()])
+        self.metrics = Metrics(lambda: [self.writer.status()], HttpCounts())
         self.writer = TableWriter(
             table, TableCounters(self.metrics, table.name), Stores(), flush_timeout
         )
@@ -362,4 +363,4 @@ async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_p
             assert archive is not None
             await world.until(lambda: archive.unfinished)
         assert not archive.unfinished
-        assert world.writer.flush_problem is not None
+        assert world.writer.left is not None

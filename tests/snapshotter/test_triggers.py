@@ -2,9 +2,9 @@
 
 import pytest
 
-from laredo_snapshotter.triggers import SinceSnapshot, Triggers
+from laredo_snapshotter.triggers import MOST_DIFFS, SinceSnapshot, Triggers
 
-QUIET = {"age_s": 100.0, "snapshot_bytes": 1000, "snapshot_rows": 100}
+QUIET = {"age_s": 100.0, "snapshot_bytes": 1000, "rows": 100}
 
 CASES = [
     ("max_interval", Triggers(max_interval=200), {"age_s": 200.0}, {"age_s": 199.0}),
@@ -40,14 +40,35 @@ def test_fires_at_its_limit_and_not_before(
 
 
 @pytest.mark.parametrize(("name", "triggers", "reached", "short"), CASES, ids=str)
-def test_min_interval_holds_back_all_but_the_bound(
+def test_min_interval_holds_every_trigger_back(
     name: str, triggers: Triggers, reached: dict[str, float], short: dict[str, float]
 ) -> None:
-    del short
+    del name, short
     held = Triggers(**{field: getattr(triggers, field) for field in triggers.__slots__})  # type: ignore[attr-defined]
     object.__setattr__(held, "min_interval", 1000.0)
-    due = held.due(SinceSnapshot(**{**QUIET, **reached}))  # type: ignore[arg-type]
-    assert due == ("max_diffs" if name == "max_diffs" else None)
+    assert held.due(SinceSnapshot(**{**QUIET, **reached})) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("max_diffs", "diffs", "due"),
+    [
+        (2000, MOST_DIFFS - 1, None),
+        (2000, MOST_DIFFS, "max_diffs"),
+        (3 * MOST_DIFFS, 2 * MOST_DIFFS, None),
+        (3 * MOST_DIFFS, 3 * MOST_DIFFS, "max_diffs"),
+        (0, 100 * MOST_DIFFS, None),
+    ],
+)
+def test_min_interval_holds_back_up_to_what_a_reader_bears(
+    max_diffs: int, diffs: int, due: str | None
+) -> None:
+    held = Triggers(min_interval=1e9, max_diffs=max_diffs)
+    assert held.due(SinceSnapshot(100.0, 1000, 100, diffs=diffs)) == due
+
+
+def test_max_diffs_can_be_off() -> None:
+    assert Triggers(max_diffs=0).due(SinceSnapshot(1e9, 1, 1, diffs=1 << 40)) is None
+    assert Triggers().due(SinceSnapshot(1e9, 1, 1, diffs=2000)) == "max_diffs"
 
 
 def test_an_omitted_trigger_is_off() -> None:
@@ -56,8 +77,8 @@ def test_an_omitted_trigger_is_off() -> None:
 
 
 def test_every_change_to_an_empty_table_is_over_its_fraction() -> None:
-    quiet = SinceSnapshot(1.0, snapshot_bytes=0, snapshot_rows=0)
-    changed = SinceSnapshot(1.0, snapshot_bytes=0, snapshot_rows=0, churn_records=1, diff_bytes=40)
+    quiet = SinceSnapshot(1.0, snapshot_bytes=0, rows=0)
+    changed = SinceSnapshot(1.0, snapshot_bytes=0, rows=0, churn_records=1, diff_bytes=40)
     triggers = Triggers(max_churn_fraction=0.5, max_diff_fraction=0.5)
     assert triggers.due(quiet) is None
     assert triggers.due(changed) == "max_diff_fraction"

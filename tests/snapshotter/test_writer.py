@@ -38,16 +38,15 @@ def test_the_first_base_is_the_streams_snapshot_and_diffs_follow(
 
 
 def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, interval="1s") as writer:
+    # No cut falls between two of them: the only one is made when the writer ends.
+    with Writer(tmp_path, served, interval="1h") as writer:
         writer.program.wait_ready()
         served.commit("users", put(500, "new"))
         served.commit("users", delete(500))
         last = served.commit("users", put(1, "x"))
         served.commit("users", put(1, "row 1"))
         writer.wait_status({"stream_position": f"0/{served.position:X}"})
-        wait_until(
-            lambda: writer.manifest().get("seen_position") == f"0/{served.position:X}", "seen"
-        )
+        assert writer.program.stop() == 0, writer.program.tail()
         assert writer.kinds() == [("snapshot", 1)], f"a diff up to {last:#x} or so"
 
 

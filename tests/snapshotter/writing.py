@@ -94,6 +94,12 @@ class Writer:
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [line for line in found if line.get("event") == event]
 
+    def not_written(self) -> list[dict[str, Any]]:
+        """The log's lines that say what is left, a table each."""
+        lines = self.program.log.read_text().splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line for line in found if line["event"].startswith("not written: ")]
+
     def manifest(self, table: str = "users") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.archive / table / "manifest.json").read_bytes())
         return found

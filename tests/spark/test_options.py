@@ -8,6 +8,7 @@ import pytest
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused
 from laredo_spark.options import ReadOptions, parse
+from laredo_spark.sync_parquet import given_options
 
 README = Path(__file__).parents[2] / "README.md"
 TABLE = [line for line in (options.__doc__ or "").splitlines() if line.startswith("|")]
@@ -54,3 +55,9 @@ def test_defaults_are_those_of_the_table() -> None:
 def test_another_option_is_refused_with_the_nearest() -> None:
     with pytest.raises(OptionRefused, match=r"option colums = .*did you mean columns\?"):
         parse({"path": "x", "colums": "id"})
+
+
+@pytest.mark.parametrize("given", [["id"], ("id",), "id"])
+def test_a_sync_takes_names_as_read_table_does(given: object) -> None:
+    asked = given_options({"path": "-", "key_fields": given, "columns": ["id", "name"]})
+    assert (asked["key_fields"], asked["columns"]) == ("id", "id,name")

@@ -61,7 +61,7 @@ def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
         done = sync_table(spark, str(archive), target=target, key_fields="id")
         assert same(spark, archive, target)
         builder.diff(position, names(changed)).write()
-        done = sync_table(spark, str(archive), target=target, key_fields="id")
+        done = sync_table(spark, str(archive), target=target, key_fields=["id"])
         assert done.outcome is Outcome.REBUILT
         assert same(spark, archive, target)
 

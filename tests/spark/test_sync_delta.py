@@ -25,3 +25,23 @@ def test_without_delta(spark: SparkSession, tmp_path: Path) -> None:
 )
 def test_which_spark_a_delta_is_for(version: str, fit: bool) -> None:
     assert fits(version, "pyspark<=4.2.0,>=4.0.1") is fit
+
+
+@pytest.mark.parametrize(
+    ("version", "requirement", "fit"),
+    [
+        ("4.2.0", "pyspark<=4.2", True),
+        ("4.2", "pyspark>=4.2.0", True),
+        ("4.2.0-amzn-1", "pyspark<=4.2.0", True),
+        ("4.2.0.dev1", "pyspark>=4.2", True),
+        ("4.2.1", "pyspark~=4.2.0", True),
+        ("4.3.0", "pyspark~=4.2.0", False),
+        ("4.2.0", "pyspark!=4.2.0,>=4.0", False),
+        ("4.2.0", "pyspark==4.1.*", False),
+        ("4.2.0", "pyspark==4.1.0; extra == 'old'", True),
+        ("4.2.0", "pyspark>=4.0.1,<4.3rc1", True),
+        ("unknown", "pyspark>=4.0.1", False),
+    ],
+)
+def test_requirements_are_compared_as_pip_does(version: str, requirement: str, fit: bool) -> None:
+    assert fits(version, requirement) is fit

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import costs
 from laredo_archive.garbage import Policy, collect
-from tests.archive.archiving import ONE, TABLE, TWO, begun_base, diffed, opened, rebased
+from tests.archive.archiving import ONE, PREFIX, TABLE, TWO, begun_base, diffed, opened, rebased
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE
 
@@ -43,11 +43,11 @@ def test_a_diff_a_base_and_a_collection_are_what_the_costs_say(s3: S3Maker) -> N
         sent(s3)
         diffed(archive, 20, 30, ONE, TWO)
         assert sent(s3) == summed(costs.DIFF, costs.MANIFEST)
-    collected = collect(destination, TABLE, policy=AT_ONCE)
+    collected = collect(destination, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
     assert collected.deleted == ["public.t/epoch=1/snapshot-0_A.jsonl"]
     deletions = {"DeleteObject": 1}
     assert sent(s3) == summed(costs.COLLECTION, costs.PAGE, costs.DELETING, deletions)
-    collect(destination, TABLE, policy=AT_ONCE)
+    collect(destination, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
     assert sent(s3) == summed(costs.COLLECTION, costs.PAGE)
 
 

@@ -18,6 +18,7 @@ from laredo_archive.holding import Surroundings
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import Content, place
 from laredo_archive.s3.asking import ATTEMPTS
+from tests.archive.archiving import anybodys
 from tests.archive.s3.conftest import LARGE, Way
 from tests.faults.fault import (
     Fault,
@@ -45,7 +46,7 @@ AFTER = [drop(after=True), reset(after=True), answer(500, "InternalError", after
 @pytest.fixture(autouse=True)
 def nothing_is_left(way: Way):  # type: ignore[no-untyped-def]
     yield
-    assert way.direct.collect_unfinished("", timedelta(0)) == 0
+    assert way.direct.collect_unfinished("", timedelta(0), anybodys) == 0
 
 
 @sizes
@@ -101,7 +102,7 @@ def test_parts_that_somebody_dropped_are_gone(way: Way) -> None:
     upload = way.begun(KEY, LARGE)
     with pytest.raises(OutcomeUnclear):
         upload.finish()
-    assert way.direct.collect_unfinished("", timedelta(0)) == 1
+    assert way.direct.collect_unfinished("", timedelta(0), anybodys) == 1
     for _ in range(2):
         with pytest.raises(DestinationUnavailable, match="NoSuchUpload"):
             upload.finish()
@@ -170,7 +171,7 @@ def test_the_store_away(way: Way, data: bytes) -> None:
             upload.finish()
         upload.abort()
     # What couldn't be aborted then is dropped by a claim.
-    assert way.direct.collect_unfinished("", timedelta(0)) == (data is LARGE)
+    assert way.direct.collect_unfinished("", timedelta(0), anybodys) == (data is LARGE)
 
 
 PASSING = [
@@ -226,7 +227,7 @@ def test_an_abort_never_raises(way: Way) -> None:
     upload = way.begun(KEY, LARGE)
     upload.abort()
     assert rule.happened == 1
-    assert way.direct.collect_unfinished("", timedelta(0)) == 1
+    assert way.direct.collect_unfinished("", timedelta(0), anybodys) == 1
 
 
 def test_an_abort_comes_after_the_parts_on_their_way(way: Way) -> None:
@@ -251,4 +252,4 @@ def test_an_abort_ends_the_waiting_between_tries(way: Way, s3) -> None:  # type:
     upload.abort()
     happened = rule.happened
     assert happened < ATTEMPTS
-    assert patient.collect_unfinished("", timedelta(0)) == 0
+    assert patient.collect_unfinished("", timedelta(0), anybodys) == 0

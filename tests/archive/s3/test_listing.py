@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from laredo_archive.errors import DestinationUnavailable
+from tests.archive.archiving import anybodys
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
 from tests.faults.fault import Exchange, Fault, answer, truncate_answer
@@ -52,10 +53,10 @@ def test_many_left_overs(way: Way) -> None:
     uploads = [way.begun(f"t/{number}", LARGE) for number in range(3)]
     for upload in uploads:
         upload._settle_parts(every=True)  # type: ignore[attr-defined]
-    assert way.direct.collect_unfinished("t/", timedelta(minutes=1)) == 0
+    assert way.direct.collect_unfinished("t/", timedelta(minutes=1), anybodys) == 0
     way.meets(answer(500, "InternalError"), "AbortMultipartUpload")
-    assert way.faulty.collect_unfinished("t/", timedelta(0)) == 3
-    assert way.direct.collect_unfinished("t/", timedelta(0)) == 0
+    assert way.faulty.collect_unfinished("t/", timedelta(0), anybodys) == 3
+    assert way.direct.collect_unfinished("t/", timedelta(0), anybodys) == 0
     for upload in uploads:
         upload.abort()
 
@@ -68,7 +69,7 @@ def test_left_overs_go_by_the_stores_date(way: Way) -> None:
         dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
         await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
 
-    assert way.faulty.collect_unfinished("t/", timedelta(days=1)) == 0
+    assert way.faulty.collect_unfinished("t/", timedelta(days=1), anybodys) == 0
     way.meets(Fault("tomorrow", tomorrow), "ListMultipartUploads")
-    assert way.faulty.collect_unfinished("t/", timedelta(days=1)) == 1
+    assert way.faulty.collect_unfinished("t/", timedelta(days=1), anybodys) == 1
     upload.abort()

@@ -15,6 +15,7 @@ from laredo_archive.errors import (
     SwapLost,
 )
 from laredo_archive.s3.destination import S3Destination
+from tests.archive.archiving import anybodys
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
 from tests.faults.fault import Exchange, Fault, answer, drop, reset
@@ -42,7 +43,7 @@ def nothing_left(way: Way, s3: S3Maker) -> bool:
     prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
     raw = s3.server.client("s3")
     objects = raw.list_objects_v2(Bucket=s3.bucket, Prefix=prefix)["KeyCount"]
-    return objects == 0 and way.direct.collect_unfinished("", timedelta(0)) == 0
+    return objects == 0 and way.direct.collect_unfinished("", timedelta(0), anybodys) == 0
 
 
 @pytest.mark.parametrize("server", ["moto", "s3_server"])
@@ -121,10 +122,13 @@ async def _in_two_hours(exchange: Exchange) -> None:
 IN_TWO_HOURS = Fault("in two hours", _in_two_hours)
 
 
+LEFT = ".laredo-probe-0123456789abcdef"
+
+
 def test_what_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -> None:
-    way.direct.swap(".laredo-probe-0", b"x", None)
+    way.direct.swap(LEFT, b"x", None)
     way.faulty.probe()
-    assert way.direct.head(".laredo-probe-0") is not None, "it may be another process's"
+    assert way.direct.head(LEFT) is not None, "it may be another process's"
     way.meets(IN_TWO_HOURS, "ListObjectsV2")
     way.faulty.probe()
     assert nothing_left(way, s3)
@@ -132,7 +136,7 @@ def test_what_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -
 
 def test_an_upload_that_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -> None:
     prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
-    raw, left = s3.server.client("s3"), f"{prefix}.laredo-probe-0"
+    raw, left = s3.server.client("s3"), f"{prefix}{LEFT}"
     raw.create_multipart_upload(Bucket=s3.bucket, Key=left)
 
     def uploads() -> list[str]:
@@ -145,6 +149,14 @@ def test_an_upload_that_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: 
     way.meets(IN_TWO_HOURS, "ListMultipartUploads")
     way.faulty.probe()
     assert uploads() == []
+
+
+def test_what_only_begins_as_a_probe_does_stays(way: Way, s3: S3Maker) -> None:
+    """Somebody's file; nothing of ours has such a name."""
+    way.direct.swap(".laredo-probe-notes.txt", b"x", None)
+    way.meets(IN_TWO_HOURS, "ListObjectsV2")
+    way.faulty.probe()
+    assert way.direct.head(".laredo-probe-notes.txt") is not None
 
 
 @pytest.fixture

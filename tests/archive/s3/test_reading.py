@@ -16,6 +16,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.s3.asking import ATTEMPTS
 from laredo_archive.s3.destination import S3Destination
+from tests.archive.archiving import anybodys
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import Way
 from tests.faults.fault import (
@@ -50,7 +51,7 @@ USES: dict[str, tuple[str, Callable[[S3Destination], Any]]] = {
     "list": ("ListObjectsV2", lambda place: list(place.list("t/"))),
     "unfinished": (
         "ListMultipartUploads",
-        lambda place: place.collect_unfinished("t/", timedelta(days=1)),
+        lambda place: place.collect_unfinished("t/", timedelta(days=1), anybodys),
     ),
 }
 

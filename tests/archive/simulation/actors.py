@@ -129,6 +129,7 @@ class Writer:
                 return TableArchive.open(
                     [MemoryDestination(store, self._actor) for store in self._stores],
                     TABLE,
+                    key_prefix=PREFIX,
                     writer_id=f"{self._chance.getrandbits(64):016x}",
                     keep_epochs=scene.keep_epochs,
                     sinks=self._sinks,
@@ -280,6 +281,7 @@ class Collector:
                 collect(
                     MemoryDestination(self._store, self._actor),
                     TABLE,
+                    key_prefix=PREFIX,
                     policy=Policy(timedelta(seconds=CUT_OFF_S), timedelta(seconds=GRACE_S)),
                     surroundings=Surroundings(
                         now=lambda: self._scene.world.date,

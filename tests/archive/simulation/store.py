@@ -202,13 +202,15 @@ class MemoryDestination:
         # Once answered it doesn't come again: no destination repeats a deletion that is unclear.
         self._change(key, lambda: self._store.delete(key), echoes=False)
 
-    def collect_unfinished(self, prefix: str, older_than: timedelta) -> int:
+    def collect_unfinished(
+        self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
+    ) -> int:
         def answer() -> list[int]:
             limit = self._store.world.date - older_than
             return [
                 number
                 for number, parts in self._store.uploads.items()
-                if parts.key.startswith(prefix) and parts.begun <= limit
+                if parts.key.startswith(prefix) and parts.begun <= limit and is_ours(parts.key)
             ]
 
         found = self._ask(prefix, answer)

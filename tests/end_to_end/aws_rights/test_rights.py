@@ -19,7 +19,7 @@ from laredo_archive.s3.destination import S3Destination
 from laredo_archive.verify import verify
 from laredo_snapshotter.check_aws import check_bucket, check_profile, check_sink
 from laredo_snapshotter.events.build import build
-from tests.archive.archiving import ONE, TABLE, THREE, TWO, base_of, diffed, rebased, rows
+from tests.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, base_of, diffed, rebased, rows
 from tests.end_to_end.aws_rights.asked import NotingClients, rights
 from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy, Right
@@ -70,7 +70,7 @@ def life(moto: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> Life:
 
 
 def archive_of(*destinations: Any) -> TableArchive:
-    return TableArchive.open(destinations, TABLE, keep_epochs=1, sinks=["sink"])
+    return TableArchive.open(destinations, TABLE, key_prefix=PREFIX, keep_epochs=1, sinks=["sink"])
 
 
 def written(example: Example, clients: NotingClients, beside: Path) -> None:
@@ -88,7 +88,7 @@ def written(example: Example, clients: NotingClients, beside: Path) -> None:
     rebased(archive, 10, LARGE)
     diffed(archive, 10, 20, LARGE, ONE)
     rebased(archive_of(destination, LocalDestination(beside)), 20, ONE)
-    given_up = destination.upload("public.t/given-up")
+    given_up = destination.upload("public.t/epoch=1/snapshot-0_FF.jsonl")
     for line in LARGE.values():
         given_up.write(line)
     given_up.abort()
@@ -100,7 +100,7 @@ def written(example: Example, clients: NotingClients, beside: Path) -> None:
 def collected(destination: S3Destination) -> None:
     """Garbage is entered, dated and deleted; nothing is too young, for times in whole seconds."""
     policy = garbage.Policy(timedelta(seconds=-2), timedelta(seconds=-2))
-    runs = [garbage.collect(destination, TABLE, policy=policy) for _ in range(3)]
+    runs = [garbage.collect(destination, TABLE, key_prefix=PREFIX, policy=policy) for _ in range(3)]
     assert any(run.deleted for run in runs)
 
 
@@ -144,7 +144,7 @@ def test_the_collector_may_do_what_it_does_and_no_more(
     archive = archive_of(example.destination(clients))
     rebased(archive, 10, ONE)
     base_of(archive, 20, TWO)
-    unfinished = example.destination(clients).upload("public.t/unfinished")
+    unfinished = example.destination(clients).upload("public.t/epoch=1/snapshot-0_FE.jsonl")
     for line in LARGE.values():
         unfinished.write(line)
     # `laredo-archive gc` tags nothing.

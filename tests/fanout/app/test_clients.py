@@ -82,3 +82,34 @@ async def test_ringing_never_waits_and_loses_nothing_that_matters() -> None:
         await asyncio.wait_for(asyncio.shield(wakeups.current()), 20)
         bell.remove(ours)
         bell.ring()
+
+
+def of(owner: str, name: str = "a", host: str = "10.0.0.1") -> ClientInfo:
+    return ClientInfo(name, "public.a", "ipv4:x", True, False, 0, owner, host)
+
+
+def test_one_identity_has_its_share_only() -> None:
+    clients = Clients(10, max_clients_per_identity=3)
+    for number in range(3):
+        clients.register((1, number), of("token 1", str(number)))
+    with pytest.raises(TooManyClients, match=r"token 1 .* 3 clients of 10 .*per_identity"):
+        clients.register((1, 3), of("token 1", "another"))
+    clients.register((1, 4), of("token 2"))
+    # Who shares with nobody may have them all.
+    for number in range(5, 11):
+        clients.register((1, number), of("", str(number)))
+    with pytest.raises(TooManyClients, match=r"already has its 10 clients"):
+        clients.register((1, 11), of(""))
+    clients.leave((1, 0), "client")
+    clients.register((1, 0), of("token 1", "another"))
+
+
+def test_one_client_id_has_its_share_only_and_nobody_else_s() -> None:
+    clients = Clients(10, max_clients_per_client_id=2)
+    clients.register((1, 1), of("token 1"))
+    clients.register((1, 2), of("token 1"))
+    with pytest.raises(TooManyClients, match=r"'a' .* 2 streams .*per_client_id"):
+        clients.register((1, 3), of("token 1"))
+    # The same name said by another token, or elsewhere, is another client's.
+    clients.register((1, 4), of("token 2"))
+    clients.register((1, 5), of("token 1", host="10.0.0.2"))

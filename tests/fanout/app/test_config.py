@@ -150,6 +150,13 @@ def test_an_archive_in_a_bucket(tmp_path: Path) -> None:
     assert options.archive_options(load(tmp_path, MINIMAL).tables[0]) is None
 
 
+@pytest.mark.parametrize(("said", "meant"), [("users", "users/"), ("a/b/", "a/b/"), ("", "")])
+def test_an_archives_key_prefix_is_a_directory(tmp_path: Path, said: str, meant: str) -> None:
+    block = f'store_config {{ path = "/a" }}, key_prefix = "{said}"'
+    archive = options.archive_options(load(tmp_path, with_archive(block)).tables[0])
+    assert archive is not None and archive.key_prefix == meant
+
+
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
@@ -160,7 +167,7 @@ def test_an_archive_in_a_bucket(tmp_path: Path) -> None:
             'store = s3, store_config { bucket = b, path = "/a" }',
             "store_config.path means nothing for store = s3",
         ),
-        ('store_config { path = "/a" }, key_prefix = "../x/"', "leads out of the store"),
+        ('store_config { path = "/a" }, key_prefix = "../x/"', "leads out of the destination"),
         ('store_config { path = "/a" }, formats = [parquet]', "formats[0]"),
         ('store_config { path = "/a" }, formats = []', "formats"),
         ('store = s3, store_config { bucket = "a/b" }', "isn't a bucket's name"),
@@ -244,3 +251,59 @@ def test_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     said = load(tmp_path, MINIMAL)
     assert said.source.connection.get_secret_value() == "postgresql://other/db"
     assert said.max_clients == 9
+
+
+@pytest.mark.parametrize(
+    ("said", "grpc", "http", "warned"),
+    [
+        ("", "127.0.0.1", "127.0.0.1", []),
+        ("fanout.grpc.tokens_file = t, http.token = x", "0.0.0.0", "0.0.0.0", []),
+        (
+            "fanout.grpc.tls { cert = c, key = k }",
+            "0.0.0.0",
+            "127.0.0.1",
+            ["fanout.grpc.host"],
+        ),
+        (
+            'fanout.grpc.host = "0.0.0.0", http.host = "10.0.0.1"',
+            "0.0.0.0",
+            "10.0.0.1",
+            ["fanout.grpc.host", "http.host"],
+        ),
+        (
+            'fanout.grpc { host = "0.0.0.0", tls { cert = c, key = k, client_ca = a } }',
+            "0.0.0.0",
+            "127.0.0.1",
+            [],
+        ),
+    ],
+)
+def test_only_a_listener_that_asks_who_is_there_is_reached_by_others(
+    tmp_path: Path, said: str, grpc: str, http: str, warned: list[str]
+) -> None:
+    found = load(tmp_path, MINIMAL + said)
+    assert (found.fanout.grpc.listening_host, found.http.listening_host) == (grpc, http)
+    assert [warning.partition(":")[0] for warning in found.warnings()] == warned
+
+
+def test_the_images_variable_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAREDO_DEFAULT_HOST", "0.0.0.0")
+    found = load(tmp_path, MINIMAL + 'http.host = "127.0.0.1"')
+    assert (found.fanout.grpc.listening_host, found.http.listening_host) == (
+        "0.0.0.0",
+        "127.0.0.1",
+    )
+
+
+def test_nobody_takes_all_clients_by_default(tmp_path: Path) -> None:
+    plain = load(tmp_path, MINIMAL)
+    assert (plain.max_clients_per_identity, plain.max_clients_per_client_id) == (450, 250)
+    one = load(tmp_path, MINIMAL + "fanout.grpc.max_clients = 1\n")
+    assert (one.max_clients_per_identity, one.max_clients_per_client_id) == (1, 1)
+    said = MINIMAL + (
+        "fanout.grpc { max_clients_per_identity = 500, max_clients_per_client_id = 7 }\n"
+        "fanout { spool_max_size = 3 GB, grpc.workers = 3 }\n"
+    )
+    chosen = load(tmp_path, said)
+    assert (chosen.max_clients_per_identity, chosen.max_clients_per_client_id) == (500, 7)
+    assert options.serving_options(chosen, 1).listener.spool_max_bytes == 10**9

@@ -52,7 +52,8 @@ def filled(
 def load(replica: Replica, rows: dict[bytes, bytes], position: int) -> list[Difference]:
     replica.begin_snapshot()
     replica.add_rows(SnapshotRows(list(rows), list(rows.values())))
-    return list(replica.end_snapshot(SnapshotEnd(Position(position), 5, len(rows), None, None)))
+    end = SnapshotEnd(Position(position), 5, len(rows), None, None)
+    return list(replica.show(replica.end_snapshot(end)))
 
 
 def rows_of(replica: Replica) -> dict[bytes, bytes]:

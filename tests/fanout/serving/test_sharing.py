@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import struct_pb2
 
+from laredo_fanout.serving import conditions, slices
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
 from laredo_fanout.serving.bell import Bell
@@ -33,7 +34,7 @@ async def writer(tmp_path: Path):
 
 def named(name: str) -> RowFilter:
     predicate = wire.FieldPredicate(field="name", equals=struct_pb2.Value(string_value=name))
-    return RowFilter([predicate], COLUMNS)
+    return RowFilter(slices.at_once(conditions.read([predicate])), COLUMNS)
 
 
 def forms() -> list[Form]:
@@ -57,7 +58,7 @@ async def test_a_record_is_encoded_once_per_form(writer: Writer) -> None:
     for _ in range(10):
         for form in forms():
             cursor = start
-            while records := recent.after(1, cursor, form):
+            while records := await recent.after(1, cursor, form):
                 for record in records:
                     assert record.first_sequence == cursor + 1
                     cursor = record.last_sequence
@@ -70,8 +71,22 @@ async def test_sessions_at_the_same_place_send_the_same_object(writer: Writer) -
     recent = RecentRecords(reader)
     after = reader.table_by_id(1).sequence
     writer.commit((UPDATE, line(1, "x")))
-    first, second = (recent.after(1, after, forms()[0])[0].messages for _ in range(2))
+    first, second = [(await recent.after(1, after, forms()[0]))[0].messages for _ in range(2)]
     assert first[0] is second[0]
+
+
+async def test_sessions_that_meet_at_a_large_record_have_it_encoded_once(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader)
+    after = reader.table_by_id(1).sequence
+    writer.commit(*[(UPDATE, line(1, str(number))) for number in range(1400)])
+    found = [recent.after(1, after, forms()[4]) for _ in range(3)]
+    leaves, *others = map(asyncio.ensure_future, found)
+    await asyncio.sleep(0)
+    leaves.cancel()
+    first, second = [(await other)[0].messages for other in others]
+    assert first is second and len(first) == 1400
+    assert recent.encoded_total == 1
 
 
 async def test_the_cache_is_bounded(writer: Writer) -> None:
@@ -80,7 +95,7 @@ async def test_the_cache_is_bounded(writer: Writer) -> None:
     cursor = reader.table_by_id(1).sequence
     for number in range(20):
         writer.commit((UPDATE, line(1, str(number) * 10_000)))
-    while records := recent.after(1, cursor, forms()[0]):
+    while records := await recent.after(1, cursor, forms()[0]):
         cursor = records[-1].last_sequence
         assert recent.size <= 50_000
     assert cursor == reader.table_by_id(1).sequence
@@ -95,7 +110,7 @@ async def test_a_cursor_in_the_middle_of_a_record(writer: Writer) -> None:
         # A filtered client that may know the transaction's beginning learns that it ended.
         ended = int(skipped > 0)
         for form, count in zip(forms(), (1, 1, ended, ended, 10 - skipped, 0), strict=True):
-            (record,) = recent.after(1, start + skipped, form)
+            (record,) = await recent.after(1, start + skipped, form)
             assert (record.first_sequence, record.last_sequence) == (
                 start + skipped + 1,
                 start + 10,
@@ -111,7 +126,7 @@ async def test_below_the_journal(writer: Writer) -> None:
         writer.commit((UPDATE, line(1, str(number))))
     writer.prune(keep=1)
     with pytest.raises(JournalPruned):
-        recent.after(1, start, forms()[0])
+        await recent.after(1, start, forms()[0])
 
 
 async def test_a_ring_while_looking_is_not_lost() -> None:

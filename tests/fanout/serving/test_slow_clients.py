@@ -9,6 +9,7 @@ import pytest
 
 from laredo_fanout.serving import snapshot_rows
 from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, TableOptions
+from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Action
 from tests.fanout.serving.world import Stream, World, line, rows, running
@@ -20,7 +21,7 @@ SLOW_DOWN = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOW
 WIDE = "w" * 200_000
 
 
-async def until(condition: Callable[[], bool], timeout: float = 20) -> None:
+async def until(condition: Callable[[], object], timeout: float = 20) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)
@@ -266,3 +267,86 @@ async def test_wide_rows_do_not_make_wide_messages(tmp_path: Path) -> None:
             assert message.ByteSize() < 1_500_000
             lines += list(message.lines)
         assert sorted(lines) == sorted(given)
+
+
+def spooled(directory: Path) -> list[int]:
+    """The sizes of the files without a name that this process has open there."""
+    sizes = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            where = str(descriptor.readlink())
+            if where.startswith(str(directory)) and where.endswith("(deleted)"):
+                sizes.append(descriptor.stat().st_size)
+        except FileNotFoundError:
+            continue  # the listing's own
+    return sizes
+
+
+async def test_clients_that_never_read_share_one_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
+    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
+    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
+    spools: list[snapshot_rows.SpoolDirectory] = []
+    made = snapshot_rows.SpoolDirectory.__init__
+
+    def making(self: snapshot_rows.SpoolDirectory, *given: object) -> None:
+        made(self, *given)  # type: ignore[arg-type]
+        spools.append(self)
+
+    monkeypatch.setattr(snapshot_rows.SpoolDirectory, "__init__", making)
+    put_aside: list[Snapshot] = []
+    spill = Snapshot.spill
+
+    def spilling(self: Snapshot) -> None:
+        spill(self)
+        put_aside.append(self)
+
+    monkeypatch.setattr(Snapshot, "spill", spilling)
+    async with running(tmp_path) as world:
+        given = [line(n, "x" * 2000) for n in range(10_000)]
+        world.writer.publish(given)
+        streams = [world.sync(batch=True, client_id=str(number)) for number in range(6)]
+        for stream in streams:
+            await stream.next("handshake")
+        await until(lambda: len(put_aside) == 6, timeout=60)
+        size = sum(map(len, given))
+        assert size * 0.5 < sum(spooled(tmp_path)) < size * 1.1
+        assert spools[0].spools.bytes == sum(spooled(tmp_path))
+        _, lines, _ = await streams[0].snapshot()
+        assert sorted(lines) == sorted(given)
+        for stream in streams:
+            stream.cancel()
+        await until(lambda: not world.registry.leases, timeout=60)
+        await until(lambda: spooled(tmp_path) == [], timeout=60)
+        assert spools[0].spools.bytes == 0
+
+
+async def test_a_full_spool_ends_the_slow_client_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
+    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
+    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, spool_max_bytes=1 << 20)
+    failures: list[SpoolFailed] = []
+    spill = Snapshot.spill
+
+    def spilling(self: Snapshot) -> None:
+        try:
+            spill(self)
+        except SpoolFailed as failed:
+            failures.append(failed)
+            raise
+
+    monkeypatch.setattr(Snapshot, "spill", spilling)
+    async with running(tmp_path, listener=listener) as world:
+        world.writer.publish([line(n, "x" * 2000) for n in range(10_000)])
+        slow = world.sync(batch=True, client_id="slow")
+        await slow.next("handshake")
+        await until(lambda: failures, timeout=60)
+        # Whoever doesn't read hears of it when it reads again.
+        code, details = await slow.ends(timeout=60)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "spool_max_size" in details
+        assert spooled(tmp_path) == []

@@ -69,7 +69,7 @@ class Registry:
 
     async def register(self, info: ClientInfo) -> Lease:
         if len(self.leases) >= self.max_clients:
-            raise TooManyClients(self.max_clients)
+            raise TooManyClients(f"max_clients {self.max_clients}")
         self.leases.append(Lease(self, info))
         return self.leases[-1]
 

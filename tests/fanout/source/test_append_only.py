@@ -3,7 +3,7 @@ and the application's own statements never fail because of us."""
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -146,6 +146,12 @@ class _NoTables:
     def route(self, relation: Relation) -> Route:
         return IGNORED
 
+    def announced_behind(self, root: int, leaf: int) -> None:
+        pass
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        pass
+
     def announced_again(self, relation: Relation) -> None:
         raise AssertionError
 
@@ -159,7 +165,7 @@ class _NoTables:
 @pytest.mark.parametrize("shown", [True, False])
 def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, shown: bool) -> None:
     """It may come in the stream long after rows were copied that were written after it."""
-    decoder = StreamDecoder(_NoTables(), b"laredo", tmp_path, 0)
+    decoder = StreamDecoder(_NoTables(), lambda _: False, tmp_path, 0)
     intake = append_only.Intake(live=False)
     running = frozenset[int]() if shown else frozenset({70})
     assert intake.read_at(append_only.Snapshot(70, 71, running))

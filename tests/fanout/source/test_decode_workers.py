@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ from laredo_fanout.source import decode_pipeline, decode_wire, stream_decoder
 from laredo_fanout.source.append_only import Intake
 from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
 from laredo_fanout.source.decode_wire import Layout
-from laredo_fanout.source.message import Relation, RelationColumn
+from laredo_fanout.source.message import Emitted, Relation, RelationColumn
 from laredo_fanout.source.options import SourceOptions
 from laredo_fanout.source.replication import ReplicationStream
 from laredo_fanout.source.row_decoder import compile_decoder
@@ -52,6 +52,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_decoder, "_SPOOL_FROM_BYTES", 100_000)
 
 
+def _is_ours(emitted: Emitted) -> bool:
+    return emitted.transactional and emitted.prefix == b"laredo"
+
+
 class _Reading:
     """Everything one slot's stream brings, table by table, and what it was cut into."""
 
@@ -80,7 +84,7 @@ class _Reading:
         self.trouble: list[object] = []
         self._names: dict[int, str] = {}
         (path / slot).mkdir()
-        self.decoder = StreamDecoder(self, b"laredo", path / slot, start)
+        self.decoder = StreamDecoder(self, _is_ours, path / slot, start)
         self.stream = ReplicationStream.open(options)
         self.stream.start(slot, "p", start, stream_transactions=streamed)
         self._patience = patience
@@ -130,6 +134,12 @@ class _Reading:
     def _type(self, table: str, column: RelationColumn) -> TypeInfo:
         known = self._types[column.type_oid]
         return known if column.in_key else self.as_types.get(table, known)
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        pass
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        pass
 
     def announced_again(self, relation: Relation) -> None:
         """The server does so when its caches were invalidated, also by what others do just now

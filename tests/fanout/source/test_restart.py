@@ -156,6 +156,10 @@ def test_a_gap_is_noticed_and_copied_over(filled: Database, ingesting: Start, ga
     _run(filled, "UPDATE t SET a = 'lost' WHERE id < 50", "DELETE FROM t WHERE id > 450")
     make_gap(ingest, filled)
     ingest.start()
+    if gap == "slot moved":
+        # By whom isn't known: it may be another server's by now.
+        ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
+        _drop_slot(ingest, filled)
     ingest.wait_until(
         lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
         "the table was copied anew",
@@ -188,7 +192,10 @@ def test_a_gap_stops_the_ingest_if_told_so(filled: Database, ingesting: Start, g
 
 
 def test_another_cluster_under_the_same_name(filled: Database, ingesting: Start) -> None:
-    """A restored backup: positions mean something else, so nothing of before is shown."""
+    """A restored backup: positions mean something else, so nothing of before is shown.
+
+    Of the slot with our name nothing says that it is ours.
+    """
     ingest = ingesting("public.t")
     ingest.wait_live()
     ingest.stop()
@@ -200,6 +207,8 @@ def test_another_cluster_under_the_same_name(filled: Database, ingesting: Start)
             transaction.set_source(replace(known, history=other))
             transaction.set_position(position + (1 << 40), 1)
     ingest.start()
+    ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
+    _drop_slot(ingest, filled)
     ingest.wait_until(lambda: ingest.store.source.history == known.history, "the true history")  # type: ignore[union-attr]
     ingest.wait_live()
     ingest.assert_equal()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_fanout.errors import StreamBroken
+from laredo_fanout.source import message as message_
 from laredo_fanout.source import plain_rows, row_scan
 from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.row_decoder import PADDING, compile_decoder
@@ -171,6 +172,21 @@ def test_a_message_cut_short_is_handed_back(cut: int) -> None:
     assert not route.changes.keys
 
 
+@pytest.mark.parametrize("scan", EACH)
+def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
+    scan: row_scan.Scan,
+) -> None:
+    whole = _row(b"I", 7, ["12", NULL, "abcdef", "t"])
+    for message in [*(whole[:size] for size in range(1, len(whole))), whole + b"n"]:
+        route = _route(["int8", "text", "text", "bool"])
+        scanned = scan(_from([message]), 9, {_oid(7): route}, {})
+        assert scanned[1] == message + PADDING
+        assert not route.changes.keys
+        if len(message) > 33:
+            with pytest.raises(StreamBroken, match="doesn't fill its message"):
+                route.put(message + PADDING, 1)
+
+
 def test_several_relations_take_turns() -> None:
     messages = [_row(b"I", 7 + number % 2, [str(number)]) for number in range(6)]
     for scan in SCANS:
@@ -211,3 +227,14 @@ def test_a_repeated_field_is_the_same(values: list[bytes], field: int) -> None:
 def test_long_values_of_a_repeated_field(size: int) -> None:
     repeated = protobuf.RepeatedBytes(3)
     assert repeated.joined([bytes(size), b"a"]) == b"".join(repeated.pieces([bytes(size), b"a"]))
+
+
+@pytest.mark.parametrize("scan", EACH)
+def test_of_somebodys_long_message_only_the_beginning_is_handed_back(scan: row_scan.Scan) -> None:
+    """Any role may write one of a gigabyte; libpq has two copies of it, and we none."""
+    content = bytes(9) + b"somebody\0" + pack(">I", 5_000_000) + b"x" * 5_000_000
+    handed = scan(_from([_xlog(b"M", content)]), 10, {}, {})
+    message = handed[1]
+    assert message is not None and len(message) == message_.KEPT_BYTES + len(PADDING)
+    found = message_.emitted(message)
+    assert (found.prefix, found.content) == (b"somebody", b"")

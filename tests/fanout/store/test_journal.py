@@ -7,6 +7,7 @@ import pytest
 
 from laredo_fanout.store import record as record_
 from laredo_fanout.store.errors import JournalPruned, TransactionOpen
+from laredo_fanout.store.reader import RECORD_COST
 from laredo_fanout.store.record import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Change
@@ -216,7 +217,7 @@ def test_reading_stops_at_about_max_bytes(store: Store, table: int) -> None:
         commit(store, table, (position, [insert(str(position), 1, "x" * 1000)]))
     after = store.tables[table].oldest_sequence - 1
     assert len(store.reader().journal(table, after, 1)) == 1
-    assert len(store.reader().journal(table, after, 3500)) == 3
+    assert len(store.reader().journal(table, after, 3500 + 3 * RECORD_COST)) == 3
     assert len(journal_of(store.reader(), table, after, 3500)) == 10
 
 

@@ -142,13 +142,16 @@ class FullDisk:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._room = 20
+        self._room = 0
 
     def write(self, data: bytes) -> int:
         self._room -= 1
         if self._room < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         return int(self._file.write(data))
+
+    def flush(self) -> None:
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()

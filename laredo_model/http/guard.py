@@ -1,0 +1,150 @@
+"""Which HTTP requests are let in.
+
+With a token: those that bring it. Without one, whatever reaches the address is let in but for what
+a web page can make its reader's browser send:
+
+* Every request's Host must be an IP address or a known name. A page whose name was pointed at this
+  address (DNS rebinding) could read the answers as its own; its requests carry the page's name.
+  Only a name can be pointed anywhere, so that an IP address as Host is nobody's trick, and probes
+  and Prometheus, which ask by address, need no configuration.
+* A request that changes something, with a token too, must not come from another site's page.
+  Browsers say so in Origin and Sec-Fetch-Site; programs send neither.
+"""
+
+import hmac
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from laredo_model.http.exposure import ip_address
+from laredo_model.http.settings import HttpSettings
+
+MAX_BODY = 64 << 10
+"""Bytes; no request of ours needs one."""
+
+_PUBLIC: Mapping[str, frozenset[str]] = {
+    "health": frozenset({"/health/live", "/health/ready"}),
+    "metrics": frozenset({"/metrics"}),
+}
+_READING = frozenset({"GET", "HEAD"})
+_OF_OUR_OWN = frozenset({"same-origin", "none"})
+
+
+class _Refusal(NamedTuple):
+    code: int
+    reason: str
+
+
+class Guard:
+    """ASGI middleware: refuses what the module says, and marks what is answered."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+        self._app = app
+        token = settings.token
+        self._token = None if token is None else token.get_secret_value().encode()
+        self._public = frozenset[str]().union(*(_PUBLIC[name] for name in settings.public))
+        names = ("localhost", settings.host or "", *settings.allowed_hosts)
+        self._hosts = frozenset(name.lower().rstrip(".") for name in names if name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or have the application answer."""
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send_marked)
+        else:
+            await _refuse(refusal, send_marked)
+
+    def _refusal(self, scope: Scope) -> _Refusal | None:
+        headers = Headers(scope=scope)
+        return _unfit(scope["method"], headers) or self._unknown(scope, headers)
+
+    def _unknown(self, scope: Scope, headers: Headers) -> _Refusal | None:
+        """Why whoever asks isn't let in."""
+        if scope["method"] in _READING and scope["path"] in self._public:
+            return None
+        if self._token is not None:
+            return None if self._brings_token(headers) else _NO_TOKEN
+        host = headers.get("host")
+        if host is not None and not self._is_ours(_name(host)):
+            return _FOREIGN_HOST
+        return None
+
+    def _brings_token(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        assert self._token is not None
+        # As bytes of the wire: compare_digest takes no text beyond ASCII.
+        same = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        return same and scheme.lower() == "bearer"
+
+    def _is_ours(self, name: str) -> bool:
+        if ip_address(name) is not None or name in self._hosts:
+            return True
+        parents = (name[at:] for at, char in enumerate(name) if char == ".")
+        return any(parent in self._hosts for parent in parents)
+
+
+_NO_TOKEN = _Refusal(401, "a token is needed: Authorization: Bearer ...")
+_FOREIGN_HOST = _Refusal(
+    403,
+    "the Host of this request is no name of this listener; ask by its address, add the name to"
+    " http.allowed_hosts, or set http.token",
+)
+
+
+def _unfit(method: str, headers: Headers) -> _Refusal | None:
+    """Why nobody may ask this."""
+    if method not in _READING:
+        if method != "POST":
+            return _Refusal(405, "only GET, HEAD and POST are answered")
+        if (why := _of_another_site(headers)) is not None:
+            return _Refusal(403, why)
+    if _length(headers) > MAX_BODY:
+        return _Refusal(413, f"a body of more than {MAX_BODY} bytes isn't taken")
+    return None
+
+
+def _of_another_site(headers: Headers) -> str | None:
+    """Why a request comes from another site's page; None if it doesn't."""
+    if headers.get("sec-fetch-site", "none") not in _OF_OUR_OWN:
+        return "a web page of another site sent this (Sec-Fetch-Site)"
+    origin = headers.get("origin")
+    if origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower():
+        return None
+    return "a web page of another site sent this (Origin)"
+
+
+def _name(host: str) -> str:
+    """The name or address in a Host header, without its port."""
+    bracketed = host.startswith("[")
+    name = host[1:].partition("]")[0] if bracketed else host.partition(":")[0]
+    return name.strip().lower().rstrip(".")
+
+
+def _length(headers: Headers) -> int:
+    length = headers.get("content-length", "0")
+    return int(length) if length.isdecimal() else 0
+
+
+async def _refuse(refusal: _Refusal, send: Send) -> None:
+    body = orjson.dumps({"error": refusal.reason})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        # What comes after it on this connection isn't read.
+        (b"connection", b"close"),
+    ]
+    if refusal.code == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refusal.code, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,62 @@
+"""The ``http`` block that both programs' configurations have."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from laredo_model.http import exposure
+from laredo_model.settings import Secret, Section
+
+_TOKEN = re.compile(r"[!-~]{1,512}")
+_NAME = re.compile(r"\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+
+class HttpSettings(Section):
+    """Where HTTP is served, and who may ask."""
+
+    host: str | None = None
+    """None: every address of the machine with a token, else 127.0.0.1."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0: any free one."""
+    token: Secret | None = None
+    """Every request must bring it, as ``Authorization: Bearer``; but for :attr:`public`."""
+    public: tuple[Literal["health", "metrics"], ...] = ()
+    """What is answered to everybody all the same."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Without a token: names by which this listener is reached, beside its IP addresses,
+    localhost and :attr:`host`; ``.example.com`` stands for all below it."""
+
+    @property
+    def listening_host(self) -> str:
+        """The address to listen on."""
+        return exposure.listening_host(self.host, protected=self.token is not None)
+
+    @field_validator("token")
+    @classmethod
+    def _can_be_sent(cls, token: Secret | None) -> Secret | None:
+        if token is not None and not _TOKEN.fullmatch(token.get_secret_value()):
+            raise ValueError("a token is 1 to 512 visible ASCII characters, without spaces")
+        return token
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f'"{name}" is no name; write fanout or .example.com, without a port'
+                )
+        return names
+
+    def warnings(self, key: str, danger: str) -> list[str]:
+        """What is dangerous in it, as ``path: text``.
+
+        :param key: the block's configuration path.
+        :param danger: what whoever reaches an open listener may do.
+        """
+        if self.token is not None:
+            return []
+        cure = f"set {key}.token"
+        found = exposure.warning(f"{key}.host", self.listening_host, danger, cure)
+        return [] if found is None else [found]

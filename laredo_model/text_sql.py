@@ -1,0 +1,53 @@
+"""SQL expressions for the text of values of types that anybody may own.
+
+It is what the type's output function gives, as in the stream, and never a cast: who owns a type
+may define casts of it (CREATE CAST) to text and to json, which ``::text`` and to_json would call
+with the rights of whoever reads.
+https://www.postgresql.org/docs/current/sql-createcast.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from laredo_model.rule import TypeInfo
+
+_OUTPUT = {"e": "enum_out", "c": "record_out", "r": "range_out", "m": "multirange_out"}
+"""By typtype: the output functions of types that are made in SQL are PostgreSQL's own."""
+
+_MOST_DIMENSIONS = 6
+"""MAXDIM."""
+
+
+def of_value(value: str, base: TypeInfo) -> str:
+    """The text of ``value``, an expression of this type or of a domain over it."""
+    output = "array_out" if base.element is not None else _OUTPUT.get(base.typtype)
+    if output is not None:
+        return f"textin({output}({value}))"
+    # An extension's function need not be one that this role may call; format may, as COPY does.
+    return f"CASE num_nonnulls({value}) WHEN 1 THEN format('%s', {value}) END"
+
+
+def of_elements(value: str, element_sql: Callable[[str], str]) -> str:
+    """The JSON (json) of the array ``value`` by its elements, one by one.
+
+    ``element_sql`` gives, for an element's expression, the one whose to_json is its value. It is
+    slow, and for arrays whose text isn't that of a text[]: with a delimiter of their own, or of
+    domains over arrays.
+    """
+    lengths = [f"array_length(s.a, {number})" for number in range(1, _MOST_DIMENSIONS + 1)]
+    # Elements below each dimension: what the number of an element is divided by says where
+    # brackets stand. Dimensions that the array doesn't have are NULL.
+    steps = ", ".join(
+        " * ".join([length, *(f"coalesce({deeper}, 1)" for deeper in lengths[number:])])
+        for number, length in enumerate(lengths, 1)
+    )
+    return (
+        "(SELECT CASE num_nonnulls(s.a) WHEN 1 THEN coalesce((SELECT string_agg("
+        f"repeat('[', d.opened) || coalesce(to_json({element_sql('u.e')})::text, 'null')"
+        " || repeat(']', d.closed), ',' ORDER BY u.n)"
+        " FROM unnest(s.a) WITH ORDINALITY u(e, n), LATERAL (SELECT"
+        " count(*) FILTER (WHERE (u.n - 1) % p.step = 0)::int AS opened,"
+        " count(*) FILTER (WHERE u.n % p.step = 0)::int AS closed"
+        f" FROM unnest(ARRAY[{steps}]) p(step)) d), '[]')::json END FROM (SELECT {value} AS a) s)"
+    )

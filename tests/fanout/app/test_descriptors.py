@@ -1,0 +1,105 @@
+"""The server where connections and file descriptors run out: it waits, says so, and goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fix_postgres import Database
+from tests.processes import wait_until
+
+LIMIT = 1024
+WITH_FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")
+ENDED = 'laredo_http_connections_ended_total{reason="full"}'
+FAILURES = "laredo_http_accept_failures_total"
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    made = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    made.program.wrapper = WITH_FEW_DESCRIPTORS
+    return made
+
+
+HALF = b"POST /catchup HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@contextmanager
+def half_sent(port: int, count: int, sent: bytes = HALF) -> Iterator[None]:
+    """``count`` connections, each with a request that isn't whole."""
+    with ExitStack() as opened:
+        for _ in range(count):
+            connection = opened.enter_context(socket.socket())
+            connection.settimeout(60)
+            connection.connect(("127.0.0.1", port))
+            connection.send(sent)
+        yield
+
+
+def http_port(server: Fanout) -> int:
+    return int(server.program.http.rpartition(":")[2])
+
+
+def cut_every_connection(database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+
+
+def test_half_sent_requests_hold_up_nobody(server: Fanout, database: Database) -> None:
+    with started(server), half_sent(http_port(server), LIMIT + 76):
+        assert server.metrics[ENDED] > LIMIT / 2
+        # What took descriptors and found none ended the server.
+        cut_every_connection(database)
+        with database.connect() as owner:
+            owner.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 9) i")
+        wait_until(lambda: server.table("public.a")["rows"] == 9, "the rows", 60)
+        assert server.program.is_running()
+        assert server.metrics[FAILURES] == 0
+        assert server.program.log.stat().st_size < 100_000
+
+
+def test_no_descriptors_left_are_waited_for(server: Fanout, database: Database) -> None:
+    with started(server):
+        process = psutil.Process(server.program.pid)
+        # Below what is open: not even a descriptor that is given back can be used again.
+        process.rlimit(psutil.RLIMIT_NOFILE, (3, LIMIT))
+        cut_every_connection(database)
+        with half_sent(http_port(server), 3):
+            wait_until(lambda: "Too many open files" in server.program.tail(99_999), "told", 60)
+            wait_until(lambda: "it is begun again" in server.program.tail(99_999), "given up", 60)
+            wait_until(lambda: "no HTTP connection can be" in server.program.tail(99_999), "so", 60)
+        assert server.program.is_running()
+        process.rlimit(psutil.RLIMIT_NOFILE, (LIMIT, LIMIT))
+        with database.connect() as owner:
+            owner.execute("INSERT INTO a VALUES (1, 'afterwards')")
+        server.program.wait_ready(60)
+        wait_until(lambda: server.table("public.a")["rows"] == 1, "the row", 60)
+        assert server.metrics[FAILURES] > 0
+        assert server.program.log.stat().st_size < 100_000
+
+
+async def test_silent_connections_to_the_grpc_port_hold_up_nobody(
+    server: Fanout, database: Database
+) -> None:
+    with started(server), database.connect() as owner:
+        async with server.follower("public.a") as before:
+            await before.until([])
+            (child,) = psutil.Process(server.program.pid).children()
+            with half_sent(server.grpc_port, LIMIT + 76, b""):
+                assert child.num_fds() < LIMIT * 3 / 4
+                owner.execute("INSERT INTO a VALUES (1, 'x')")
+                await before.until([b"1"])
+                async with server.follower("public.a", "late") as late:
+                    await late.until([b"1"])
+            assert child.is_running()

@@ -1,0 +1,82 @@
+"""The server's HTTP side with a token, and the subcommands that ask it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fanout.app.fanout_program import Fanout, fanout, started
+from tests.fix_postgres import Database
+from tests.processes import BIN
+
+TOKEN = "s3cret-of-the-server"
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    more = f"http {{ token = {TOKEN}, public = [health] }}\n"
+    name = f"s_{database.name}"
+    return fanout(tmp_path / "server", database.dsn, "{ table = a }", more, slot=name)
+
+
+def by_url(server: Fanout, *arguments: str, token: str | None) -> subprocess.CompletedProcess[str]:
+    """A subcommand that knows the server's address only."""
+    environment = {name: value for name, value in os.environ.items() if name != "LAREDO_CONFIG"}
+    if token is not None:
+        environment["LAREDO_HTTP_TOKEN"] = token
+    return subprocess.run(
+        [str(BIN / "laredo-fanout"), *arguments, "--url", server.program.http],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+
+
+def test_the_token_lets_its_own_in_and_nobody_else(server: Fanout) -> None:
+    with started(server):
+        at, right = server.program.http, {"Authorization": f"Bearer {TOKEN}"}
+        posts = ("/catchup", "/tables/public.a/recopy")
+        for path in ("/status", "/metrics", "/nothing"):
+            assert httpx.get(at + path).status_code == 401
+        for path in posts:
+            assert httpx.post(at + path).status_code == 401
+            page = {**right, "Origin": "https://evil.example"}
+            assert httpx.post(at + path, headers=page).status_code == 403
+            assert httpx.post(at + path, headers=right).status_code == 202
+        shown = httpx.get(at + "/status", headers=right)
+        assert shown.status_code == 200 and TOKEN not in shown.text
+        assert httpx.get(at + "/metrics", headers=right).status_code == 200
+        _subcommands_bring_it(server)
+
+
+def _subcommands_bring_it(server: Fanout) -> None:
+    for arguments in (("status", "--json"), ("clients",), ("catchup",)):
+        ended = server.run(*arguments)
+        assert ended.returncode == 0, ended.stderr
+    ended = by_url(server, "status", token=None)
+    assert ended.returncode == 1
+    assert "LAREDO_HTTP_TOKEN" in ended.stderr and TOKEN not in ended.stderr
+    ended = by_url(server, "status", token=TOKEN)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_without_a_token_a_web_page_asks_for_nothing(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    name = f"s_{database.name}"
+    server = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=name)
+    with started(server):
+        at = server.program.http
+        for path in ("/catchup", "/tables/public.a/recopy"):
+            for of_a_page in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+                assert httpx.post(at + path, headers=of_a_page).status_code == 403
+            assert httpx.post(at + path).status_code == 202
+        assert httpx.get(at + "/status", headers={"Host": "evil.example"}).status_code == 403

@@ -1,0 +1,38 @@
+"""A table whose rows moved with a partition, as operators see it until they are right."""
+
+from pathlib import Path
+
+from tests.fanout.app.fanout_program import fanout, started
+from tests.fix_postgres import Database
+from tests.processes import wait_until
+
+_ACTIVE = 'laredo_putting_right_active{table="public.a"}'
+_TIMES = 'laredo_put_right_total{table="public.a"}'
+
+
+def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        owner.execute("CREATE TABLE a0 PARTITION OF a FOR VALUES FROM (0) TO (100)")
+        owner.execute("CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (100) TO (200)")
+        owner.execute("INSERT INTO a SELECT generate_series(90, 109)")
+    server = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    with started(server):
+        assert server.table("public.a")["putting_right"] is None
+        assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (0, 0)
+        with database.connect() as writer, database.connect() as owner:
+            with writer.transaction():
+                # What is put right is copied, and copies wait for it.
+                writer.execute("LOCK TABLE ONLY a IN ROW EXCLUSIVE MODE")
+                owner.execute("TRUNCATE a1")
+                wait_until(lambda: server.table("public.a")["putting_right"], "it is noticed")
+                shown = server.table("public.a")
+                assert "a1 was truncated" in shown["putting_right"]["reason"]
+                high, low = (int(part, 16) for part in shown["putting_right"]["since"].split("/"))
+                assert high << 32 | low > 0
+                assert shown["status"] == "live"
+                assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (1, 1)
+            wait_until(lambda: not server.table("public.a")["putting_right"], "it is right")
+        assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (0, 1)
+        assert server.table("public.a")["rows"] == 10
+        assert server.table("public.a")["recopy"]["last"]["differing"] == 10

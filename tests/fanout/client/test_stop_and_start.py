@@ -1,0 +1,193 @@
+"""What a client has under way in a thread when it is stopped, or stopped and started again."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_fanout.client import AsyncFanoutClient, FanoutClient
+from laredo_fanout.client.local_snapshot import LocalSnapshot, SnapshotFile
+from laredo_fanout.client.replica import Place
+from laredo_fanout.client.rows import Row
+from laredo_model.change import Action
+from laredo_model.position import Position
+from tests.fanout.client import test_clients
+from tests.fanout.client.real_server import TABLE, Source, key_of, line_of
+from tests.fanout.client.test_clients import Server, row, until
+
+source, server, port = test_clients.source, test_clients.server, test_clients.port
+
+INSERT, UPDATE = Action.INSERT, Action.UPDATE
+
+
+class Gate:
+    """Whoever comes first waits at it until it is opened; later ones pass."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def pass_through(self) -> None:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.open.wait(60)
+
+
+class GatedExecutor(ThreadPoolExecutor):
+    """Its first job waits at the gate, as in a thread that the system doesn't run for a while."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(2)
+        self._gate = gate
+        self.first: Future[Any] | None = None
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        def gated() -> Any:
+            self._gate.pass_through()
+            return work(*args, **more)
+
+        done = super().submit(gated)
+        self.first = self.first or done
+        return done
+
+
+async def test_a_snapshot_that_ends_after_stop_and_start_changes_nothing(
+    port: int, source: Source
+) -> None:
+    gate = Gate()
+    threads = GatedExecutor(gate)
+    asyncio.get_running_loop().set_default_executor(threads)
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, indexes={"t": ("tenant",)})
+    try:
+        await client.start()
+        async with asyncio.timeout(60):
+            while not gate.reached.is_set():
+                await asyncio.sleep(0.002)
+        await client.stop()
+        assert len(client) == 0  # stopped: what was under way never shows
+        source.write([(UPDATE, "a", "x", "newer", 6), (INSERT, "n", "1", "newer", 1)])
+        await client.start()
+        await client.await_ready(60)
+        position = client.position
+        assert await client.lookup("a", "x") == row("a", "x", "newer", 6)
+    finally:
+        gate.open.set()
+    assert threads.first is not None
+    await asyncio.wait_for(asyncio.wrap_future(threads.first), 60)
+    try:
+        assert client.position == position
+        assert await client.lookup("a", "x") == row("a", "x", "newer", 6)
+        assert len(client) == 4
+        assert [found["key"] for found in await client.lookup_index("t", "newer")] == ["x", "1"]
+    finally:
+        await client.stop()
+
+
+def snapshot_of(size: int, rows: int) -> LocalSnapshot:
+    keys = [key_of("a", str(number)) for number in range(rows)]
+    lines = [line_of("a", str(number), "t", size) for number in range(rows)]
+    return LocalSnapshot(Place(Position(0x1000 + size)), (), keys, lines)
+
+
+def test_two_saves_at_once_leave_one_of_them_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two clients of one file, in one process or in two."""
+    gate = Gate()
+    sync = "laredo_fanout.client.local_snapshot.hashlib.sha256"
+    real = __import__("hashlib").sha256
+
+    def gated_digest() -> Any:
+        gate.pass_through()
+        return real()
+
+    monkeypatch.setattr(sync, gated_digest)
+    one, two = (SnapshotFile(tmp_path / "cache", TABLE, ()) for _ in range(2))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(one.save, snapshot_of(1, 3))
+        assert gate.reached.wait(60)
+        second = threads.submit(two.save, snapshot_of(2, 4000))
+        gate.open.set()
+        first.result(60)
+        second.result(60)
+    assert one.load() in (snapshot_of(1, 3), snapshot_of(2, 4000))
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_stop_waits_for_the_save_by_the_timer(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer rows are in the file at last, and nothing is written after stop() has returned."""
+    gate = Gate()
+    saved: list[int] = []
+    real = SnapshotFile._write
+
+    def gated_write(self: SnapshotFile, file: Any, snapshot: LocalSnapshot) -> None:
+        gate.pass_through()
+        real(self, file, snapshot)
+        file.flush()
+        saved.append(len(snapshot.keys))
+
+    monkeypatch.setattr(SnapshotFile, "_write", gated_write)
+    path = tmp_path / "cache"
+    client = FanoutClient(server.address, TABLE, local_snapshot_path=path, save_interval=0.01)
+    client.start()
+    client.await_ready(60)
+    assert gate.reached.wait(60)
+    server.source.write([(INSERT, "n", "1", "t", 1)])
+    until(lambda: len(client) == 4)
+    stopping = threading.Thread(target=client.stop)
+    stopping.start()
+    until(lambda: client.error is not None or not stopping.is_alive() or stopped_following(client))
+    gate.open.set()
+    stopping.join(60)
+    assert not stopping.is_alive()
+    assert saved == [3, 4]
+    found = SnapshotFile(path, TABLE, ()).load()
+    assert found is not None and len(found.keys) == 4
+
+
+def stopped_following(client: FanoutClient) -> bool:
+    follower = client._follower
+    return follower is not None and getattr(follower, "_stopping", threading.Event()).is_set()
+
+
+def test_listeners_hear_one_session_after_another(server: Server) -> None:
+    """A call that is still going on when the client is started again comes before the next."""
+    gate = Gate()
+    heard: list[Row | None] = []
+    at_once: list[int] = []
+    client = FanoutClient(server.address, TABLE)
+    turn = threading.Lock()
+
+    def listener(old: Row | None, new: Row | None) -> None:
+        if not turn.acquire(blocking=False):
+            at_once.append(1)
+            return
+        try:
+            gate.pass_through()
+            heard.append(new)
+        finally:
+            turn.release()
+
+    client.start()
+    client.await_ready(60)
+    client.listen(listener)
+    server.source.write(
+        [(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 2), (INSERT, "n", "3", "t", 3)]
+    )
+    assert gate.reached.wait(60)
+    until(lambda: client.position == server.source.position)
+    client.stop()
+    server.source.write([(INSERT, "n", "4", "t", 4)])
+    client.start()
+    until(lambda: client.position == server.source.position)
+    gate.open.set()
+    until(lambda: row("n", "4", "t", 4) in heard)
+    client.stop()
+    assert not at_once
+    assert [found["key"] for found in heard if found] == ["1", "4"]

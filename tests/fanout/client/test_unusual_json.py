@@ -1,0 +1,280 @@
+"""Rows with json that Python can't hold: PostgreSQL keeps a json column's text as it was written.
+
+Such a row ends no client; its other columns are as ever, and the value comes as RawJson.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from laredo_fanout.client import AsyncFanoutClient, BadField, FanoutClient, RawJson
+from laredo_fanout.client.index import Index
+from laredo_fanout.client.rows import DEEPEST, Row, as_text, parse, texts_of
+from laredo_fanout.store.changes import TableChanges
+from laredo_model.change import Action
+from laredo_model.column import Column
+from laredo_model.errors import BadLine
+from tests.fanout.client.real_server import TABLE, Source, serving
+from tests.fanout.client.test_clients import Server, soon, until
+
+COLUMNS = (
+    Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),
+    Column("doc", "json", ordinal=2),
+    Column("name", "text", ordinal=3),
+)
+HUGE = b"1e99999999999999999999"
+DEEP = b"[" * 5000 + b"]" * 5000
+UNUSUAL = {
+    "huge": HUGE,
+    "tiny": b"-1.5E-99999999999999999999",
+    "huge inside": b'{"a":[' + HUGE + b"]}",
+    "deep": DEEP,
+    "deep object": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "just too deep": b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1),
+}
+HELD = {
+    "as deep as it goes": b"[" * DEEPEST + b"]" * DEEPEST,
+    "wide": b"[" + b"[]," * 5000 + b"{}]",
+    "brackets in strings": b'["' + b"[{" * 5000 + b'\\""]',
+    "many digits": b"7" * 5000,
+    "beyond a double": b"1e400",
+    "a lone surrogate": rb'{"a":"\ud800"}',
+    "one name twice": b'{"a":1,"a":2}',
+}
+
+
+def line_of(number: int, doc: bytes, name: str) -> bytes:
+    return b'{"id":%d,"doc":%s,"name":"%s"}' % (number, doc, name.encode())
+
+
+def lines() -> dict[bytes, bytes]:
+    docs = [*UNUSUAL.values(), *HELD.values()]
+    return {b"%d" % number: line_of(number, doc, "old") for number, doc in enumerate(docs)}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_the_value_comes_as_its_text_and_the_others_as_ever(name: str) -> None:
+    row = parse(line_of(7, UNUSUAL[name], "x"))
+    assert (row["id"], row["name"]) == (7, "x")
+    assert isinstance(row["doc"], RawJson)
+    assert row["doc"] == UNUSUAL[name].decode()
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_python_holds_is_no_raw_json(name: str) -> None:
+    row = parse(line_of(7, HELD[name], "x"))
+    assert not isinstance(row["doc"], RawJson)
+    assert (row["id"], row["name"]) == (7, "x")
+
+
+def test_one_columns_trouble_changes_no_other_column() -> None:
+    text = b'{"n":0.1,"big":12345678901234567890.5,"doc":%s,"i":%s}' % (HUGE, b"9" * 5000)
+    row = parse(text)
+    assert row == {
+        "n": 0.1,
+        "big": Decimal("12345678901234567890.5"),
+        "doc": HUGE.decode(),
+        "i": Decimal("9" * 5000),
+    }
+
+
+def test_digits_beyond_a_limit_of_the_process() -> None:
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(640)
+    try:
+        assert parse(b'{"n":%s}' % (b"7" * 1000)) == {"n": Decimal("7" * 1000)}
+        assert as_text(10**1000) == "1" + "0" * 1000
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+json_texts = st.recursive(
+    st.sampled_from(
+        [b"1", b"-0", b"1e400", b"1E99999999999999999999", b'"\\ud800"', b'"]["', b"null", b"1.10"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda items: b"[" + b",".join(items) + b"]")
+        | st.lists(inner, max_size=3).map(
+            lambda items: b"{" + b",".join(b'"k":' + item for item in items) + b"}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(docs=st.lists(json_texts, min_size=1, max_size=4), wraps=st.integers(0, 300))
+def test_an_index_finds_every_row_and_forgets_it(docs: list[bytes], wraps: int) -> None:
+    index = Index("index 'd'", ("doc", "name"))
+    known = {
+        b"%d" % number: line_of(number, b"[" * wraps + doc + b"]" * wraps, "n")
+        for number, doc in enumerate(docs)
+    }
+    for key, line in known.items():
+        index.add(key, line)
+    for key, line in known.items():
+        row = parse(line)
+        assert key in index.find((row["doc"], row["name"]))
+    for key, line in known.items():
+        index.remove(key, line)
+        assert key not in index.find(texts_of(line, ("doc", "name")))
+
+
+def test_a_line_that_is_no_row_is_told() -> None:
+    with pytest.raises(BadLine):
+        parse(b'{"id":1,"doc":}')
+
+
+def test_values_that_no_row_can_have_are_refused() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(BadField, match="nested too deeply"):
+        Index("index 'd'", ("doc",)).find((deep,))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Source]:
+    source = Source(tmp_path / "store")
+    source.recopy(COLUMNS, lines())
+    yield source
+    source.store.close()
+
+
+@pytest.fixture
+def server(source: Source) -> Iterator[Server]:
+    server = Server(source)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def port(source: Source) -> AsyncIterator[int]:
+    async with serving(source) as port:
+        yield port
+
+
+def rename_all(source: Source, name: str) -> None:
+    """An UPDATE of every row, in one transaction."""
+    found = lines()
+    docs = [*UNUSUAL.values(), *HELD.values()]
+    source.position += 16
+    changes = TableChanges()
+    changes.counts.append(len(found))
+    changes.positions.append(source.position)
+    changes.times_us.append(source.position)
+    for number, key in enumerate(found):
+        changes.actions.append(Action.UPDATE)
+        changes.keys.append(key)
+        changes.lines.append(line_of(number, docs[number], name))
+    with source.store.transaction() as txn:
+        txn.apply(source.table_id, changes)
+        txn.set_position(source.position, source.position)
+    source._wake()
+
+
+INDEXES = {"by_name": ("name",), "by_doc": ("doc",)}
+
+
+def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) -> None:
+    heard: list[Row] = []
+    many = len(lines())
+    with FanoutClient(
+        server.address,
+        TABLE,
+        indexes=INDEXES,
+        lookup_fields=("doc",),
+        local_snapshot_path=tmp_path / "cache",
+    ) as client:
+        client.await_ready(60)
+        assert len(client.lookup_index("by_name", "old")) == many
+        client.listen(lambda old, new: heard.append(new) if new else None)
+        rename_all(server.source, "new")
+        until(lambda: len(heard) == many, 60)
+        assert client.lookup_index("by_name", "old") == []
+        assert len(client.lookup_index("by_name", "new")) == many
+        found = client.lookup_index("by_doc", HUGE.decode())
+        assert [(row["name"], row["doc"]) for row in found] == [("new", HUGE.decode())]
+        assert isinstance(found[0]["doc"], RawJson)
+        assert client.lookup(DEEP.decode()) == found[0] | {
+            "id": list(UNUSUAL).index("deep"),
+            "doc": DEEP.decode(),
+        }
+        assert client.error is None
+        assert client.listener_errors == 0
+    again = FanoutClient(
+        server.address, TABLE, indexes=INDEXES, local_snapshot_path=tmp_path / "cache"
+    )
+    with again:
+        again.await_ready(60)
+        assert len(again.lookup_index("by_name", "new")) == many
+
+
+async def test_the_asyncio_twin_too(port: int, source: Source) -> None:
+    many = len(lines())
+    heard: list[Row] = []
+    async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, indexes=INDEXES) as client:
+        await client.await_ready(60)
+        changes = client.changes()
+        await client.listen(lambda old, new: heard.append(new) if new else None)
+        rename_all(source, "new")
+        async with asyncio.timeout(60):
+            got = [await anext(changes) for _ in range(many)]
+        assert [change.new for change in got] == heard
+        assert isinstance(got[0].new and got[0].new["doc"], RawJson)
+        assert len(await client.lookup_index("by_name", "new")) == many
+        assert client.error is None
+
+
+class Rude(BaseException):
+    """Not an Exception, as SystemExit and KeyboardInterrupt aren't."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt, Rude])
+def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseException]) -> None:
+    heard: list[Row | None] = []
+
+    def bad(old: Row | None, new: Row | None) -> None:
+        raise error("its own")
+
+    many = len(lines())
+    with capture_logs() as logs, FanoutClient(server.address, TABLE) as client:
+        client.await_ready(60)
+        client.listen(bad)
+        client.listen(lambda old, new: heard.append(new))
+        rename_all(server.source, "new")
+        until(lambda: len(heard) == many, 60)
+        rename_all(server.source, "newer")
+        until(lambda: len(heard) == 2 * many, 60)
+        assert client.error is None
+        assert client.listener_errors == 2 * many
+    told = [entry for entry in logs if "a listener failed" in entry["event"]]
+    assert len(told) == 1
+    assert isinstance(told[0]["exc_info"], error)
+
+
+async def test_a_listener_that_awaits_what_was_cancelled_ends_nothing(
+    port: int, source: Source
+) -> None:
+    async def bad(old: Row | None, new: Row | None) -> None:
+        never = asyncio.get_running_loop().create_future()
+        never.cancel()
+        await never
+
+    heard: list[Row | None] = []
+    async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE) as client:
+        await client.await_ready(60)
+        await client.listen(bad)
+        await client.listen(lambda old, new: heard.append(new))
+        for turn, name in enumerate(("new", "newer"), 1):
+            rename_all(source, name)
+            await soon(lambda turn=turn: len(heard) == turn * len(lines()), 60)  # type: ignore[misc]
+        assert client.listener_errors == 2 * len(lines())
+        assert client.error is None

@@ -1,0 +1,264 @@
+"""Each C extension beside its Python twin: what one drawn input comes to in both.
+
+A check draws an input and holds the two equal, in what they give and in what they refuse. The
+same checks run with extensions that were built with sanitizers (sanitized.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from struct import pack
+from typing import Any
+
+from laredo_fanout.catchup import frames
+from laredo_fanout.errors import StreamBroken
+from laredo_fanout.source import row_scan
+from laredo_fanout.source.route import Route
+from laredo_fanout.source.row_decoder import compile_decoder
+from laredo_fanout.source.streamed import Get
+from laredo_fanout.wire import protobuf
+from laredo_model.errors import ModelError
+from laredo_model.rule import TypeInfo
+from tests.fuzz.hostile_frames import OIDS, broken, getting, row, xlog
+
+Outcome = tuple[str, Any]
+
+
+def outcome(call: Callable[[], Any]) -> Outcome:
+    """What a call gives, or the type of what it raises."""
+    try:
+        return "gives", call()
+    except Exception as refusal:  # noqa: BLE001 - which one is what is compared
+        return "refuses", type(refusal).__name__
+
+
+# ---------------------------------------------------------------- _repeated.c
+
+_VALUE_SIZES = (0, 1, 2, 126, 127, 128, 300, 16_383, 16_384, 70_000)
+
+
+def repeated(draw: random.Random) -> int:
+    """A repeated field; one list in ten holds what isn't bytes."""
+    count = draw.choice((0, 1, 2, 5, 40))
+    values: list[Any] = [draw.randbytes(_size(draw)) for _ in range(count)]
+    if values and not draw.randrange(10):
+        values[draw.randrange(count)] = draw.choice(("text", 7, None, 1.5, []))
+    field = protobuf.RepeatedBytes(draw.choice((1, 15, 16, 2047, 2048, (1 << 29) - 1)))
+    compiled = outcome(lambda: field.joined(values))
+    assert compiled == outcome(lambda: b"".join(field.pieces(values)))
+    return max(1, count)
+
+
+def _size(draw: random.Random) -> int:
+    return draw.choice(_VALUE_SIZES) if not draw.randrange(8) else draw.randrange(40)
+
+
+# ---------------------------------------------------------------- _frames.c
+
+_KINDS = (b"I", b"U", b"D", b"B", b"C", b"R", b"T", b"S")
+
+
+def gather(draw: random.Random) -> int:
+    """Messages of several relations, gathered to the end, and what no ``get`` should give."""
+    messages = [broken(draw, _any_message(draw)) for _ in range(draw.randrange(12))]
+    relation = draw.choice((*OIDS, b"", b"\0\0\0", bytes(5)))
+    limit, end = draw.randrange(14), draw.choice((0, -1, -2))
+    nonsense = draw.choice((5, None, (1, "text"), ("1", b"w"), (None, b"w"), (1, None)))
+    tail = [] if draw.randrange(10) else [nonsense]
+    views = draw.choice((bytes, bytearray, memoryview))
+    results = []
+    for function in (frames.gather_plainly, frames.gather):
+        get = _giving(messages, tail, end, views)
+        into = bytearray(b"before")
+        turns: list[Outcome] = []
+        while not turns or (turns[-1][0] == "gives" and turns[-1][1][1] is not None):
+            turns.append(outcome(lambda: _gathered(function(get, limit, relation, into))))  # noqa: B023
+        results.append((turns, bytes(into)))
+    assert results[0] == results[1], results
+    return len(messages) + 1
+
+
+def _gathered(found: tuple[int, bytes | None, int]) -> tuple[int, bytes | None, int]:
+    """Behind a message or the limit any size above 0 may be told."""
+    size, message, taken = found
+    return min(size, 1), message, taken
+
+
+def _any_message(draw: random.Random) -> bytes:
+    if not draw.randrange(8):
+        return b"k" + pack(">QQB", draw.getrandbits(64), 0, 0)
+    return xlog(draw, draw.choice(_KINDS), draw.choice(OIDS) + draw.randbytes(draw.randrange(60)))
+
+
+def _giving(messages: list[bytes], tail: list[Any], end: int, views: Any) -> Get:
+    left = iter([*((len(each), views(each)) for each in messages), *tail])
+    return lambda _: next(left, (end, b""))
+
+
+def spool_frames(draw: random.Random) -> int:
+    """Frames, right and wrong, in whatever blocks they come."""
+    messages = [draw.randbytes(_size(draw)) for _ in range(draw.randrange(8))]
+    spooled = broken(draw, b"".join(map(frames.framed, messages)) or b"\0")
+    plain, quick = frames.PlainFrames(), frames.new_frames()
+    while spooled:
+        cut = draw.randint(1, len(spooled))
+        block, spooled = spooled[:cut], spooled[cut:]
+        plain.add(block)
+        quick.add(block)
+        for _ in range(draw.randrange(12)):
+            assert plain.get(1) == quick.get(1)
+        assert plain.left == quick.left
+    nonsense: Any = draw.choice(("text", 7, None, []))
+    assert outcome(lambda: plain.add(nonsense)) == outcome(lambda: quick.add(nonsense))
+    return len(messages) + 1
+
+
+# ---------------------------------------------------------------- _row_scan.c
+
+_TYPES: dict[str, tuple[TypeInfo, tuple[str, ...]]] = {
+    "int8": (TypeInfo(20, "int8"), ("0", "116", "-9223372036854775808")),
+    "text": (TypeInfo(25, "text"), ("", "a", 'tn"\\', "é\U0001f600\u2028", "\x7f\x1f\n")),
+    "numeric": (TypeInfo(1700, "numeric"), ("1.00", "NaN", "-Infinity", "9" * 300)),
+    "float8": (TypeInfo(701, "float8"), ("1e+15", "-0", "NaN", "Infinity", "-Infinity")),
+    "bool": (TypeInfo(16, "bool"), ("t", "f")),
+    "timestamptz": (
+        TypeInfo(1184, "timestamptz"),
+        ("2024-02-29 10:00:00+00", "infinity", "0044-03-15 10:00:00+00 BC"),
+    ),
+    "timestamp": (TypeInfo(1114, "timestamp"), ("2024-02-29 10:00:00.5", "-infinity")),
+    "jsonb": (TypeInfo(3802, "jsonb"), ('{"a": "t\\n"}', "null")),
+    "json": (TypeInfo(114, "json"), ('{"a":\n 1}', "[]", "[" * 5000 + "]" * 5000)),
+    "uuid": (TypeInfo(2950, "uuid"), ("123e4567-e89b-12d3-a456-426614174000",)),
+    "text[]": (TypeInfo(1009, "_text", element=TypeInfo(25, "text")), ("{}", '{a,"b,c",NULL}')),
+}
+_SHAPES = 40
+_REFUSED = (StreamBroken, ModelError, UnicodeDecodeError)
+"""What StreamDecoder answers by giving the table up; anything else would end the server."""
+
+
+class _Relation:
+    """One relation's columns, with a decoder for each side."""
+
+    def __init__(self, number: int) -> None:
+        draw = random.Random(number)
+        self.types = draw.choices(list(_TYPES), k=draw.choice((1, 2, 3, 6)))
+        self.types[0] = draw.choice(("int8", "text", "uuid", "numeric"))
+        names = [f"c{column}" for column in range(len(self.types))]
+        key = draw.sample(names, draw.randint(1, len(names))) if number % 2 else names[:1]
+        kinds = [_TYPES[name][0] for name in self.types]
+        self.routes = Route(1), Route(1)
+        for route in self.routes:
+            route.decode_by(compile_decoder(names, kinds, tuple(key), route.changes))
+
+    def values(self, draw: random.Random) -> list[bytes | None]:
+        return [
+            draw.choice(_TYPES[name][1]).encode() if draw.randrange(9) else None
+            for name in self.types
+        ]
+
+
+@cache
+def _relation(number: int) -> _Relation:
+    return _Relation(number)
+
+
+def rows(draw: random.Random) -> int:
+    """Rows, right and wrong, become the same keys and lines, or are refused alike."""
+    relation, other = _relation(draw.randrange(_SHAPES)), _relation(_SHAPES)
+    messages = []
+    for _ in range(draw.randrange(1, 12)):
+        of, oid = draw.choice(((relation, OIDS[0]), (relation, OIDS[0]), (other, OIDS[1])))
+        messages.append(broken(draw, row(draw, oid, of.values(draw))))
+    ways = []
+    for side in (0, 1):
+        ways.append({OIDS[0]: relation.routes[side], OIDS[1]: other.routes[side]})
+    sendable = []
+    for message in messages:
+        of = {OIDS[0]: relation, OIDS[1]: other}.get(message[26:30])
+        values = _values(message, len(of.types)) if of and message[30:31] == b"N" else ()
+        if of is None or (values is not None and all(map(_is_sent, of.types, values))):
+            sendable.append(message)
+        else:
+            _check_unsent(message, ways, may_be_taken=values is not None)
+    results = [
+        _taken(scan, sendable, way)
+        for scan, way in zip((row_scan.scan_plainly, row_scan.scan), ways, strict=True)
+    ]
+    for python, compiled in zip(*results, strict=True):
+        assert python == compiled, f"{python}\n{compiled}\n{messages}"
+    return len(messages)
+
+
+def _values(message: bytes, columns: int) -> list[bytes | None] | None:
+    """A plain row's values; None if it doesn't end where its message does."""
+    at = 33
+    values: list[bytes | None] = []
+    for _ in range(columns):
+        if message[at : at + 1] == b"t":
+            size = int.from_bytes(message[at + 1 : at + 5])
+            values.append(message[at + 5 : at + 5 + size])
+            at += 5 + size
+        else:
+            values.append(None)
+            at += 1
+    fits = int.from_bytes(message[31:33]) == columns and at == len(message)
+    return values if fits else None
+
+
+def _is_sent(type_name: str, value: bytes | None) -> bool:
+    """Whether PostgreSQL could send such a value: of the types that hold any text, any is."""
+    if value is None or type_name in ("text", "json", "text[]"):
+        return b"\0" not in (value or b"")
+    return value in map(str.encode, _TYPES[type_name][1])
+
+
+def _check_unsent(message: bytes, ways: list[dict[bytes, Route]], *, may_be_taken: bool) -> None:
+    """C takes no row that doesn't fill its message, and neither side fails in a new way.
+
+    More isn't promised of what PostgreSQL never sends: Python's pattern for whole rows
+    (row_pattern.py) doesn't look at lengths, and isn't tried for all rows.
+    """
+    row_scan.scan(getting([message]), 1, ways[1], {})
+    assert may_be_taken or not any(route.changes.lines for route in ways[1].values()), message
+    for scan, way in zip((row_scan.scan_plainly, row_scan.scan), ways, strict=True):
+        _taken(scan, [message], way)
+
+
+def _taken(scan: row_scan.Scan, messages: list[bytes], routes: dict[bytes, Route]) -> Any:
+    """As StreamDecoder takes them: what is handed back (C does so oftener) goes to its route."""
+    get, left, bytes_ = getting(messages), len(messages), 0
+    refused: list[tuple[int, str]] = []
+    while left:
+        _, message, taken, received, _ = scan(get, left, routes, {})
+        left -= taken
+        bytes_ += received
+        if message is not None and message[:1] == b"w" and message[25:26] in (b"I", b"U"):
+            route = routes.get(message[26:30])
+            if route is not None:
+                try:
+                    route.put(message, 2 if message[25:26] == b"U" else 1)
+                except _REFUSED as refusal:
+                    refused.append((left, type(refusal).__name__))
+                    route.trim()
+    made = []
+    for route in routes.values():
+        changes = route.changes
+        made.append((bytes(changes.actions), changes.keys[:], changes.lines[:]))
+        _clear(route)
+    return made, refused, bytes_
+
+
+def _clear(route: Route) -> None:
+    for part in (route.changes.actions, route.changes.keys, route.changes.lines):
+        part.clear()
+
+
+CHECKS: dict[str, Callable[[random.Random], int]] = {
+    "repeated": repeated,
+    "gather": gather,
+    "frames": spool_frames,
+    "rows": rows,
+}
+"""Each gives how many messages or values its input held."""
