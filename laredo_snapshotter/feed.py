@@ -76,8 +76,6 @@ class Feed:
         """What the server said when it refused the stream."""
         self.closed_because: str | None = None
         """Why the feed itself closed the stream."""
-        self.out_of_order = False
-        """Whether the stream stands still, as the server releases a backlog out of order."""
         self.sequence: int | None = None
         """Of the last entry of the last whole transaction; None until one was taken."""
         self._config = config
@@ -244,9 +242,7 @@ class Feed:
                 self._reached(event.position)
             if self._live and event.boundary is not None:
                 self._outlet.boundary = event.boundary
-            self.out_of_order = event.out_of_order
         elif isinstance(event, Handshake):
-            self.out_of_order = event.out_of_order
             await self._shake_hands(event)
         elif isinstance(event, SnapshotRows):
             await self._begun().write(event.keys, event.lines)

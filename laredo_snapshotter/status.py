@@ -120,8 +120,6 @@ class TableStatus:
     holding: dict[str, Any] | None
     boundary_position: int | None
     """Up to where artifacts may end, as the server has told; None where it doesn't tell."""
-    out_of_order: bool
-    """Whether the stream stands still because the server releases a backlog out of order."""
     unverified: dict[str, Any] | None
     """What the next artifact waits for: the boundary, which has to pass its position."""
     journal: dict[str, Any] | None

@@ -137,7 +137,6 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "cuts_forgotten": 0,
             "holding": None,
             "boundary_position": None,
-            "out_of_order": False,
             "unverified": None,
             "journal": None,
         }
@@ -166,7 +165,6 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "stream_closed": feed.closed_because,
         },
         "boundary_position": committer.boundary,
-        "out_of_order": life.feed.out_of_order,
         "unverified": None
         if waiting is None
         else {

@@ -222,35 +222,6 @@ class Served:
         self._call(work)
         return self._position
 
-    def backlog(self, table: str, *transactions: Sequence[Change]) -> list[TableChanges]:
-        """Transactions that were committed, each to be released by :meth:`release`."""
-        made = []
-        for transaction in transactions:
-            batch = TableChanges(
-                counts=[len(transaction)],
-                positions=[self._step()],
-                times_us=[TIME_US + self._position],
-            )
-            for change in transaction:
-                self._apply(table, change, batch)
-            self._note(table)
-            made.append(batch)
-        return made
-
-    def release(self, table: str, changes: TableChanges, *, early: bool = False) -> None:
-        """In its turn, or before it."""
-
-        def work() -> None:
-            table_id = self._ids[f"public.{table}"]
-            with self._store.transaction() as txn:
-                if early:
-                    txn.apply_early(table_id, changes)
-                else:
-                    txn.apply(table_id, changes)
-                    txn.set_position(changes.positions[-1], changes.times_us[-1])
-
-        self._call(work)
-
     def look(self) -> None:
         """Everything up to here is verified."""
 
