@@ -33,8 +33,8 @@ class Handshake:
     belongs to the stream before: it must drop it, it is sent again from its
     start. ``position`` and ``sequence`` are the server's own at this moment, not yet
     this stream's; ``position`` and ``history`` are None when the server doesn't
-    tell them. ``batches``: whether many rows travel in one message. ``boundary`` and
-    ``out_of_order``: see :class:`Heartbeat`.
+    tell them. ``batches``: whether many rows travel in one message. ``boundary``: see
+    :class:`Heartbeat`.
     """
 
     mode: Mode
@@ -47,7 +47,6 @@ class Handshake:
     snapshot_id: str
     batches: bool
     boundary: Position | None = None
-    out_of_order: bool = False
 
     @property
     def snapshot_follows(self) -> bool:
@@ -121,10 +120,6 @@ class Changes:
     and ``times_us``. ``open``: the last transaction goes on in the next batch, which may bring
     nothing but its end (a count of 0).
 
-    ``out_of_order``: a backlog is released as it is decoded, and each change is true for the rows
-    as the changes before have left them, whatever their positions say. Only for whom asked for it
-    (``SyncOptions.out_of_order``).
-
     ``since``: where given, the first transaction stands for all that were committed after this
     position, up to its own. No state of a position in between can be made of what was sent.
     """
@@ -139,7 +134,6 @@ class Changes:
     times_us: Sequence[int]
     open: bool
     sequences: Sequence[int] | None = None
-    out_of_order: bool = False
     since: Position | None = None
 
     @property
@@ -168,7 +162,7 @@ class Changes:
 
     def beyond(self, position: int) -> "Changes | None":
         """Those of later transactions only; None when nothing is left."""
-        if self.out_of_order or not self.positions or self.positions[0] > position:
+        if not self.positions or self.positions[0] > position:
             return self
         if self.positions[-1] <= position:
             return None
@@ -208,16 +202,12 @@ class Heartbeat:
     values without a trace in the stream, so that what is kept of the table may end there. It
     is told when asked for (``SyncOptions.boundaries``) and by a server that knows it, else None.
     What it says holds for the rows before the next SnapshotBegin.
-
-    ``out_of_order``: the server releases a backlog as it is decoded. Its rows are those of no
-    position, and ``position`` stands still until order is restored.
     """
 
     position: Position | None
     sequence: int
     server_time: datetime | None
     boundary: Position | None = None
-    out_of_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)

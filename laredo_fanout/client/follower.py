@@ -82,7 +82,6 @@ class Follower(Observer):
         self.error: BaseException | None = None
         self.last_error: StreamError | None = None
         self.disconnects = 0
-        self.out_of_order = False
 
     def start(self) -> None:
         """Begin, on the running event loop."""
@@ -142,7 +141,6 @@ class Follower(Observer):
                 place.history,
                 place.sequence,
                 self._options.filters,
-                out_of_order=self._options.out_of_order,
             )
             subscription = Subscription(
                 self._endpoint, options, backoff=self._backoff, observer=self
@@ -184,9 +182,7 @@ class Follower(Observer):
             self._ready.set()
         elif isinstance(event, Heartbeat):
             replica.heartbeat(event)
-            self.out_of_order = event.out_of_order
         elif isinstance(event, Handshake):
-            self.out_of_order = event.out_of_order
             self._greeting, self._stream_sequence = event, -1
             replica.begin_stream(event)
         elif isinstance(event, SnapshotBegin):

@@ -221,19 +221,15 @@ class Replica:
         self, changes: Changes, part: TransactionPart, found: list[Difference] | None
     ) -> None:
         place = self.place
-        if changes.out_of_order:
-            # Its position says nothing of what the rows have; all of it may come again.
-            self._skip = (0, 0)
-            self._apply_part_of(changes, part, part.start, found)
-            place = place._replace(open_position=0, open_changes=0)
-            if part.last and part.stop > part.start:
-                place = place._replace(sequence=changes.sequence(part.stop - 1))
-            self.place = place
-            return
         if place.position is not None and part.position and part.position <= place.position:
             return
         start = self._first_unseen(part)
-        self._apply_part_of(changes, part, start, found)
+        if start < part.stop:
+            self.version += 1
+            if found is None:
+                self._apply_plainly(changes, start, part.stop)
+            else:
+                self._apply_noting(changes, start, part, found)
         if part.last:
             sequence = changes.sequence(part.stop - 1) if part.stop else changes.first_sequence - 1
             self.place = Place(part.position or None, place.history, sequence)
@@ -243,21 +239,6 @@ class Replica:
             at = 0 if replayed else part.position
             before = place.open_changes if place.open_position == at else 0
             self.place = place._replace(open_position=at, open_changes=before + part.stop - start)
-
-    def _apply_part_of(
-        self,
-        changes: Changes,
-        part: TransactionPart,
-        start: int,
-        found: list[Difference] | None,
-    ) -> None:
-        """The changes of ``part`` from ``start`` on."""
-        if start < part.stop:
-            self.version += 1
-            if found is None:
-                self._apply_plainly(changes, start, part.stop)
-            else:
-                self._apply_noting(changes, start, part, found)
 
     def _first_unseen(self, part: TransactionPart) -> int:
         """Skip what an earlier stream brought of this transaction before it broke."""

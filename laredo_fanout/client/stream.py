@@ -13,7 +13,6 @@ from laredo_fanout.client.filters import Filter
 from laredo_fanout.client.translate import (
     BATCH_CAPABILITY,
     BOUNDARY_CAPABILITY,
-    OUT_OF_ORDER_CAPABILITY,
     Translator,
 )
 from laredo_fanout.wire import replication_pb2 as wire
@@ -32,8 +31,6 @@ class SyncOptions:
     resume; with neither the stream starts with a snapshot. ``want_old``: changes carry
     the old rows too. ``batches`` False asks for the base wire form. ``boundaries``: have the server
     say up to where PostgreSQL's catalog was looked at, and look sooner; only with batches.
-    ``out_of_order``: while a backlog is released out of commit order, have the changes as they
-    come (``Changes.out_of_order``), not at last as one transaction; only with batches.
     """
 
     table: str
@@ -45,7 +42,6 @@ class SyncOptions:
     want_old: bool = False
     batches: bool = True
     boundaries: bool = False
-    out_of_order: bool = False
 
     def request(self) -> wire.SyncRequest:
         """:raises BadTableName: if ``table`` isn't schema.table."""
@@ -67,12 +63,7 @@ class SyncOptions:
     def _capabilities(self) -> list[str]:
         if not self.batches:
             return []
-        wanted = {
-            BATCH_CAPABILITY: True,
-            BOUNDARY_CAPABILITY: self.boundaries,
-            OUT_OF_ORDER_CAPABILITY: self.out_of_order,
-        }
-        return [capability for capability, is_wanted in wanted.items() if is_wanted]
+        return [BATCH_CAPABILITY, BOUNDARY_CAPABILITY] if self.boundaries else [BATCH_CAPABILITY]
 
 
 def split_table(table: str) -> tuple[str, str]:

@@ -274,8 +274,7 @@ class _Place:
         if not whole:
             return
         position = changes.positions[whole - 1]
-        if not changes.out_of_order:
-            self.position = Position(position) if position else None
+        self.position = Position(position) if position else None
         done = sum(changes.counts[:whole])
         self.sequence = changes.sequence(done - 1) if done else changes.first_sequence - 1
 

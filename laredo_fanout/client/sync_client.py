@@ -25,9 +25,7 @@ class FanoutClient(TableClient):
     was made with other filters is ignored. ``lookup_fields``: columns for :meth:`lookup`, which
     together should be unique (default: the key, in its order). ``indexes``: columns by name of
     index, for :meth:`lookup_index`. ``filters``: see :func:`equals`, :func:`prefix`,
-    :func:`is_in`. ``tls``, ``token``: as the server wants them. ``in_order``: while the server
-    releases a backlog out of commit order (``catchup.ordering = relaxed``), have none of it
-    before all of it; else changes come as early as they can, and :attr:`out_of_order` says so.
+    :func:`is_in`. ``tls``, ``token``: as the server wants them.
 
     Thread-safe. A context manager: entering starts it, leaving stops it. It reconnects by itself
     with growing, random waits, for as long as it takes, and resumes where it was.

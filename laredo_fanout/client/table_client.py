@@ -36,7 +36,6 @@ class TableClient:
         token: str | None = None,
         save_interval: float = 60.0,
         backoff: Backoff | None = None,
-        in_order: bool = False,
     ) -> None:
         split_table(table)
         self.table = table
@@ -46,7 +45,6 @@ class TableClient:
         self._local_snapshot_path = local_snapshot_path
         self._save_interval = save_interval
         self._backoff = backoff
-        self._in_order = in_order
         self._replica = Replica(lookup_fields, indexes or {})
         self._follower: Follower | None = None
         self._guard = threading.Lock()
@@ -65,15 +63,6 @@ class TableClient:
     def sequence(self) -> int | None:
         """The journal's last entry that is in the rows, of a whole transaction."""
         return self._replica.place.sequence
-
-    @property
-    def out_of_order(self) -> bool:
-        """Whether the server releases a backlog out of commit order just now.
-
-        Then rows may show what was committed later than other rows' changes, and
-        :attr:`position` stands still. With ``in_order`` the rows stand still, too.
-        """
-        return self._follower is not None and self._follower.out_of_order
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -105,12 +94,7 @@ class TableClient:
         path = self._local_snapshot_path
         return Follower(
             self._endpoint,
-            SyncOptions(
-                self.table,
-                self.client_id,
-                filters=self._filters,
-                out_of_order=not self._in_order,
-            ),
+            SyncOptions(self.table, self.client_id, filters=self._filters),
             self._replica,
             file=None if path is None else SnapshotFile(Path(path), self.table, self._filters),
             save_interval=self._save_interval,

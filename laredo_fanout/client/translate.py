@@ -36,7 +36,6 @@ from laredo_model.position import Position
 
 BATCH_CAPABILITY = "batch/json.v1"
 BOUNDARY_CAPABILITY = "boundary.v1"
-OUT_OF_ORDER_CAPABILITY = "out-of-order.v1"
 
 _BASE_ROWS_AT_ONCE = 500
 _MODES = frozenset(int(mode) for mode in Mode)
@@ -103,7 +102,6 @@ class Translator:
             list(batch.times_us),
             batch.open,
             list(batch.sequences) or None,
-            batch.out_of_order,
             Position(batch.since_position) if batch.since_position else None,
         )
         many = len(actions)
@@ -142,7 +140,6 @@ class Translator:
                 told.snapshot_id,
                 BATCH_CAPABILITY in told.capabilities,
                 _position(told.boundary_position),
-                told.out_of_order,
             ),
         )
 
@@ -261,7 +258,7 @@ class Translator:
         boundary = _position(beat.boundary_position)
         return [
             *ended,
-            Heartbeat(position, beat.current_sequence, server_time, boundary, beat.out_of_order),
+            Heartbeat(position, beat.current_sequence, server_time, boundary),
         ]
 
     def _go_away(self, away: wire.GoAway) -> Iterable[Event]:
