@@ -78,7 +78,6 @@ class BatchForm:
             keys=[entry.key for entry in kept],
             lines=[entry.line for entry in kept],
             old_lines=[entry.old for entry in kept] if self._want_old else (),
-            out_of_order=batch.out_of_order,
             since_position=batch.since_position,
         )
         return [delimited(_CHANGE_BATCH, filtered.SerializeToString())]

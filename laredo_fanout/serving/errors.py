@@ -79,13 +79,6 @@ class Behind(Refused):
     reason = "behind"
 
 
-class OutOfOrder(Refused):
-    """The rows are those of no position, and the client wants them of one."""
-
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "behind"
-
-
 class Doubted(Refused):
     """The rows that the client has were put right since, and it keeps what they were at some
     position."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from laredo_fanout.serving.request import BATCH, BOUNDARY, OUT_OF_ORDER
+from laredo_fanout.serving.request import BATCH, BOUNDARY
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
@@ -70,11 +70,10 @@ def column_definitions(columns: Sequence[Column], *, extended: bool) -> list[wir
 class Messages:
     """The messages of a session that carry no rows; extensions only for whom asked for them."""
 
-    def __init__(self, *, extended: bool, boundaries: bool = False, in_order: bool = True) -> None:
+    def __init__(self, *, extended: bool, boundaries: bool = False) -> None:
         """`boundaries`: whether the client asked for them; it then asked for the rest too."""
         self._extended = extended
         self._boundaries = boundaries
-        self._in_order = in_order
 
     def handshake(
         self,
@@ -88,7 +87,6 @@ class Messages:
         position: int,
         history: str,
         boundary: int,
-        out_of_order: bool,
     ) -> bytes:
         """What the server decided, and where it stands."""
         message = wire.SyncHandshake(
@@ -103,9 +101,6 @@ class Messages:
             message.source_position = position_.text(position)
             message.history = history
             message.capabilities.append(BATCH)
-            message.out_of_order = out_of_order
-            if not self._in_order:
-                message.capabilities.append(OUT_OF_ORDER)
         if self._boundaries:
             message.capabilities.append(BOUNDARY)
             message.boundary_position = position_.text(boundary)
@@ -150,14 +145,11 @@ class Messages:
         )
         return wire.SyncResponse(schema_change=message).SerializeToString()
 
-    def heartbeat(
-        self, *, sequence: int, position: int, boundary: int, out_of_order: bool
-    ) -> bytes:
+    def heartbeat(self, *, sequence: int, position: int, boundary: int) -> bytes:
         """Everything up to here was sent before."""
         message = wire.Heartbeat(current_sequence=sequence, server_time=timestamp(now_us()))
         if self._extended:
             message.source_position = position_.text(position)
-            message.out_of_order = out_of_order
         if self._boundaries:
             message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(heartbeat=message).SerializeToString()

@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
     """A record in one wire form.
 
     `complete`: the position up to which every transaction that it has changes of is whole; None
-    when it holds but a part of one, or when order is lost.
+    when it holds but a part of one.
     """
 
     messages: list[bytes]
@@ -31,7 +31,6 @@ class Encoded(NamedTuple):
     last_sequence: int
     complete: int | None
     size: int
-    out_of_order: bool
 
 
 class RecentRecords:
@@ -95,7 +94,6 @@ class RecentRecords:
             record.last_sequence,
             _complete(record),
             sum(map(len, messages)) + 200,
-            record.out_of_order,
         )
         self.encoded_total += 1
         self._keep(key, encoded)
@@ -120,8 +118,6 @@ def _cost(record: Record, form: Form) -> tuple[int, int]:
 
 
 def _complete(record: Record) -> int | None:
-    if record.out_of_order:
-        return None
     if not record.open:
         return record.last_position
     return record.first_position if record.first_position < record.last_position else None

@@ -177,13 +177,7 @@ def _end(
     found: Sequence[Boundary], manifest: Manifest, view: TableView
 ) -> tuple[Boundary, Position]:
     """The newest boundary that isn't ahead of the server, and where the journal takes over."""
-    hidden = view.record.disorders
-    reached = [
-        boundary
-        for boundary in found
-        if boundary.position <= view.position
-        and not any(disorder.hides(boundary.position) for disorder in hidden)
-    ]
+    reached = [boundary for boundary in found if boundary.position <= view.position]
     if not reached:
         raise NoReplay(Outcome.UNCOVERED, f"the archive begins after the server, at {found[0]}")
     end = reached[-1]

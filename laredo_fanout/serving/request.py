@@ -18,7 +18,6 @@ from laredo_model.position import Position
 
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
-OUT_OF_ORDER = "out-of-order.v1"
 MAX_CLIENT_ID = 256
 MAX_NAME = 256
 MAX_SNAPSHOT_ID = 2 * MAX_NAME + 64
@@ -36,8 +35,7 @@ class SyncAsked:
 
     `position` and `sequence` are None where the client gave none; `history` is only given by
     clients that know the extension. `boundaries`: it wants to know up to where the source's
-    catalog was looked at. `in_order`: it can't tell changes that are out of commit order, so it
-    is sent none.
+    catalog was looked at.
     """
 
     table: str
@@ -50,7 +48,6 @@ class SyncAsked:
     batch: bool
     want_old: bool
     boundaries: bool
-    in_order: bool
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -95,7 +92,6 @@ def parse_sync(data: bytes) -> tuple[SyncAsked, Sequence[wire.FieldPredicate]]:
         batch=batch,
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
-        in_order=batch and OUT_OF_ORDER not in asked.capabilities,
     )
     return said, asked.filters
 

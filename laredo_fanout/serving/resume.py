@@ -139,8 +139,6 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     """Why the changes after ``position`` of this history can't be sent."""
     if source.because and position < source.since:
         return source.because
-    if any(disorder.hides(position) for disorder in view.record.disorders):
-        return "a backlog was released out of order around that position"
     if view.doubted(position) and position >= view.floor:
         return "rows that had moved with a partition were put right beyond that position"
     return (

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from laredo_fanout.serving import in_order, replaying, resume, slices
+from laredo_fanout.serving import replaying, resume, slices
 from laredo_fanout.serving.archives import TableArchive
 from laredo_fanout.serving.base_form import BaseForm
 from laredo_fanout.serving.batch_form import BatchForm
@@ -20,8 +20,8 @@ from laredo_fanout.serving.bell import Bell
 from laredo_fanout.serving.boundary import Boundary
 from laredo_fanout.serving.call import Call, StallGuard
 from laredo_fanout.serving.conditions import Conditions
-from laredo_fanout.serving.doubted import Stretches
-from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed, OutOfOrder
+from laredo_fanout.serving.doubted import Part, Stretches
+from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import Form, Messages
 from laredo_fanout.serving.level import level_view
@@ -41,10 +41,6 @@ from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 
 log = structlog.get_logger(__name__)
-
-
-class _OrderLost(Exception):
-    """What is left of a journal isn't in commit order."""
 
 
 class Session:
@@ -73,9 +69,7 @@ class Session:
         self._lease = lease
         self._write = send
         self._snapshot_sequence = snapshot_sequence
-        self._messages = Messages(
-            extended=asked.batch, boundaries=asked.boundaries, in_order=asked.in_order
-        )
+        self._messages = Messages(extended=asked.batch, boundaries=asked.boundaries)
         self._boundary = Boundary(tail, asked=asked.boundaries)
         self._stretches = Stretches(shared.reader)
         self._loop = asyncio.get_running_loop()
@@ -84,7 +78,6 @@ class Session:
         self._guard: StallGuard | None = None
         self._beat_due = self._position_due = self._told_away = False
         self._live = False
-        self._waits_for_order = self._told_out_of_order = False
         self._replay: Replay | None = None
         self._pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
         self._cursor = self._position = self._told_position = 0
@@ -110,9 +103,6 @@ class Session:
         """The table moved: judge the backlog that this session already had `before`."""
         depth = now.sequence - self._cursor
         if not self._live or before.id != self._view.id:
-            return
-        if self._asked.in_order and now.out_of_order:
-            # It is we who keep it waiting.
             return
         self._lease.update(sequence=self._cursor, depth=max(depth, 0), state="live")
         limit = self._options.buffer_max_size
@@ -211,10 +201,8 @@ class Session:
                 position=view.position,
                 history=str(self._source.history),
                 boundary=self._boundary.tell(self._position),
-                out_of_order=view.out_of_order,
             )
         )
-        self._told_out_of_order = view.out_of_order
         self._boundary.sent(self._position)
 
     async def _plan_replay(self) -> tuple[TableArchive, replaying.Plan] | None:
@@ -296,8 +284,6 @@ class Session:
         elif self._replay is not None or self._cursor < view.sequence:
             if await self._send_changes(view):
                 return
-        elif await self._pass_stretches(view):
-            return
         else:
             self._reach_end(view)
         if self._heartbeat_wanted():
@@ -326,8 +312,6 @@ class Session:
         if self._replay is not None:
             await self._step_replay(self._replay, view)
             return True
-        if await self._pass_stretches(view):
-            return True
         try:
             records = await self._shared.recent.after(view.id, self._cursor, self._form)
         except (JournalPruned, TableUnknown) as gone:
@@ -339,15 +323,11 @@ class Session:
             )
             await self._send_snapshot(handshake=False, because=str(gone))
             return True
-        if records and records[0].out_of_order and self._asked.in_order:
-            return await self._send_in_order(view)
         if not any(record.messages for record in records):
             # Nothing is sent, which else is when others have their turn.
             await asyncio.sleep(0)
         doubt = self._doubt_ahead(view)
         for record in records:
-            if record.out_of_order and self._asked.in_order:
-                break
             if doubt is not None and record.last_sequence >= doubt.first:
                 break
             for message in record.messages:
@@ -393,34 +373,7 @@ class Session:
         self._boundary.sent(self._position)
         return bool(parts)
 
-    async def _send_in_order(self, view: TableView) -> bool:
-        """Some of a stretch that isn't in commit order; False until order is restored."""
-        try:
-            parts = await slices.run(
-                in_order.parts(self._shared.reader, view, self._cursor, self._form)
-            )
-        except (JournalPruned, TableUnknown) as gone:
-            await self._send_snapshot(handshake=False, because=str(gone))
-            return True
-        self._waits_for_order = not parts
-        # It is behind because we kept it waiting.
-        self._live = False
-        await self._send_parts(parts)
-        self._boundary.sent(self._position)
-        depth = max(view.sequence - self._cursor, 0)
-        state = "catching_up" if parts else "waiting for order"
-        self._lease.update(sequence=self._cursor, depth=depth, state=state)
-        return bool(parts)
-
-    async def _pass_stretches(self, view: TableView) -> bool:
-        """Those that left nothing to send; whether there were any."""
-        if not self._asked.in_order:
-            return False
-        parts = in_order.without_entries(view, self._cursor, self._position, self._form)
-        await self._send_parts(parts)
-        return bool(parts)
-
-    async def _send_parts(self, parts: list[in_order.Part]) -> None:
+    async def _send_parts(self, parts: list[Part]) -> None:
         for part in parts:
             for message in part.messages:
                 await self._send(message)
@@ -447,14 +400,9 @@ class Session:
             while records := await self._shared.recent.after(old.id, self._cursor, self._form):
                 await asyncio.sleep(0)
                 for record in records:
-                    if record.out_of_order and self._asked.in_order:
-                        # Order is lost for good with the table: the snapshot has all of it.
-                        raise _OrderLost
                     for message in record.messages:
                         await self._send(message)
                     self._cursor = record.last_sequence
-        except _OrderLost:
-            log.info("the table was closed out of order", table=view.name)
         except (JournalPruned, TableUnknown) as gone:
             log.info("old journal is gone", table=view.name, reason=str(gone))
         await self._send(self._messages.schema_change(self._cursor, old.columns, view.columns))
@@ -479,15 +427,9 @@ class Session:
             self._shared.spool,
             batch_rows=self._form.snapshot_rows,
         ) as rows:
-            if rows.out_of_order and self._asked.in_order:
-                raise OutOfOrder(
-                    f"a backlog of table {view.name} is released out of order just now: a snapshot"
-                    " is sent when order is restored; try again"
-                )
             await self._pin.hold(view.id, rows.sequence)
             if handshake:
                 await sender.handshake(rows, view, self._source.history)
-                self._told_out_of_order = rows.out_of_order
             self._lease.update(sequence=rows.sequence, depth=0, state="snapshot")
             await sender.rows(rows, view.id, because)
         self._cursor = rows.sequence
@@ -506,7 +448,7 @@ class Session:
 
     def _owes_nothing(self) -> bool:
         """A client that isn't live holds rows and pins the journal: it must take some."""
-        return self._live or self._waits_for_order
+        return self._live
 
     def _arm_heartbeat(self) -> None:
         self._beat = self._loop.call_later(self._options.heartbeat_interval_s, self._on_beat)
@@ -516,27 +458,18 @@ class Session:
         self._arm_heartbeat()
         self._bell.ring()
 
-    def _out_of_order(self) -> bool:
-        """Whether the rows are those of no position now."""
-        view = self._tail.view
-        return view is not None and view.id == self._view.id and view.out_of_order
-
     def _heartbeat_wanted(self) -> bool:
         if self._beat_due or self._boundary.due(self._position):
-            return True
-        if self.extended and self._out_of_order() != self._told_out_of_order:
             return True
         return self._position_due and self._position > self._told_position
 
     async def _send_heartbeat(self) -> None:
         self._beat_due = self._position_due = False
         self._told_position = self._position
-        self._told_out_of_order = self._out_of_order()
         await self._send(
             self._messages.heartbeat(
                 sequence=self._cursor,
                 position=self._position,
                 boundary=self._boundary.tell(self._position),
-                out_of_order=self._told_out_of_order,
             )
         )

@@ -59,7 +59,6 @@ class SnapshotRows:
         self.sequence = self._snapshot.sequence
         self.position = self._snapshot.position
         self.rows = self._snapshot.rows
-        self.out_of_order = self._snapshot.view.out_of_order
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()

@@ -50,7 +50,6 @@ class SnapshotSender:
                 position=rows.position,
                 history=str(history),
                 boundary=self._boundary.tell(rows.position),
-                out_of_order=rows.out_of_order,
             )
         )
 

@@ -162,8 +162,6 @@ class Tail:
 
 
 def _moved(before: TableView, now: TableView) -> bool:
-    if before.record.disorders != now.record.disorders:
-        return True
     if before.record.doubts != now.record.doubts:
         return True
     return (before.sequence, before.id, before.status) != (now.sequence, now.id, now.status)

@@ -5,7 +5,6 @@ SnapshotError
 ├── SnapshotDamaged     the file isn't what was written
 ├── SnapshotBusy        another process is writing into the directory
 ├── SnapshotUnwritable  the directory or disk doesn't take it
-├── SnapshotImpossible  a backlog is released out of order
 └── SnapshotUnverified  values may have been rewritten in silence before its position
 """
 
@@ -45,16 +44,6 @@ class SnapshotUnwritable(SnapshotError):
 
     def __init__(self, directory: str, why: str) -> None:
         super().__init__(f"can't write a snapshot into {directory}: {why}")
-
-
-class SnapshotImpossible(SnapshotError):
-    """The table's rows are those of no position: a backlog is released out of order."""
-
-    def __init__(self, table: str) -> None:
-        super().__init__(
-            f"table {table} is at no position while a backlog is released out of order"
-            " (catchup.ordering = relaxed); its next snapshot comes when order is restored"
-        )
 
 
 class SnapshotUnverified(SnapshotError):

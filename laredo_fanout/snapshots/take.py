@@ -16,7 +16,6 @@ from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.directory import INFO, ROWS, SnapshotDirectory
 from laredo_fanout.snapshots.errors import (
     SnapshotBusy,
-    SnapshotImpossible,
     SnapshotUnverified,
     SnapshotUnwritable,
 )
@@ -63,7 +62,6 @@ def take(
 
     :raises TableUnknown: if the store has no such table.
     :raises TableHidden: if it isn't consistent yet.
-    :raises SnapshotImpossible: if its rows are those of no position just now.
     :raises SnapshotBusy: if another process is writing there.
     :raises SnapshotUnverified: if no look passed its position, or the table was changed.
     :raises SnapshotUnwritable: if the directory or its disk doesn't take it.
@@ -109,8 +107,6 @@ def _write_rows_if_changed(
     reader: StoreReader, table: str, shelf: SnapshotDirectory
 ) -> tuple[SnapshotInfo, bool]:
     with reader.snapshot(reader.table(table).id) as rows:
-        if rows.view.out_of_order:
-            raise SnapshotImpossible(table)
         newest = shelf.newest()
         if (
             newest is not None

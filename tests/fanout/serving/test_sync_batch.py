@@ -47,6 +47,22 @@ async def test_fresh_client_gets_a_snapshot_and_then_changes(tmp_path: Path) -> 
         assert not batch.open and not batch.old_lines
 
 
+async def test_a_client_that_still_asks_for_changes_out_of_order_has_them_in_order(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(0, 5))
+        stream = world.sync(capabilities=["batch/json.v1", "out-of-order.v1"])
+        handshake = await stream.next("handshake")
+        assert list(handshake.capabilities) == ["batch/json.v1"]
+        await stream.snapshot()
+        positions = [world.writer.commit((UPDATE, line(1, name))) for name in ("first", "last")]
+        found: list[int] = []
+        while len(found) < 2:
+            found += (await stream.next("change_batch")).positions
+        assert found == positions
+
+
 async def test_old_rows_come_only_to_those_who_asked(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         world.writer.publish(rows(0, 5))
