@@ -135,7 +135,6 @@ class Journal:
             positions=entries.positions[first : last + 1],
             times_us=entries.times_us[first : last + 1],
             open=still_open,
-            out_of_order=entries.out_of_order,
         ).SerializeToString()
         old_body = _OLD_LINES.joined(entries.olds[start:stop])
         header = Header(

@@ -114,7 +114,6 @@ def cut(record: Record, after_sequence: int) -> Record:
         open=batch.open,
         keys=batch.keys[drop:],
         lines=batch.lines[drop:],
-        out_of_order=batch.out_of_order,
     )
     olds = ChangeBatch(old_lines=batch.old_lines[drop:])
     return Record(
@@ -146,7 +145,6 @@ def cut_behind(record: Record, last_sequence: int) -> Record:
         times_us=batch.times_us[:stays],
         keys=batch.keys[:kept],
         lines=batch.lines[:kept],
-        out_of_order=batch.out_of_order,
     )
     olds = ChangeBatch(old_lines=batch.old_lines[:kept])
     return Record(

@@ -84,7 +84,7 @@ class SyncResponse(_message.Message):
     def __init__(self, handshake: _Optional[_Union[SyncHandshake, _Mapping]] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., journal_entry: _Optional[_Union[ReplicationJournalEntry, _Mapping]] = ..., schema_change: _Optional[_Union[SchemaChangeNotification, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., snapshot_batch: _Optional[_Union[SnapshotBatch, _Mapping]] = ..., change_batch: _Optional[_Union[ChangeBatch, _Mapping]] = ...) -> None: ...
 
 class SyncHandshake(_message.Message):
-    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position", "out_of_order")
+    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position")
     MODE_FIELD_NUMBER: _ClassVar[int]
     SERVER_CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -95,7 +95,6 @@ class SyncHandshake(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_POSITION_FIELD_NUMBER: _ClassVar[int]
-    OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
     mode: SyncMode
     server_current_sequence: int
     journal_oldest_sequence: int
@@ -106,8 +105,7 @@ class SyncHandshake(_message.Message):
     history: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     boundary_position: str
-    out_of_order: bool
-    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ..., out_of_order: _Optional[bool] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ...) -> None: ...
 
 class ColumnDefinition(_message.Message):
     __slots__ = ("ordinal_position", "column_name", "data_type", "not_null", "is_primary_key", "primary_key_ordinal", "type_modifier")
@@ -190,18 +188,16 @@ class SchemaChangeNotification(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., old_columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., new_columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("current_sequence", "server_time", "source_position", "boundary_position", "out_of_order")
+    __slots__ = ("current_sequence", "server_time", "source_position", "boundary_position")
     CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_POSITION_FIELD_NUMBER: _ClassVar[int]
-    OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
     current_sequence: int
     server_time: _timestamp_pb2.Timestamp
     source_position: str
     boundary_position: str
-    out_of_order: bool
-    def __init__(self, current_sequence: _Optional[int] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source_position: _Optional[str] = ..., boundary_position: _Optional[str] = ..., out_of_order: _Optional[bool] = ...) -> None: ...
+    def __init__(self, current_sequence: _Optional[int] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source_position: _Optional[str] = ..., boundary_position: _Optional[str] = ...) -> None: ...
 
 class GoAway(_message.Message):
     __slots__ = ("reason", "drain_deadline_unix_ms")
@@ -220,7 +216,7 @@ class SnapshotBatch(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ChangeBatch(_message.Message):
-    __slots__ = ("first_sequence", "sequences", "actions", "counts", "positions", "times_us", "open", "keys", "lines", "old_lines", "out_of_order", "since_position")
+    __slots__ = ("first_sequence", "sequences", "actions", "counts", "positions", "times_us", "open", "keys", "lines", "old_lines", "since_position")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -231,7 +227,6 @@ class ChangeBatch(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     OLD_LINES_FIELD_NUMBER: _ClassVar[int]
-    OUT_OF_ORDER_FIELD_NUMBER: _ClassVar[int]
     SINCE_POSITION_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     sequences: _containers.RepeatedScalarFieldContainer[int]
@@ -243,9 +238,8 @@ class ChangeBatch(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     lines: _containers.RepeatedScalarFieldContainer[bytes]
     old_lines: _containers.RepeatedScalarFieldContainer[bytes]
-    out_of_order: bool
     since_position: int
-    def __init__(self, first_sequence: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., actions: _Optional[bytes] = ..., counts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., times_us: _Optional[_Iterable[int]] = ..., open: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ..., old_lines: _Optional[_Iterable[bytes]] = ..., out_of_order: _Optional[bool] = ..., since_position: _Optional[int] = ...) -> None: ...
+    def __init__(self, first_sequence: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., actions: _Optional[bytes] = ..., counts: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., times_us: _Optional[_Iterable[int]] = ..., open: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., lines: _Optional[_Iterable[bytes]] = ..., old_lines: _Optional[_Iterable[bytes]] = ..., since_position: _Optional[int] = ...) -> None: ...
 
 class ListSnapshotsRequest(_message.Message):
     __slots__ = ("schema", "table", "limit")
