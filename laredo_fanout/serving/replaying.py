@@ -1,9 +1,9 @@
-"""One session's replay under way: planned, pinned, sent a piece at a time."""
+"""A session's replay phase: what its table's archive has is planned, pinned and sent by pieces."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import structlog
@@ -13,14 +13,15 @@ from laredo_archive.location import Found
 from laredo_archive.manifest import Artifact
 from laredo_fanout.serving import replay, slices
 from laredo_fanout.serving.archives import TableArchive
-from laredo_fanout.serving.forms import Form
+from laredo_fanout.serving.client_stream import ClientStream
 from laredo_fanout.serving.level import read_table
-from laredo_fanout.serving.pin import Pin
 from laredo_fanout.serving.replay import Chain, NoReplay, Outcome
 from laredo_fanout.serving.replay_records import Piece, pieces
 from laredo_fanout.serving.request import SyncAsked
 from laredo_fanout.serving.resume import same_history
 from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.snapshot_sender import SnapshotNeeded
+from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
 from laredo_model import position as position_
 from laredo_model.change import Change
@@ -31,10 +32,6 @@ ATTEMPTS = 3
 LOOK_S = 1.0
 
 
-class ReplayBroken(Exception):
-    """The archive couldn't be read in the middle; said in the log and counted already."""
-
-
 class Plan(NamedTuple):
     """What brings the client level, and the table as it was when the journal was pinned.
 
@@ -42,6 +39,7 @@ class Plan(NamedTuple):
     what is replayed.
     """
 
+    archive: TableArchive
     found: Found
     chain: Chain
     view: TableView
@@ -49,12 +47,37 @@ class Plan(NamedTuple):
     first_sequence: int
 
 
-async def plan(archive: TableArchive, asked: SyncAsked, shared: Shared, pin: Pin) -> Plan:
-    """How the archive brings the client level; the journal is pinned then.
+async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
+    """How the archive brings the client level instead of a snapshot, and the journal is pinned
+    then; None if it doesn't.
 
-    :raises NoReplay: it doesn't.
     :raises NotReady: the table isn't shown any more.
     """
+    asked = client.asked
+    archive = client.shared.archives.get(asked.table)
+    if archive is None or asked.position is None or not same_history(asked, source):
+        return None
+    try:
+        return await _plan(archive, client)
+    except NoReplay as because:
+        client.pin.release()
+        archive.count(because.outcome)
+        log.info(
+            "no replay from the archive, the client gets a snapshot",
+            table=asked.table,
+            client=asked.client_id,
+            outcome=because.outcome.value,
+            reason=str(because),
+        )
+        return None
+
+
+async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
+    """The same.
+
+    :raises NoReplay: it doesn't.
+    """
+    shared, asked, pin = client.shared, client.asked, client.pin
     newest = False
     for _ in range(ATTEMPTS):
         found, read_now = await archive.found(newest=newest)
@@ -69,7 +92,7 @@ async def plan(archive: TableArchive, asked: SyncAsked, shared: Shared, pin: Pin
         await pin.hold(view.id, after)
         pinned, _ = read_table(shared, asked.table)
         if pinned.id == view.id and pinned.floor <= chain.through:
-            return Plan(found, chain, pinned, after, _first_sequence(pinned, chain))
+            return Plan(archive, found, chain, pinned, after, _first_sequence(pinned, chain))
         pin.release()
         newest = True
     raise NoReplay(Outcome.UNCOVERED, "the journal is pruned faster than the archive is written")
@@ -101,82 +124,80 @@ def _first_sequence(view: TableView, chain: Chain) -> int:
 
 
 class Replay:
-    """The sending of a plan. `cursor` and `position` say how far the client has come."""
+    """The sending of a plan."""
 
-    def __init__(
-        self,
-        archive: TableArchive,
-        planned: Plan,
-        form: Form,
-        form_inside: Form,
-        send: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        self.cursor = planned.first_sequence - 1
-        self.position: int = planned.chain.before
-        self._left = planned.chain.entries
-        self._archive = archive
+    def __init__(self, client: ClientStream, planned: Plan) -> None:
+        chain, form = planned.chain, client.form
+        inside = None if client.filter is None else client.filter.of_unknown()
+        self._client = client
         self._plan = planned
-        self._form = form
-        self._form_inside = form_inside
-        self._send = send
+        self._archive = planned.archive
+        self._left = chain.entries
+        self._form_inside = client.form_with(inside)
         self._diff: Artifact | None = None
         self._pieces: Generator[Piece, None, None] = pieces(
-            planned.chain,
+            chain,
             self._changes,
             planned.first_sequence,
             with_old=form.wants_old,
             stay_before=not form.extended,
         )
-        self._coming = archive.submit(self._next)
+        self._coming = self._archive.submit(self._next)
         self._ended = False
+        client.cursor = planned.first_sequence - 1 if chain.entries else planned.after
+        client.position = chain.before
 
-    @property
-    def through(self) -> bool:
-        """Whether all was sent: the journal's turn."""
-        return self._ended
+    async def step(self, view: TableView) -> bool:
+        """Send the next piece, or wait for it a while; False once all was sent: it is the
+        journal's turn.
 
-    def left(self, view: TableView) -> int:
-        """How many changes the client still has to be sent, the journal's included."""
-        return self._left + max(view.sequence - self._plan.after, 0)
-
-    async def step(self) -> bool:
-        """Send the next piece, or wait for it a while; False if the archive kept us waiting.
-
-        :raises ReplayBroken: the archive can't be read after all.
+        :raises SnapshotNeeded: the archive can't be read after all.
         """
+        client = self._client
         coming = asyncio.wrap_future(self._coming)
         coming.add_done_callback(_retrieved)
         await asyncio.wait({coming}, timeout=LOOK_S)
-        if not coming.done():
-            return False
+        if coming.done():
+            piece = self._came(coming)
+            if piece is None:
+                self._finish()
+                return False
+            # The next one is read while this one is on its way.
+            self._coming = self._archive.submit(self._next)
+            await self._send_piece(piece)
+        else:
+            # The archive keeps us waiting, not the client.
+            client.moved()
+        # What is left, the journal's included.
+        client.show("replaying", self._left + max(view.sequence - self._plan.after, 0))
+        if client.heartbeats.due:
+            await client.send_heartbeat()
+        return True
+
+    def _came(self, coming: asyncio.Future[Piece | None]) -> Piece | None:
         try:
-            piece = coming.result()
+            return coming.result()
         except Exception as failure:
             self._break(failure)
-            raise ReplayBroken(str(failure)) from failure
-        if piece is None:
-            self._finish()
-            return True
-        # The next one is read while this one is on its way.
-        self._coming = self._archive.submit(self._next)
-        await self._send_piece(piece)
-        return True
+            raise SnapshotNeeded("the archive's replay broke off") from failure
 
     async def _send_piece(self, piece: Piece) -> None:
         record = piece.record
         if record is not None:
-            form = self._form_inside if piece.inside else self._form
+            form = self._form_inside if piece.inside else self._client.form
             for message in await slices.run(form.changes(record)):
-                await self._send(message)
-            self.cursor = record.last_sequence
+                await self._client.send(message)
+            self._client.cursor = record.last_sequence
             self._left -= len(record)
         if piece.complete is not None:
-            self.position = piece.complete
+            self._client.position = piece.complete
 
     def _finish(self) -> None:
         self._ended = True
-        self.cursor = self._plan.after
-        self.position = self._plan.chain.through
+        self._client.cursor = self._plan.after
+        self._client.position = self._plan.chain.through
+        # At once, so that the client knows where it is although nothing may follow.
+        self._client.heartbeats.due = True
         self._archive.count(Outcome.COMPLETE)
 
     def _break(self, failure: Exception) -> None:
@@ -188,7 +209,7 @@ class Replay:
         log.warning(
             "replay from the archive broke off, the client gets a snapshot",
             table=self._archive.table,
-            position=position_.text(self.position),
+            position=position_.text(self._client.position),
             error=str(failure),
             exc_info=None if told else failure,
         )

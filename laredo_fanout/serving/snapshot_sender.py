@@ -1,105 +1,109 @@
-"""Sending one snapshot: begin, rows, end."""
+"""A session's snapshot phase: begin, rows, end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.ahead import Ahead
-from laredo_fanout.serving.boundary import Boundary
-from laredo_fanout.serving.filters import RowFilter
-from laredo_fanout.serving.forms import Form, Messages
+from laredo_fanout.serving.client_stream import ClientStream
 from laredo_fanout.serving.resume import streamed_snapshot_id
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.snapshot_rows import SnapshotRows
-from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History
+
+
+class SnapshotNeeded(Exception):
+    """Nothing else brings the client on; the message says why."""
 
 
 class SnapshotSender:
-    """Sends a table's rows in a session's form, through its filter."""
+    """Sends all rows of the client's table that pass its filter. The sum is of all, sent or not."""
 
-    def __init__(
-        self,
-        messages: Messages,
-        form: Form,
-        row_filter: RowFilter | None,
-        boundary: Boundary,
-        send: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        self._messages = messages
-        self._form = form
-        self._filter = row_filter
-        self._boundary = boundary
-        self._send = send
+    def __init__(self, client: ClientStream) -> None:
+        self._client = client
+        self._checksum = StateChecksum()
+        self._sent = 0
 
-    async def handshake(self, rows: SnapshotRows, view: TableView, history: History) -> None:
-        """Say that a snapshot follows, and where the stream goes on after it."""
-        self._boundary.begin(rows.position)
-        await self._send(
-            self._messages.handshake(
-                mode=wire.SYNC_MODE_FULL_SNAPSHOT,
-                sequence=rows.sequence,
-                oldest_sequence=view.oldest_sequence,
-                resume_from=rows.sequence + 1,
-                columns=view.columns,
-                snapshot_id=streamed_snapshot_id(view.id, rows.sequence),
-                position=rows.position,
-                history=str(history),
-                boundary=self._boundary.tell(rows.position),
-            )
-        )
+    async def run(self, *, handshake: bool, because: str) -> None:
+        """Afterwards the journal is kept from there on.
 
-    async def rows(self, rows: SnapshotRows, table_id: int, because: str) -> None:
-        """Begin, all rows that pass the filter, end. The sum is of all rows, sent or not.
-
-        `because`: why it is sent to a client that would have gone on.
+        `handshake`: it is the stream's beginning; `because`: why it is sent to a client that would
+        have gone on.
         """
-        self._boundary.begin(rows.position)
+        client = self._client
+        async with SnapshotRows(
+            client.shared.reader,
+            client.view.id,
+            client.shared.spool,
+            batch_rows=client.form.snapshot_rows,
+        ) as rows:
+            await client.pin.hold(client.view.id, rows.sequence)
+            client.cursor, client.position = rows.sequence, rows.position
+            if handshake:
+                await client.shake_hands(
+                    wire.SYNC_MODE_FULL_SNAPSHOT,
+                    rows.sequence,
+                    rows.position,
+                    self._id(rows),
+                )
+            client.show("snapshot")
+            await self._begin(rows, because)
+            await self._send_rows(rows)
+            await self._end(rows)
+        client.heartbeats.told(rows.position)
+        client.show("catching_up")
+
+    async def _begin(self, rows: SnapshotRows, because: str) -> None:
+        client = self._client
+        client.boundary.begin(rows.position)
         # The look that its end waits for is made while the rows are sent.
-        self._boundary.sent(rows.position)
-        await self._send(
-            self._messages.snapshot_begin(
-                snapshot_id=streamed_snapshot_id(table_id, rows.sequence),
+        client.boundary.sent(rows.position)
+        await client.send(
+            client.messages.snapshot_begin(
+                snapshot_id=self._id(rows),
                 sequence=rows.sequence,
                 rows=rows.rows,
                 position=rows.position,
                 reason=because,
             )
         )
-        checksum = StateChecksum()
-        sent = 0
-        async with Ahead(self._send) as ahead:
+
+    async def _send_rows(self, rows: SnapshotRows) -> None:
+        async with Ahead(self._client.send) as ahead:
             # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
-                count, messages = await slices.run(self._encode(*batch, checksum))
+                messages = await slices.run(self._encode(*batch))
                 del batch
-                sent += count
                 for message in messages:
                     await ahead.send(message)
                 if not messages:
                     await asyncio.sleep(0)
-        await self._send(
-            self._messages.snapshot_end(
+
+    async def _end(self, rows: SnapshotRows) -> None:
+        client = self._client
+        await client.send(
+            client.messages.snapshot_end(
                 sequence=rows.sequence,
-                rows_sent=sent,
-                rows=checksum.rows,
+                rows_sent=self._sent,
+                rows=self._checksum.rows,
                 position=rows.position,
-                checksum=checksum.hex(),
-                boundary=self._boundary.tell(rows.position),
+                checksum=self._checksum.hex(),
+                boundary=client.boundary.tell(rows.position),
             )
         )
 
-    def _encode(
-        self, keys: list[bytes], lines: list[bytes], checksum: StateChecksum
-    ) -> Sliced[tuple[int, list[bytes]]]:
-        """How many rows pass, and their messages."""
-        if self._form.extended:
-            checksum.add(lines)
-        if self._filter is not None:
+    def _id(self, rows: SnapshotRows) -> str:
+        return streamed_snapshot_id(self._client.view.id, rows.sequence)
+
+    def _encode(self, keys: list[bytes], lines: list[bytes]) -> Sliced[list[bytes]]:
+        """The messages of those rows that pass."""
+        form, row_filter = self._client.form, self._client.filter
+        if form.extended:
+            self._checksum.add(lines)
+        if row_filter is not None:
             yield
-            keys, lines = yield from self._filter.select(keys, lines)
-        return len(keys), (yield from self._form.rows(keys, lines))
+            keys, lines = yield from row_filter.select(keys, lines)
+        self._sent += len(keys)
+        return (yield from form.rows(keys, lines))
