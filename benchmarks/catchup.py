@@ -14,7 +14,7 @@ SUBJECT = "catchup"
 _SIZE = 1000
 _BACKLOGS = 2
 """Of so many times the other subjects' updates."""
-_SEVERAL = ((2, "strict"), (4, "strict"), (4, "relaxed"))
+_SEVERAL = (2, 4)
 
 
 def run(scenario: Scenario) -> list[Figure]:
@@ -22,22 +22,21 @@ def run(scenario: Scenario) -> list[Figure]:
 
     The ingest process stands still (SIGSTOP) while the updates are made; keys at random.
     """
-    alone, cost = _one(scenario, 1, "strict")
+    alone, cost = _one(scenario, 1)
     figures = [_figure(scenario, "through the one slot", alone, cost, None)]
-    for segments, ordering in _SEVERAL:
-        rate, cost = _one(scenario, segments, ordering)
-        figures.append(_figure(scenario, f"{segments} segments, {ordering}", rate, cost, alone))
+    for segments in _SEVERAL:
+        rate, cost = _one(scenario, segments)
+        figures.append(_figure(scenario, f"{segments} segments", rate, cost, alone))
     scenario.stop_server()
     return figures
 
 
-def _one(scenario: Scenario, segments: int, ordering: str) -> tuple[float, str]:
+def _one(scenario: Scenario, segments: int) -> tuple[float, str]:
     made = _BACKLOGS * scenario.updates
     scenario.stop_server()
     scenario.start_server(
         f"sources.pg.catchup.mode={'auto' if segments > 1 else 'off'}",
         f"sources.pg.catchup.max_segments={segments}",
-        f"sources.pg.catchup.ordering={ordering}",
         "sources.pg.catchup.threshold_bytes=50000000",
         "sources.pg.catchup.min_segment_bytes=20000000",
         "sources.pg.catchup.check_interval=100ms",
@@ -47,7 +46,7 @@ def _one(scenario: Scenario, segments: int, ordering: str) -> tuple[float, str]:
         bench_table.update_at_random(database, made, scenario.rows, _SIZE)
         database.execute("CHECKPOINT")
         end = position.parse(scenario.wal_position())
-        scenario.say(f"catching up, segments: {segments}, {ordering}")
+        scenario.say(f"catching up, segments: {segments}")
         postmaster = _postmaster(database.info.backend_pid)
         before = _seconds(server.pid), _seconds(postmaster)
         began = time.perf_counter()

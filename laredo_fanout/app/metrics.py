@@ -143,7 +143,6 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
     released = catchup.release_position
     for what, text, value in (
         ("active", "Whether a backlog is split", float(released is not None)),
-        ("out_of_order", "Whether some is released early", float(catchup.out_of_order)),
         ("lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
         ("threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
         ("release_position", "Released and durable, a WAL position in bytes", released or 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laredo_fanout.catchup.options import CatchupOptions, Mode, Ordering
+from laredo_fanout.catchup.options import CatchupOptions, Mode
 from laredo_fanout.config import Config, Table
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source import options as source
@@ -46,7 +46,6 @@ def catchup_options(config: Config) -> CatchupOptions | None:
         min_segment_bytes=said.min_segment_bytes,
         reserve=said.reserve_slots,
         spool_max_bytes=said.spool_max_bytes,
-        ordering=Ordering(said.ordering),
     )
 
 

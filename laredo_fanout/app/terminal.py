@@ -248,8 +248,7 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
             cell(segment["state"]),
             f"{segment['spooled_bytes']:,} B",
         )
-    order = ", beyond it out of order" if catchup["out_of_order"] else ""
-    return [cell(f"catching up, released to {catchup['release_position']}{order}", None), table]
+    return [cell(f"catching up, released to {catchup['release_position']}", None), table]
 
 
 def _kept_wal(slot: dict[str, Any]) -> str:

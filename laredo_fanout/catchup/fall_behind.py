@@ -24,7 +24,6 @@ from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
-    from laredo_fanout.source.early import EarlyTables
     from laredo_fanout.source.options import SourceOptions
     from laredo_fanout.source.session import Connection
     from laredo_fanout.source.write_batch import WriteBatch
@@ -97,7 +96,7 @@ class FallBehind:
         else:
             self._fitting = None
 
-    def open(self, connection: Connection, batch: WriteBatch, early: EarlyTables) -> Release | None:
+    def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
         """The release of the stored plan, or of a new one if one is wanted; None: no segments.
 
         :raises psycopg.Error: if the server can't be asked.
@@ -120,7 +119,6 @@ class FallBehind:
             batch,
             self._store.position,
             is_small=lambda level: self._lag(level) * _SMALL_PART < self._options.threshold_bytes,
-            early=early,
         )
         return self._release
 
@@ -154,8 +152,6 @@ class FallBehind:
         release = self._release
         return CatchupStatus(
             mode=self._options.mode,
-            ordering=self._options.ordering,
-            out_of_order=self._store.reach > self._store.position,
             threshold_bytes=self._options.threshold_bytes,
             lag_bytes=self._lag(self._level) if self._level else 0,
             checks_above=self._above,

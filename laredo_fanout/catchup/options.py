@@ -7,15 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Ordering(StrEnum):
-    """In which order a backlog's transactions are released."""
-
-    STRICT = "strict"
-    """In commit order."""
-    RELAXED = "relaxed"
-    """Each segment's as they are decoded; the rows are right when all are released."""
-
-
 class Mode(StrEnum):
     """When a backlog is split."""
 
@@ -45,6 +36,5 @@ class CatchupOptions:
     spool_max_bytes: int = 8 << 30
     piece_bytes: int = 64 << 20
     """A spool's files are about so large, and removed one by one."""
-    ordering: Ordering = Ordering.STRICT
     keep_interval: float = 5.0
     """How often the store is told how far the segments are."""

@@ -26,20 +26,18 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``stop`` is None for the last one. ``done``: every transaction of it is in its pieces.
-    ``released``: what ends at or before this was released early; it isn't released again."""
+    """``stop`` is None for the last one. ``done``: every transaction of it is in its pieces."""
 
     number: int
     start: int
     stop: int | None
     pieces: tuple[Piece, ...] = ()
     done: bool = False
-    released: int = 0
 
     @property
     def position(self) -> int:
         """Where its decoding goes on."""
-        return max(self.released, self.pieces[-1].position if self.pieces else self.start)
+        return self.pieces[-1].position if self.pieces else self.start
 
     @property
     def next_piece(self) -> int:
@@ -97,7 +95,6 @@ def _segment_to_json(segment: Segment) -> dict[str, Any]:
         "stop": None if segment.stop is None else position_.text(segment.stop),
         "pieces": [list(piece) for piece in segment.pieces],
         "done": segment.done,
-        "released": segment.released,
     }
 
 
@@ -108,5 +105,4 @@ def _segment_from_json(read: dict[str, Any]) -> Segment:
         None if read["stop"] is None else position_.parse(read["stop"]),
         tuple(Piece(*piece) for piece in read["pieces"]),
         read["done"],
-        read.get("released", 0),
     )

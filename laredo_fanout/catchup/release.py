@@ -3,8 +3,7 @@ stream.
 
 The head segment is read, while it is still being decoded, then the next. What is released
 goes through the very same decoder, tables, copies, looks and barriers as the slot's own
-stream does. With relaxed ordering the segments behind the head are released beside it, as
-they are decoded (``early_release.py``); what is left of one goes on here when it is the head.
+stream does.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.catchup import spool, spool_room
-from laredo_fanout.catchup.early_release import EarlyRelease
-from laredo_fanout.catchup.options import Ordering
 from laredo_fanout.catchup.orders import Failure
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.catchup.spool import SegmentReader
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.catchup.orders import Order
     from laredo_fanout.catchup.plan import Piece, Plan
-    from laredo_fanout.source.early import EarlyTables
     from laredo_fanout.source.write_batch import WriteBatch
 
 _log = structlog.get_logger()
@@ -61,7 +57,6 @@ class Release:
         position: int,
         *,
         is_small: Callable[[int], bool],
-        early: EarlyTables | None = None,
     ) -> None:
         self._options = options
         self._directory = Path(order.directory)
@@ -76,11 +71,6 @@ class Release:
         remaining = [spool.remaining(self._directory, each, position) for each in plan.segments]
         self.runs = [SegmentRun(segment, order) for segment in remaining]
         self.head = 0
-        self._early = early
-        self._early_until = 0
-        self._beside = None
-        if early is not None and options.ordering is Ordering.RELAXED:
-            self._beside = EarlyRelease(self._directory, self.runs[1:], batch, early)
         self._reader = self._reader_of(self.runs[0])
         self._finishing = self._ending = False
         self._kept_at = self._looked_at = 0.0
@@ -113,10 +103,6 @@ class Release:
             self._looked_at = now
             self._look_after_segments()
         taken = self._read()
-        if self._beside is not None and not self._ending and (beside := self._beside.step()):
-            taken += beside
-            self._put_plan()
-            self._note_early()
         os.eventfd_write(self._more, 1) if self._has_more() else self._calm()
         if now - self._kept_at >= self._options.keep_interval and not self._ending:
             self._keep()
@@ -130,17 +116,6 @@ class Release:
         """So much is durable: spools of it aren't needed any more."""
         del reply
         self.durable = position
-        if self._early_until and position >= self._early_until:
-            self._early_until = 0
-            _log.info("order is restored", position=position_.text(position))
-
-    def _note_early(self) -> None:
-        until = max(run.segment.released for run in self.runs)
-        if until <= self.durable:
-            return
-        if not self._early_until:
-            _log.info("the backlog is released out of order", until=position_.text(until))
-        self._early_until = max(self._early_until, until)
 
     def end(self) -> SourceError:
         """Never asked for: this feed has no end that is an error."""
@@ -151,8 +126,6 @@ class Release:
         for run in self.runs:
             run.kill()
         self._reader.close()
-        if self._beside is not None:
-            self._beside.close()
         self._poll.close()
         os.close(self._more)
 
@@ -210,8 +183,6 @@ class Release:
                 state=self._state(run),
                 spooled_bytes=run.spooled_bytes,
                 pid=run.pid,
-                released=run.segment.released or None,
-                waits=self._beside is not None and self._beside.waits(run),
             )
             for run in self.runs
         )
@@ -280,25 +251,17 @@ class Release:
     def _make_room(self) -> bool:
         """Where a spool can't be written: remove what was released, or have the last segment give
         its room back; whether there will be any.
-
-        What was released early can't be decoded again, so the latter is for commit order alone.
         """
         if self._unlinking or any(run.pieces for run in self.runs[: self.head]):
             self._keep()
             return True
-        behind = self.runs[self.head + 1 :]
-        return self._beside is None and spool_room.give_back(behind, self._directory)
+        return spool_room.give_back(self.runs[self.head + 1 :], self._directory)
 
     # ------------------------------------------------------------ release
 
     def _reader_of(self, run: SegmentRun) -> SegmentReader:
         """A reader of what wasn't released of the segment that is the head now."""
-        if self._beside is not None:
-            self._beside.leave(run)
-        released = run.segment.released
-        if self._early is not None and released:
-            self._early.arrived(released)
-        return SegmentReader(self._directory, run.number, max(self._after, released))
+        return SegmentReader(self._directory, run.number, self._after)
 
     def _read(self) -> int:
         run = self.runs[self.head]
@@ -321,8 +284,7 @@ class Release:
         return taken
 
     def _has_more(self) -> bool:
-        beside = self._beside is not None and self._beside.has_more
-        return beside or not self._reader.at_end or self.runs[self.head].done
+        return not self._reader.at_end or self.runs[self.head].done
 
     def _calm(self) -> None:
         try:
@@ -342,29 +304,18 @@ class Release:
                 self._unlinking += [
                     spool.path(self._directory, run.number, piece.number) for piece in gone
                 ]
-        if self._put_plan():
+        segments = tuple(run.segment for run in self.runs if not self._is_released(run))
+        plan = replace(self._plan, segments=segments)
+        if plan != self._plan:
+            self._plan = plan
+            self._batch.transaction.set_catchup_plan(plan.to_bytes())
             self._batch.when_durable(self._unlink)
 
     def _is_over(self, run: SegmentRun, piece: Piece) -> bool:
         """Whether nobody will read this piece any more."""
         head = self.runs[self.head].number
-        if run.number > head:
-            reading = None if self._beside is None else self._beside.piece(run)
-            # The newest may still grow.
-            older = piece.number < run.pieces[-1].number and piece.number != reading
-            return older and piece.position <= run.segment.released
-        read = run.number < head or piece.number < self._reader.piece
-        return piece.position <= self.durable and read
-
-    def _put_plan(self) -> bool:
-        """Write the plan into the store's transaction; whether it has changed."""
-        segments = tuple(run.segment for run in self.runs if not self._is_released(run))
-        plan = replace(self._plan, segments=segments)
-        changed = plan != self._plan
-        if changed:
-            self._plan = plan
-            self._batch.transaction.set_catchup_plan(plan.to_bytes())
-        return changed
+        read = run.number < head or (run.number == head and piece.number < self._reader.piece)
+        return read and piece.position <= self.durable
 
     def _is_released(self, run: SegmentRun) -> bool:
         return run.number < self.runs[self.head].number and not run.pieces

@@ -134,10 +134,6 @@ class SegmentRun:
             self.paused = paused
             self._say(orders.PAUSE if paused else orders.GO_ON)
 
-    def released_to(self, position: int) -> None:
-        """What ends at or before this was released early, in the commit that says so."""
-        self.segment = replace(self.segment, released=position)
-
     def finish(self) -> None:
         """Have it stop at the end of the transaction that it is in."""
         self._say(orders.FINISH)

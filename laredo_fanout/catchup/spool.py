@@ -40,14 +40,12 @@ def paths(directory: Path, segment: int) -> list[Path]:
 
 
 def remaining(directory: Path, segment: Segment, position: int) -> Segment:
-    """The segment as its files are, without what the store has, which is at ``position`` and has
-    what was released early.
+    """The segment as its files are, without what the store has, which is at ``position``.
 
     Where a file isn't as it should be, decoding goes on before it.
     """
     pieces: list[Piece] = []
     start, done = segment.start, segment.done
-    position = max(position, segment.released)
     for piece in segment.pieces:
         if piece.position <= position:
             start = max(start, piece.position)

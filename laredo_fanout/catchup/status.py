@@ -12,8 +12,7 @@ class SegmentStatus(NamedTuple):
 
     ``position`` is the end of the last one in its spool, ``reached`` how far the
     server has decoded for it; ``state`` is waiting, decoding, paused, decoded,
-    releasing or released. ``released``: it was released early up to there;
-    ``waits``: the next of it must wait until it is the head.
+    releasing or released.
     """
 
     number: int
@@ -24,8 +23,6 @@ class SegmentStatus(NamedTuple):
     state: str
     spooled_bytes: int
     pid: int | None
-    released: int | None
-    waits: bool
 
     def to_json(self) -> dict[str, Any]:
         """As /status shows it."""
@@ -36,7 +33,6 @@ class SegmentStatus(NamedTuple):
                 ("stop", self.stop),
                 ("position", self.position),
                 ("reached", self.reached),
-                ("released", self.released),
             )
         }
         return {**self._asdict(), **places}
@@ -46,7 +42,6 @@ class CatchupStatus(NamedTuple):
     """Sizes in bytes. ``lag_bytes`` is what the server has written beyond what is durable
     here, ``checks_above`` how many times in a row it was above the threshold;
     ``release_position`` and ``segments`` are there while a backlog is split.
-    ``out_of_order``: some was released early, and the position hasn't reached it yet.
 
     ``restarts`` counts segments' processes that were started anew, ``plans`` backlogs
     that were split, ``given_up`` those of them that were read through the one slot
@@ -54,8 +49,6 @@ class CatchupStatus(NamedTuple):
     """
 
     mode: str
-    ordering: str
-    out_of_order: bool
     threshold_bytes: int
     lag_bytes: int
     checks_above: int

@@ -1,8 +1,7 @@
 """Another way than the slot's own stream for its changes to come, as the ingest sees it.
 
 What comes is the same, in the same order, so decoding, tables, copies, looks and
-barriers know nothing of it: one life of the stream takes one way or the other. What a
-detour brings early it writes itself.
+barriers know nothing of it: one life of the stream takes one way or the other.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from laredo_fanout.errors import SourceError
-    from laredo_fanout.source.early import EarlyTables
     from laredo_fanout.source.session import Connection
     from laredo_fanout.source.streamed import Get
     from laredo_fanout.source.write_batch import WriteBatch
@@ -66,11 +64,10 @@ class Detour(Protocol):
         :raises psycopg.Error: if it can't be asked.
         """
 
-    def open(self, connection: Connection, batch: WriteBatch, early: EarlyTables) -> Feed | None:
+    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
         """The way that a life of the stream which begins now must take; None: the slot's own.
 
-        What it keeps in the store it writes into ``batch``, which isn't open now; so it does with
-        changes that it brings before their turn, of tables that ``early`` tells.
+        What it keeps in the store it writes into ``batch``, which isn't open now.
 
         :raises SourceError: if the server isn't as it must be.
         :raises psycopg.Error: if it can't be asked.

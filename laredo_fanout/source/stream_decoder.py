@@ -152,10 +152,6 @@ class StreamDecoder:
         self._pending.clear()
         self.pending_bytes = 0
 
-    def arrived(self, position: int) -> None:
-        """Transactions up to there came another way; call it between transactions."""
-        self.position = max(self.position, position)
-
     def set_route(self, oid: int, route: Route | None) -> None:
         """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
         self._routes[oid.to_bytes(4, "big")] = route or IGNORED

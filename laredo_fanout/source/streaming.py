@@ -30,7 +30,6 @@ from laredo_fanout.source.attendant import (
 from laredo_fanout.source.contact import Contact, StoppedWithin
 from laredo_fanout.source.copying import Copying
 from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
-from laredo_fanout.source.early import Early
 from laredo_fanout.source.following import Following
 from laredo_fanout.source.look import Look
 from laredo_fanout.source.looks import Looks
@@ -241,8 +240,7 @@ class Streaming:
     ) -> tuple[Feed, Decoding]:
         """Have the changes come: from the slot, or another way."""
         appends = append_only.streamed(self._options, self._store.tables.values())
-        early = Early(self.tracking, decoder, self._awaited)
-        detour = None if self._detour is None else self._detour.open(side, self.batch, early)
+        detour = None if self._detour is None else self._detour.open(side, self.batch)
         self.tracking.carries_appends = appends is not None
         self.tracking.may_begin_anew = detour is None
         if detour is not None:

@@ -127,21 +127,6 @@ class Tracking:
             return IGNORED
         return self._decoding(tracked)
 
-    def early_route(self, relation: Relation) -> Route | None:
-        """Where such a relation's changes go that come before their turn; None: they must wait."""
-        tracked = self._by_oid(relation.oid)
-        if tracked is None or tracked.table_id is None or tracked.shape is None:
-            return IGNORED
-        unsettled = tracked.closing is not None or tracked.recopy_id is not None
-        if unsettled or tracked.intake is not None or not tracked.shape.fits(relation):
-            return None
-        record = self._batch.table(tracked.table_id)
-        return self._decoding(tracked) if record.live else None
-
-    def follows(self, oid: int) -> bool:
-        """Whether this relation's changes are taken."""
-        return self._by_oid(oid) is not None
-
     def announced_again(self, relation: Relation) -> None:
         """Have a look soon: a statement that rewrites values says no more than this."""
         tracked = self._by_oid(relation.oid)
@@ -154,14 +139,6 @@ class Tracking:
             assert self._decoder is not None
             self._putting_right.shown.announced(root, leaf)
             self._decoder.stop()
-
-    def knows(self, root: int, leaf: int) -> bool:
-        """Whether ``leaf`` isn't a partition of a table of ours that its record doesn't know."""
-        tracked = self._by_oid(root)
-        if tracked is None or tracked.source is None or not tracked.source.partitioned:
-            return True
-        known = () if tracked.version is None else tracked.version.partitions
-        return self._by_oid(leaf) is not None or leaf in {each.oid for each in known}
 
     def truncated(self, oids: Sequence[int]) -> None:
         """Those of one TRUNCATE are announced one behind the other."""

@@ -77,16 +77,13 @@ class Awaited:
         """It is about to be sent."""
         self._contents.add(payload.encode())
 
-    def is_barrier(self, emitted: Emitted) -> bool:
-        """Whether it is an awaited barrier; it stays so."""
-        content = self._content(emitted)
-        return content in self._contents and content.endswith(b":barrier")
-
     def meet(self, emitted: Emitted) -> bool:
         """Whether the message is awaited; it isn't any more then."""
         if emitted.prefix != PREFIX.encode():
             return False
-        content = self._content(emitted)
+        # Nothing longer can be a server's message.
+        ours = emitted.transactional and len(emitted.content) <= _MOST_BYTES
+        content = emitted.content if ours else b""
         if content in self._contents:
             self._contents.discard(content)
             return True
@@ -99,12 +96,6 @@ class Awaited:
                 )
             self._counters.strange_messages += 1
         return False
-
-    @staticmethod
-    def _content(emitted: Emitted) -> bytes:
-        """Empty if it can't be a server's message."""
-        ours = emitted.transactional and emitted.prefix == PREFIX.encode()
-        return emitted.content if ours and len(emitted.content) <= _MOST_BYTES else b""
 
     def _is_of_another(self, content: bytes) -> bool:
         found = _OF_A_SERVER.fullmatch(content)

@@ -17,7 +17,6 @@ from laredo_model.change import Action
 if TYPE_CHECKING:
     from laredo_fanout.source.options import CommitIntervals
     from laredo_fanout.source.route import Route
-    from laredo_fanout.store.changes import TableChanges
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
@@ -125,28 +124,9 @@ class WriteBatch:
                 raise MustClose(route.table_id, str(incomplete)) from incomplete
             if (copied := self.copy_beside.get(route.table_id)) is not None:
                 self.transaction.apply(copied, changes)
-            self._applied(route.table_id, changes)
-
-    def _applied(self, table_id: int, changes: TableChanges) -> None:
-        self._tables.add(table_id)
-        for action in Action:
-            self._counters.changes[action] += changes.actions.count(action)
-
-    def fits_early(self, routes: Iterable[Route]) -> bool:
-        """Whether these routes' whole transactions may be written before their turn."""
-        return all(
-            self.transaction.fits_early(route.table_id, route.whole())
-            for route in routes
-            if route.table_id is not None
-        )
-
-    def apply_early(self, routes: Iterable[Route]) -> None:
-        """Write these routes' whole transactions before their turn; they fit."""
-        for route in routes:
-            if route.table_id is not None:
-                changes = route.whole()
-                self.transaction.apply_early(route.table_id, changes)
-                self._applied(route.table_id, changes)
+            self._tables.add(route.table_id)
+            for action in Action:
+                self._counters.changes[action] += changes.actions.count(action)
 
     def table(self, table_id: int) -> TableRecord:
         """The table's record, as far as it was written."""

@@ -65,10 +65,7 @@ class Upheaval:
         self.database = ChangingDatabase(self.postgres.dsn(), seed, self.oracle, PUBLICATIONS)
         stack.callback(self.database.close)
         tables = self.database.tables
-        orderings = ["strict", "relaxed"] if patiently else ["strict"]
-        self.programs = Programs(
-            directory, self._chance, self._socket, tables, stack, orderings=orderings
-        )
+        self.programs = Programs(directory, self._chance, self._socket, tables, stack)
         self.server, self.snapshotter = self.programs.server, self.programs.snapshotter
         names = [table.name for table in tables]
         self.clients = LiveCopies(self.programs.to_server.port, names)

@@ -14,7 +14,7 @@ state {{ path = "{directory}/state", max_size = 4 GB }}
 sources {{ pg {{ connection = "{dsn}", heartbeat_interval = 300ms, receive_timeout = 3s
     copy {{ workers = {workers} }}, decode_workers = {decoders}
     catchup {{ mode = auto, threshold_bytes = 60000, check_interval = 10ms
-               min_segment_bytes = 30000, max_segments = {segments}, ordering = {ordering} }} }} }}
+               min_segment_bytes = 30000, max_segments = {segments} }} }} }}
 fanout {{ grpc {{ host = "127.0.0.1", port = {grpc}, workers = {serving} }}, drain_grace = 1s }}
 http {{ host = "127.0.0.1", port = {http} }}
 tables = [ {tables} ]
@@ -45,8 +45,6 @@ class Programs:
         socket: Path,
         tables: Sequence[ChangingTable],
         stack: ExitStack,
-        *,
-        orderings: Sequence[str],
     ) -> None:
         self._directory = directory
         self._tables = tables
@@ -65,7 +63,6 @@ class Programs:
             "workers": chance.choice([1, 2]),
             "segments": chance.choice([2, 3]),
             "serving": chance.choice([1, 2]),
-            "ordering": chance.choice(orderings),
             "decoders": chance.choice([0, 0, 2]),
         }
         self._entries = chance.choice([1_000_000, 300])

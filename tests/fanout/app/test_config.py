@@ -7,7 +7,6 @@ import pytest
 from laredo_fanout import config
 from laredo_fanout.app import options
 from laredo_fanout.app.control_wire import options_from_json, options_to_json
-from laredo_fanout.catchup.options import Ordering
 from laredo_model.settings import SettingsError
 
 DESIGN = """
@@ -125,12 +124,10 @@ def test_fall_behind_mode_is_as_configured(tmp_path: Path) -> None:
     assert options.catchup_options(load(tmp_path, off)) is None
 
 
-def test_ordering_of_a_backlog(tmp_path: Path) -> None:
-    for ordering in Ordering:
-        text = DESIGN.replace("ordering = strict", f"ordering = {ordering}")
-        said = options.catchup_options(load(tmp_path, text))
-        assert said is not None
-        assert said.ordering is ordering
+def test_relaxed_order_is_refused_with_the_reason(tmp_path: Path) -> None:
+    assert load(tmp_path, DESIGN).source.catchup.ordering == "strict"
+    with pytest.raises(SettingsError, match=r"(?s)catchup\.ordering.*strict.*0\.77"):
+        load(tmp_path, DESIGN.replace("ordering = strict", "ordering = relaxed"))
 
 
 def test_serving_options_survive_the_way_to_a_serving_process(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SOURCE = {
     "slot_name": HOSTILE, "error": HOSTILE, "warnings": [{"text": HOSTILE, "cure": HOSTILE}],
     "slot": {"retained_bytes": 1, "max_wal_bytes": 2, "wal_status": HOSTILE},
     "catchup": {
-        "active": True, "out_of_order": False, "release_position": HOSTILE,
+        "active": True, "release_position": HOSTILE,
         "segments": [
             {"number": 1, "start": HOSTILE, "stop": HOSTILE, "reached": HOSTILE,
              "state": HOSTILE, "spooled_bytes": 1}

@@ -1,13 +1,10 @@
-"""An ingest that falls behind and has its backlog split, for tests of both orders."""
+"""An ingest that falls behind and has its backlog split."""
 
 import os
 import random
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.catchup.status import CatchupStatus
@@ -71,25 +68,3 @@ def kill_one(ingest: RunningIngest, chance: random.Random) -> None:
     if pids:
         with suppress(ProcessLookupError):
             os.kill(chance.choice(pids), signal.SIGKILL)
-
-
-def first_segment(server: int) -> psutil.Process | None:
-    """The process that decodes the first segment, as soon as it is there."""
-    children = psutil.Process(server).children()
-    for child in sorted(children, key=lambda each: each.pid):
-        with suppress(psutil.NoSuchProcess):
-            if any("segment_process" in word for word in child.cmdline()):
-                return child
-    return None
-
-
-@contextmanager
-def head_stopped(server: int) -> Iterator[None]:
-    """Within the block the backlog is split, and its first segment isn't decoded."""
-    head = wait_until(lambda: first_segment(server), "the backlog is split", _PATIENCE_S)
-    head.suspend()
-    try:
-        yield
-    finally:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            head.resume()

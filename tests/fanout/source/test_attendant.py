@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.source.detour import Feed
-from laredo_fanout.source.early import EarlyTables
 from laredo_fanout.source.ingest import Ingest
 from laredo_fanout.source.options import PublicationOptions, SourceOptions, TableOptions
 from laredo_fanout.source.session import Connection
@@ -22,7 +21,7 @@ class Defective:
     def measure(self, connection: Connection) -> None:
         raise ZeroDivisionError("measured by nothing")
 
-    def open(self, connection: Connection, batch: WriteBatch, early: EarlyTables) -> Feed | None:
+    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
         return None
 
     def is_over(self, level: int) -> bool:

@@ -5,12 +5,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catchup.options import CatchupOptions, Ordering
+from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.source import decode_pipeline, decode_wire
 from tests.fanout.catchup.behind import splitting_little, start_behind, status_of, wait_level
 from tests.fanout.source.moving_partitions import ROOT, settle, watched
@@ -46,16 +45,13 @@ def options(tmp_path: Path) -> CatchupOptions:
     return splitting_little(tmp_path)
 
 
-@pytest.mark.parametrize("ordering", Ordering)
 @pytest.mark.parametrize("kind", _FEW)
 @on_versions(18, also=(16,))
 def test_in_a_split_backlog(
-    database: Database, ingesting: Start, options: CatchupOptions, kind: str, ordering: Ordering
+    database: Database, ingesting: Start, options: CatchupOptions, kind: str
 ) -> None:
     _run(database, *ROOT)
-    ingest = ingesting(
-        "public.a", catchup=replace(options, ordering=ordering), heartbeat_interval=0.2
-    )
+    ingest = ingesting("public.a", catchup=options, heartbeat_interval=0.2)
     ingest.wait_live()
     settle(ingest)
     ingest.stop()
@@ -70,7 +66,7 @@ def test_in_a_split_backlog(
         ingest.assert_equal()
         history.assert_right_where_verified()
     record = ingest.record("public.a")
-    assert record is not None and record.disorder is None and not record.leaves
+    assert record is not None and not record.leaves
     assert not status_of(ingest).segments
 
 
