@@ -12,7 +12,7 @@ store, which fills them from the row it knows.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import orjson
 
@@ -113,15 +113,6 @@ def fill(partial: bytes, other: bytes) -> bytes:
         pieces.append(name + b":" + whole)
     line = b"{" + b",".join(pieces) + b"}"
     return PARTIAL + line if still_missing else line
-
-
-def replaced(line: bytes, values: Mapping[bytes, bytes]) -> bytes:
-    """The whole ``line`` with these values, by column name (a JSON string).
-
-    :raises BadLine: if it isn't a row's line.
-    """
-    pieces = [name + b":" + values.get(name, value) for name, value in items(line)]
-    return b"{" + b",".join(pieces) + b"}"
 
 
 def elements(array: bytes) -> list[bytes]:

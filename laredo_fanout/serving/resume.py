@@ -118,9 +118,7 @@ def _by_position(
 def _by_sequence(sequence: int, view: TableView) -> Plan:
     if not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full(f"the journal begins at sequence {view.oldest_sequence}")
-    return Plan(
-        wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.seen_with(sequence)
-    )
+    return Plan(wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.floor)
 
 
 def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> Plan:
@@ -131,8 +129,7 @@ def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> 
         sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
     if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full("the journal doesn't reach back to that snapshot")
-    seen = view.seen_with(sequence)
-    return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, seen, snapshot_id)
+    return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
 
 
 def missed(position: int, view: TableView, source: SourceIdentity) -> str:

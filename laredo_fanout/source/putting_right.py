@@ -129,9 +129,6 @@ class PuttingRight:
         record = transaction.tables[tracked.table_id]
         if not source.partitioned:
             return _SETTLED
-        if record.disorder is not None:
-            # Rows are there that come after those that the look shows.
-            return _UNSETTLED
         moved = partitions.moved(tracked.version.partitions, source.partitions)
         because = moved or _account(record.leaves, source, look).lost
         live = record.status is Status.LIVE

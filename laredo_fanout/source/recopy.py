@@ -75,12 +75,6 @@ class Recopies:
             raise RecopyRefused(name, "it isn't replicated just now", "see its error in /status")
         if record.status is not Status.LIVE or tracked.closing is not None:
             raise RecopyRefused(name, "it is being copied already", "wait until it is live")
-        if record.disorder is not None:
-            raise RecopyRefused(
-                name,
-                "a backlog is released out of order just now",
-                "ask again when order is restored, see catchup in /status",
-            )
         if tracked.intake is not None:
             raise RecopyRefused(
                 name,

@@ -136,8 +136,7 @@ class Preparation:
         """Whether the server's WAL goes on from the store's position, by all that can be known."""
         options, store = self._options, self._store
         now_s = int(time.time())
-        # What came early counts: where it isn't in the server's WAL, the rows are wrong.
-        verdict = continuity.judge(known, store.reach, server, now_s)
+        verdict = continuity.judge(known, store.position, server, now_s)
         marker = store.marker
         if (
             verdict.broken is not None
@@ -249,7 +248,7 @@ class Preparation:
         anew; but not when positions of the new history mean something else.
         """
         store = self._store
-        position, reach = store.position, store.reach
+        position = store.position
         with store.transaction() as transaction:
             for record in list(transaction.tables.values()):
                 if record.status is Status.LIVE and comparable:
@@ -257,7 +256,7 @@ class Preparation:
                     transaction.put_table(closed)
                 elif record.status is not Status.CLOSED or not comparable:
                     transaction.drop_table(record.id)
-        return 0 if comparable else max(reach, known.former_reach)
+        return 0 if comparable else max(position, known.former_reach)
 
 
 def _server(connection: Connection, stream: ReplicationStream) -> continuity.Server:

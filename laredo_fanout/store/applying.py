@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from laredo_fanout.store.changes import TableChanges
-from laredo_fanout.store.disorder import Tables
 from laredo_fanout.store.errors import TableClosed
 from laredo_fanout.store.journal import Entries, Journal
 from laredo_fanout.store.rows import Rows, runs
@@ -27,14 +26,12 @@ class Applying:
         self,
         tables: dict[int, TableRecord],
         journal: Journal,
-        disordered: Tables,
         *,
         rows_of: Callable[[TableRecord], Rows],
         truncate: Callable[[TableRecord], TableRecord],
     ) -> None:
         self._tables = tables
         self._journal = journal
-        self._disordered = disordered
         self._rows_of = rows_of
         self._truncate = truncate
         self._steps: dict[int, int] = {}
@@ -48,7 +45,7 @@ class Applying:
         self.unfinished.discard(table_id)
         self._open_record.discard(table_id)
 
-    def take(self, record: TableRecord, changes: TableChanges, *, early: bool) -> None:
+    def take(self, record: TableRecord, changes: TableChanges) -> None:
         """Into the rows, and the journal if the table is live.
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
@@ -66,28 +63,14 @@ class Applying:
             self._steps[table_id] = self._first_step(record, changes.keys)
         for part in changes.parts(lambda: self._steps[table_id]):
             record = self._tables[table_id]
-            if record.live and record.disorder is not None:
-                size = max(1, self._apply_in_disorder(record, part, early=early))
-            else:
-                apply = self._apply_live if record.live else self._apply_copying
-                size = max(1, apply(record, part))
+            apply = self._apply_live if record.live else self._apply_copying
+            size = max(1, apply(record, part))
             step = len(part) * _PART_BYTES // size
             self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
         if changes.open:
             self.unfinished.add(table_id)
         else:
             self.unfinished.discard(table_id)
-
-    def _apply_in_disorder(self, record: TableRecord, changes: TableChanges, *, early: bool) -> int:
-        """Returns how many bytes of rows were in memory for it."""
-
-        def append(table: TableRecord, entries: Entries, goes_on: bool) -> TableRecord:
-            entries.continues = goes_on and table.id in self._open_record
-            self._append(table, entries, changes)
-            return self._tables[table.id]
-
-        _, size = self._disordered.apply(record, changes, append, early=early)
-        return size
 
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
         """How many changes to begin with, by the rows that some of them replace."""

@@ -19,9 +19,6 @@ def begun(record: TableRecord, start: int, because: str) -> TableRecord:
     """
     kept = [each for each in record.doubts if each.end <= start]
     start = min([start, *(each.start for each in record.doubts if each.end > start)])
-    while any(disorder.hides(start) for disorder in record.disorders):
-        # No rows were those of that position.
-        start = min(each.start for each in record.disorders if each.hides(start))
     return replace(record, doubts=(*kept, Doubt(start, because)))
 
 

@@ -27,8 +27,7 @@ _FREED_LIST_BYTES = 8192
 class Entries:
     """Resolved changes of one table: what is true for the state. Lines and olds are whole rows.
 
-    ``continues``: the first transaction began in the entries before. ``out_of_order``: the
-    entries before may be of later positions.
+    ``continues``: the first transaction began in the entries before.
     """
 
     actions: bytes
@@ -40,7 +39,6 @@ class Entries:
     times_us: list[int]
     open: bool
     continues: bool
-    out_of_order: bool = False
 
     def without(self, dropped: list[int]) -> "Entries":
         """These entries without the ones at the indexes ``dropped`` (ascending)."""
@@ -61,7 +59,6 @@ class Entries:
             [self.times_us[index] for index in left],
             self.open and bool(left) and left[-1] == len(counts) - 1,
             self.continues and bool(left) and left[0] == 0,
-            self.out_of_order,
         )
 
 
@@ -145,7 +142,6 @@ class Journal:
             old_bytes=len(old_body),
             open=still_open,
             continues=start > before or (start == 0 and entries.continues),
-            out_of_order=entries.out_of_order,
         )
         # The message's last fields, by hand: three values of each change are most of its cost.
         keys = _KEYS.joined(entries.keys[start:stop])
@@ -158,15 +154,6 @@ class Journal:
         put(key, old_body, db=self._databases.olds)
         place = layout.position_key(table_id, header.last_position, sequence)
         put(place, b"", db=self._databases.positions)
-
-    def newest_position(self, table: TableRecord) -> int:
-        """Of the newest entry; 0 if there is none."""
-        if table.entries == 0:
-            return 0
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        if not (cursor.set_range(layout.prefix(table.id + 1)) and cursor.prev()):
-            cursor.last()
-        return record.header_of(cursor.value()).last_position
 
     def end_transaction(self, table: TableRecord) -> None:
         """The newest record was written as open, and nothing follows: it is whole as it is."""
@@ -203,11 +190,13 @@ class Journal:
         cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
         if cut is None or cut[0] < table.oldest_sequence:
             return table
-        sequence, position = cut
+        return self.forget(table, *cut)
+
+    def forget(self, table: TableRecord, sequence: int, position: int) -> TableRecord:
+        """Drop the entries up to ``sequence``, which ends a transaction at ``position``."""
         self._delete(table.id, sequence)
-        # Where order is lost, older entries may be of later positions.
-        pruned = replace(table, oldest_sequence=sequence + 1, floor=max(table.floor, position))
-        return replace(pruned, oldest_time_us=self._time_of(pruned))
+        kept = replace(table, oldest_sequence=sequence + 1, floor=position)
+        return replace(kept, oldest_time_us=self._time_of(kept))
 
     @staticmethod
     def prunable(
@@ -223,9 +212,8 @@ class Journal:
     def _find_cut(
         self, table: TableRecord, beyond: int, older_than_us: int, limit: int
     ) -> tuple[int, int] | None:
-        """The last entry to drop, always a transaction's end, and the newest position dropped."""
+        """The last entry to drop, and its position; always a transaction's end."""
         cut: tuple[int, int] | None = None
-        newest = 0
         cursor = self._transaction.cursor(db=self._databases.journal)
         prefix = layout.prefix(table.id)
         found = cursor.set_range(prefix)
@@ -237,8 +225,7 @@ class Journal:
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
             inside = header.continues and header.first_position == header.last_position
             if old and header.last_sequence <= limit and not header.open:
-                newest = max(newest, header.last_position)
-                cut = header.last_sequence, newest
+                cut = header.last_sequence, header.last_position
             elif not (going_on and header.open and inside):
                 first = layout.sequence_of(cursor.key())
                 for each in _transactions(stored, header, first):
@@ -248,9 +235,8 @@ class Journal:
                     if not goes or each.last > limit:
                         return cut
                     going_on = each.open
-                    newest = max(newest, each.position)
                     if not each.open:
-                        cut = each.last, newest
+                        cut = each.last, each.position
             walked += 1
             if cut is not None and walked >= _PRUNE_RECORDS:
                 break
@@ -273,10 +259,11 @@ class Journal:
             found = cursor.delete() and bool(cursor.key())
 
     def _time_of(self, table: TableRecord) -> int:
-        """The commit time of the oldest kept entry."""
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        if not cursor.set_range(layout.prefix(table.id)):
+        """The commit time of the oldest kept entry; 0 if there is none."""
+        if not table.entries:
             return 0
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        cursor.set_range(layout.prefix(table.id))
         batch = ChangeBatch.FromString(cursor.value()[record.HEADER.size :])
         skipped = table.oldest_sequence - batch.first_sequence
         index, _ = record.transaction_at(batch.counts, skipped)

@@ -93,8 +93,7 @@ class StoreHead:
 
     ``streams`` are the names of the replication connections that were opened for it and
     that PostgreSQL may still have, the newest last; ``marker`` is the last message met.
-    ``early_until`` is the newest position of what was applied early and the store's position
-    hasn't reached; 0: nothing is. ``last_recopies`` are by qualified name.
+    ``last_recopies`` are by qualified name.
     """
 
     format: int = FORMAT
@@ -103,7 +102,6 @@ class StoreHead:
     source: SourceIdentity | None = None
     streams: tuple[str, ...] = ()
     marker: Marker | None = None
-    early_until: int = 0
     last_recopies: Mapping[str, LastRecopy] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -127,7 +125,6 @@ class StoreHead:
                 "source": source,
                 "streams": self.streams,
                 "marker": self.marker and list(self.marker),
-                "early_until": self.early_until,
                 "last_recopies": {name: list(last) for name, last in self.last_recopies.items()},
             }
         )
@@ -164,7 +161,6 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         ),
         tuple(read.get("streams", ())),
         read.get("marker") and Marker(*read["marker"]),
-        read.get("early_until", 0),
         {name: LastRecopy(*last) for name, last in read.get("last_recopies", {}).items()},
     )
 

@@ -9,13 +9,7 @@ from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
 
 def first_from(transaction: Any, databases: Databases, known: TableRecord, lowest: int) -> int:
-    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none.
-
-    Where the journal isn't in order it is the first of all that aren't.
-    """
-    for disorder in known.disorders:
-        if disorder.start == lowest - 1 or disorder.hides(lowest - 1):
-            return max(disorder.first, known.oldest_sequence)
+    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none."""
     cursor = transaction.cursor(db=databases.positions)
     prefix = layout.prefix(known.id)
     if not (
@@ -32,7 +26,4 @@ def first_from(transaction: Any, databases: Databases, known: TableRecord, lowes
             if at >= lowest:
                 break
             first += count
-    for disorder in known.disorders:
-        if disorder.holds(first):
-            first = disorder.first
     return max(first, known.oldest_sequence)

@@ -175,8 +175,7 @@ class StoreReader:
         """The first entry beyond ``position`` (``inclusive``: at or beyond it).
 
         The newest sequence + 1 if there is none. Says nothing about entries
-        below the floor: compare with it first. Where the journal isn't in order it
-        is the first of all that aren't.
+        below the floor: compare with it first.
 
         :raises TableUnknown: if the table is gone.
         """
@@ -252,5 +251,4 @@ def _record_of(key: bytes, stored: Any, old_body: bytes) -> Record:
         header.continues,
         bytes(stored[record.HEADER.size :]),
         old_body,
-        header.out_of_order,
     )

@@ -17,7 +17,6 @@ MAX_BYTES = 850_000
 
 _OPEN = 1
 _CONTINUES = 2
-_OUT_OF_ORDER = 4
 HEADER = Struct(">4QIB")
 
 
@@ -26,8 +25,7 @@ class Header:
     """What a journal record holds, without decoding it.
 
     ``open``: its last transaction goes on in the next record; ``continues``:
-    its first one began in the record before. ``out_of_order``: its positions say
-    nothing of other records'. ``old_bytes`` is the size of its old rows.
+    its first one began in the record before. ``old_bytes`` is the size of its old rows.
     """
 
     last_sequence: int
@@ -37,19 +35,16 @@ class Header:
     old_bytes: int
     open: bool
     continues: bool
-    out_of_order: bool = False
 
     def to_bytes(self) -> bytes:
         """As it stands before the body."""
-        flags = self.open * _OPEN + self.continues * _CONTINUES
-        flags += self.out_of_order * _OUT_OF_ORDER
         return HEADER.pack(
             self.last_sequence,
             self.first_position,
             self.last_position,
             self.last_time_us,
             min(self.old_bytes, 0xFFFFFFFF),
-            flags,
+            self.open * _OPEN + self.continues * _CONTINUES,
         )
 
 
@@ -64,7 +59,6 @@ def header_of(stored: bytes | memoryview) -> Header:
         old_bytes,
         bool(flags & _OPEN),
         bool(flags & _CONTINUES),
-        bool(flags & _OUT_OF_ORDER),
     )
 
 
@@ -85,7 +79,6 @@ class Record:
     continues: bool
     body: bytes
     old_body: bytes
-    out_of_order: bool = False
 
     def __len__(self) -> int:
         return self.last_sequence + 1 - self.first_sequence
@@ -126,7 +119,6 @@ def cut(record: Record, after_sequence: int) -> Record:
         continues,
         body.SerializeToString(),
         olds.SerializeToString() if record.old_body else b"",
-        record.out_of_order,
     )
 
 
@@ -157,7 +149,6 @@ def cut_behind(record: Record, last_sequence: int) -> Record:
         record.continues,
         body.SerializeToString(),
         olds.SerializeToString() if record.old_body else b"",
-        record.out_of_order,
     )
 
 

@@ -28,40 +28,6 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-class Disorder(NamedTuple):
-    """Journal entries ``first`` to ``last`` aren't in the order of their positions: a backlog was
-    released as it was decoded.
-
-    All entries before are at ``start`` or before it, all of these beyond it and at ``end`` or
-    before it, which is of ``end_time_us``: together they turn the rows of ``start`` into those of
-    ``end``. While it goes on, ``last`` and ``end`` are 0, and ``marks`` is the space of the
-    positions that win.
-    """
-
-    first: int
-    start: int
-    marks: int
-    last: int = 0
-    end: int = 0
-    end_time_us: int = 0
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the rows are those of no position."""
-        return not self.end
-
-    def holds(self, sequence: int) -> bool:
-        """Whether this entry is one of them."""
-        return self.first <= sequence and (self.goes_on or sequence <= self.last)
-
-    def hides(self, position: int) -> bool:
-        """Whether the journal doesn't lead on from the rows of this position.
-
-        A row that came and went within may have left no entry.
-        """
-        return self.start < position and (self.goes_on or position < self.end)
-
-
 class Leaf(NamedTuple):
     """A partition that brought rows, and of which no look at the catalog has said yet whether it
     still has them: ``oid``, the transaction that it was first shown with (32 bits; 0: only a copy
@@ -115,10 +81,9 @@ class TableRecord:
     which the journal is complete; ``rows`` counts rows, ``generation``
     TRUNCATEs; ``space`` is where the rows lie; ``closed_at`` the position at
     which a CLOSED table stopped; up to ``verified`` the source is known not to
-    have rewritten values in silence. ``disorders`` are the stretches of the
-    journal that aren't in commit order; only the newest may go on. ``leaves`` and
-    ``doubts`` are of a partitioned table: partitions that no look has accounted for, and
-    the stretches in which its rows may be wrong, of which only the newest may go on.
+    have rewritten values in silence. ``leaves`` and ``doubts`` are of a
+    partitioned table: partitions that no look has accounted for, and the stretches
+    in which its rows may be wrong, of which only the newest may go on.
     """
 
     id: int
@@ -141,7 +106,6 @@ class TableRecord:
     generation: int = 0
     space: int = 0
     verified: int = 0
-    disorders: tuple[Disorder, ...] = ()
     leaves: tuple[Leaf, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
@@ -168,12 +132,6 @@ class TableRecord:
     def shown(self) -> bool:
         """Whether clients see it."""
         return self.status in (Status.LIVE, Status.CLOSED)
-
-    @property
-    def disorder(self) -> Disorder | None:
-        """The one that goes on: the rows are those of no position."""
-        newest = self.disorders[-1] if self.disorders else None
-        return newest if newest is not None and newest.goes_on else None
 
     @property
     def doubt(self) -> Doubt | None:
@@ -226,7 +184,6 @@ def definition_to_bytes(record: TableRecord) -> bytes:
             "error": record.error,
             "closed_at": record.closed_at,
             "copy": dict(record.copy),
-            "disorders": [list(each) for each in record.disorders],
             "leaves": [list(each) for each in record.leaves],
             "doubts": [list(each) for each in record.doubts],
         }
@@ -249,7 +206,6 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         closed_at=stored["closed_at"],
         copy=stored["copy"],
         # Absent from what older versions wrote.
-        disorders=tuple(Disorder(*each) for each in stored.get("disorders", ())),
         leaves=tuple(Leaf(*each) for each in stored.get("leaves", ())),
         doubts=tuple(Doubt(*each) for each in stored.get("doubts", ())),
     )

@@ -9,7 +9,6 @@ from laredo_fanout.store.applying import Applying
 from laredo_fanout.store.barrier import Barrier
 from laredo_fanout.store.changes import TableChanges
 from laredo_fanout.store.disk import DiskSpace
-from laredo_fanout.store.disorder import Tables
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
     ChunkStale,
@@ -21,7 +20,7 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.rows import Rows
-from laredo_fanout.store.table import Disorder, Leaf, Status, TableRecord
+from laredo_fanout.store.table import Leaf, Status, TableRecord
 from laredo_model.column import Column
 
 
@@ -58,14 +57,6 @@ class Transaction:
         self._first_sequence = first_sequence
         self._journal = Journal(transaction, databases, disk.reserve, meanwhile=self._do_meanwhile)
         self._rows: dict[int, Rows] = {}
-        self._disordered = Tables(
-            transaction,
-            databases,
-            disk.reserve,
-            empty=self._truncate,
-            take_space=self._take_space,
-            discard=lambda space: self._discard(meta.GARBAGE_SPACE, space),
-        )
         self.left_garbage = False
         self.meanwhile: Callable[[], None] = _nothing
         """Called now and then while many rows are written."""
@@ -76,7 +67,6 @@ class Transaction:
         self._applying = Applying(
             self.tables,
             self._journal,
-            self._disordered,
             rows_of=self._rows_of,
             truncate=self._truncate,
         )
@@ -131,7 +121,6 @@ class Transaction:
             generation=current.generation,
             space=current.space,
             verified=current.verified,
-            disorders=current.disorders,
             leaves=current.leaves,
             doubts=current.doubts,
         )
@@ -162,8 +151,6 @@ class Transaction:
         record = self._record(table_id)
         self._discard(meta.GARBAGE_SPACE, record.space)
         self._discard(meta.GARBAGE_JOURNAL, record.id)
-        if record.disorder is not None:
-            self._discard(meta.GARBAGE_SPACE, record.disorder.marks)
         del self.tables[table_id]
         self._applying.forget(table_id)
 
@@ -212,32 +199,7 @@ class Transaction:
         :raises RowIncomplete: if a live table's row would miss columns.
         :raises StoreFull: if there is no room; the transaction must be given up.
         """
-        self._applying.take(self._record(table_id), changes, early=False)
-
-    def fits_early(self, table_id: int, changes: TableChanges) -> bool:
-        """Whether :meth:`apply_early` takes all of these whole transactions."""
-        record = self._record(table_id)
-        return record.live and self._disordered.rows_of(record).fits(changes)
-
-    def apply_early(self, table_id: int, changes: TableChanges) -> None:
-        """Whole transactions of a live table, while some that were committed before are to come.
-
-        Until the position has reached all of them the last position wins (``early.py``), and the
-        table's journal isn't in order.
-
-        :raises TableClosed: if the table isn't LIVE.
-        :raises RowIncomplete: if they don't fit.
-        """
-        record = self._record(table_id)
-        if not record.live:
-            raise TableClosed(record.qualified, record.status, "early changes")
-        if record.disorder is None:
-            start = max(self.position, self._journal.newest_position(record))
-            begun = Disorder(record.sequence + 1, start, 0)
-            self.tables[table_id] = self._disordered.begun(record, begun)
-        self._applying.take(self._record(table_id), changes, early=True)
-        until = max(self.head.early_until, *changes.positions)
-        self.head = replace(self.head, early_until=until)
+        self._applying.take(self._record(table_id), changes)
 
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None
@@ -335,13 +297,6 @@ class Transaction:
         record = self._record(table_id)
         older = now_us - int(max_age_s * 1_000_000)
         pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
-        if pruned.disorders:
-            kept = [
-                each
-                for each in pruned.disorders
-                if each.goes_on or each.last >= pruned.oldest_sequence
-            ]
-            pruned = replace(pruned, disorders=tuple(kept))
         if pruned.doubts:
             pruned = doubts.pruned(pruned)
         self.tables[table_id] = pruned
@@ -356,7 +311,6 @@ class Transaction:
         """
         for table_id in self._applying.unfinished:
             raise TransactionOpen(self.tables[table_id].qualified)
-        self._restore_order()
         database = self._databases.meta
         for record in self.tables.values():
             before = self._before.get(record.id)
@@ -372,19 +326,6 @@ class Transaction:
             self._transaction.put(meta.POSITION_KEY, stored, db=database)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
-
-    def _restore_order(self) -> None:
-        """If everything has come. A table that was closed before stays as it was."""
-        until = self.head.early_until
-        if not until:
-            return
-        ours = [each for each in self.tables.values() if each.live and each.disorder is not None]
-        if self.position >= until:
-            for record in ours:
-                ended = self._disordered.ended(record, self.position, self.time_us)
-                self.tables[record.id] = ended
-        if self.position >= until or not ours:
-            self.head = replace(self.head, early_until=0)
 
     def _put_catchup_plan(self) -> None:
         database, plan = self._databases.meta, self.catchup_plan

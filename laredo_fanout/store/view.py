@@ -10,8 +10,8 @@ from laredo_model.column import Column
 class TableView:
     """A table's record, and up to where it is shown.
 
-    ``position`` is the store's, or that at which a closed table stopped, or its order was lost;
-    ``time_us`` the newest commit time in the store.
+    ``position`` is the store's, or that at which a closed table stopped; ``time_us`` the newest
+    commit time in the store.
     """
 
     record: TableRecord
@@ -104,22 +104,9 @@ class TableView:
         """Whether the rows of this position will never be known to be the source's."""
         return any(each.hides(position) for each in self.record.doubts)
 
-    @property
-    def out_of_order(self) -> bool:
-        """Whether changes are applied early: the rows are those of no position."""
-        return self.record.disorder is not None
-
     def leads_on_from(self, position: int) -> bool:
         """Whether the journal has all that makes the rows now of those at ``position``."""
-        hidden = any(disorder.hides(position) for disorder in self.record.disorders)
-        return self.floor <= position <= self.position and not hidden
-
-    def seen_with(self, sequence: int) -> int:
-        """A position up to which whoever has the entries up to ``sequence`` surely lacks none."""
-        starts = [
-            each.start for each in self.record.disorders if each.goes_on or each.last > sequence
-        ]
-        return min(self.floor, self.position, *starts)
+        return self.floor <= position <= self.position
 
     @property
     def floor(self) -> int:
@@ -132,8 +119,6 @@ def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
     if record.status is Status.CLOSED and record.closed_at:
         # Whatever became of the store's since: after a lost slot it begins anew.
         position = record.closed_at
-    if record.disorder is not None:
-        position = min(position, record.disorder.start)
     return TableView(record, position, time_us)
 
 

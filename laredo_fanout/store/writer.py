@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import structlog
 
-from laredo_fanout.store import environment, garbage, meta
+from laredo_fanout.store import environment, garbage, meta, relaxed
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
@@ -76,10 +76,10 @@ class Store:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         self._head = environment.check_format(self.path, stored)
         self._environment.reader_check()
-        self._disk.begin()
-        with self._environment.begin(write=True) as transaction:
+        with self._step() as transaction:
             # Written at every opening: it tells readers the size of the map.
             transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
+            relaxed.put_right(transaction, self._databases, self._disk.reserve)
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
@@ -113,11 +113,6 @@ class Store:
     def position(self) -> int:
         """Everything PostgreSQL committed up to here is durable; 0 in a fresh store."""
         return self._position[0]
-
-    @property
-    def reach(self) -> int:
-        """Nothing that PostgreSQL committed beyond this position is in the store."""
-        return max(self._position[0], self._head.early_until)
 
     @property
     def time_us(self) -> int:

@@ -1,0 +1,85 @@
+"""What versions left that could release a backlog out of commit order (``ordering = relaxed``).
+
+In the middle of such a release a table's rows are those of no position: the table is failed, which
+has the ingest copy it anew, and the backlog's plan is dropped, as some of it can't be released
+again. After one the rows are right, but the journal within isn't in order: it is forgotten up to
+its end, so that a client that stands before that gets a snapshot.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import orjson
+import structlog
+
+from laredo_fanout.store import layout, meta
+from laredo_fanout.store.disk import Reserve
+from laredo_fanout.store.environment import Databases
+from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.table import Status, TableRecord
+
+_log = structlog.get_logger(__name__)
+
+_REASON = (
+    "an earlier version was stopped in the middle of releasing a backlog out of order"
+    " (catchup.ordering = relaxed), which this version can't finish; the table is copied anew"
+)
+
+
+class _Disorder(NamedTuple):
+    """Journal entries ``first`` to ``last``, of positions beyond ``start`` up to ``end``, aren't in
+    order. While it went on, ``last`` and ``end`` were 0, and the space ``marks`` had the positions
+    of rows."""
+
+    first: int
+    start: int
+    marks: int
+    last: int = 0
+    end: int = 0
+    end_time_us: int = 0
+
+
+def put_right(transaction: Any, databases: Databases, reserve: Reserve) -> None:
+    """Have every table as strict order leaves it.
+
+    :raises DiskFull: if there is no room for that.
+    """
+    for record, disorders in list(_disordered(transaction, databases)):
+        newest = disorders[-1]
+        if newest.end:
+            journal = Journal(transaction, databases, reserve, meanwhile=lambda: None)
+            right = _without_journal(record, newest, journal)
+        else:
+            right = _failed(transaction, databases, reserve, record, newest)
+        meta.put_table(transaction, databases.meta, reserve, right, None)
+
+
+def _disordered(
+    transaction: Any, databases: Databases
+) -> Iterator[tuple[TableRecord, list[_Disorder]]]:
+    for record in meta.all_tables(transaction, databases.meta):
+        stored = transaction.get(meta.DEFINITION + layout.prefix(record.id), db=databases.meta)
+        if found := orjson.loads(stored).get("disorders"):
+            yield record, [_Disorder(*each) for each in found]
+
+
+def _without_journal(record: TableRecord, newest: _Disorder, journal: Journal) -> TableRecord:
+    if newest.last < record.oldest_sequence:
+        return record
+    return journal.forget(record, newest.last, newest.end)
+
+
+def _failed(
+    transaction: Any,
+    databases: Databases,
+    reserve: Reserve,
+    record: TableRecord,
+    newest: _Disorder,
+) -> TableRecord:
+    reserve(2, 0)
+    marks = meta.GARBAGE_SPACE + layout.prefix(newest.marks)
+    transaction.put(marks, b"", db=databases.meta)
+    transaction.delete(meta.CATCHUP_KEY, db=databases.meta)
+    _log.warning("table failed", table=record.qualified, error=_REASON)
+    return replace(record, status=Status.FAILED, error=_REASON, copy={})
