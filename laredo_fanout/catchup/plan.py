@@ -7,7 +7,7 @@ that streaming starts at, so any position is a boundary. The last segment is ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
@@ -62,11 +62,6 @@ class Plan:
                 "segments": [_segment_to_json(segment) for segment in self.segments],
             }
         )
-
-    def with_segment(self, segment: Segment) -> Plan:
-        """The plan with this state of the segment of its number."""
-        kept = tuple(segment if each.number == segment.number else each for each in self.segments)
-        return replace(self, segments=kept)
 
 
 def from_bytes(stored: bytes) -> Plan:

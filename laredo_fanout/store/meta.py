@@ -196,15 +196,6 @@ def delete_table(transaction: Any, meta: Any, table_id: int) -> None:
     transaction.delete(FIGURES + prefix(table_id), db=meta)
 
 
-def get_table(transaction: Any, meta: Any, table_id: int) -> TableRecord | None:
-    """The stored record of one table."""
-    definition = transaction.get(DEFINITION + prefix(table_id), db=meta)
-    figures = transaction.get(FIGURES + prefix(table_id), db=meta)
-    if definition is None or figures is None:
-        return None
-    return table.from_bytes(definition, figures)
-
-
 def all_tables(transaction: Any, meta: Any) -> list[TableRecord]:
     """The stored records of all tables, in order of their ids."""
     records = []

@@ -184,10 +184,6 @@ class StoreReader:
             known = self._record(transaction, table_id)
             return places.first_from(transaction, self._databases, known, lowest)
 
-    def clear_dead_readers(self) -> int:
-        """Free the slots that killed readers left behind; returns how many."""
-        return int(self._environment.reader_check())
-
     def close(self) -> None:
         """Let the environment go, unless it is the writer's."""
         if self._owned:
