@@ -6,12 +6,13 @@ of the files `released` and `closed` have those at 80 already, and what comes be
 """
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
@@ -29,7 +30,6 @@ _SIZE = 1 << 22
 _STORED = Path(__file__).parent
 _BEFORE = {b"a": row("a", 1, 1), b"b": row("b", 1, 1), b"d": row("d", 50)}
 _RESTORED = {b"a": row("a", 40), b"b": row("b", 30), b"c": row("c", 40)}
-Opening = Callable[[], Store]
 
 
 @pytest.fixture(params=["mid", "ended"])
@@ -78,6 +78,7 @@ def test_in_the_middle_of_no_release_no_table_is_copied(tmp_path: Path) -> None:
         reader = store.reader()
         assert {record.status for record in store.tables.values()} == {Status.LIVE}
         assert store.catchup_plan is not None
+        assert [each.start for each in from_bytes(store.catchup_plan).segments] == [50, 60]
         assert state_of(reader, ids["released"]) == _BEFORE
 
 
