@@ -43,7 +43,7 @@ def _all(scenario: Scenario, way: str) -> list[Figure]:
 def _into_store(scenario: Scenario, what: str, target: float, *, in_order: bool) -> Figure:
     scenario.ready_server()
     with scenario.connect() as database, scenario.paused_server() as server:
-        limit = prepare(scenario, database, what, in_order=in_order)
+        limit = _prepare(scenario, database, what, in_order=in_order)
         wanted = position_.parse(scenario.wal_position())
         scenario.say("draining with laredo-fanout")
         began = time.time()
@@ -75,7 +75,7 @@ def _to_client(scenario: Scenario, what: str, target: float, *, in_order: bool) 
     ):
         assert told(client)["event"] == "handshake"
         with scenario.paused_server() as server:
-            limit = prepare(scenario, database, what, in_order=in_order)
+            limit = _prepare(scenario, database, what, in_order=in_order)
             scenario.say("draining with laredo-fanout, to a client")
             began = time.time()
             server.go_on()
@@ -90,7 +90,7 @@ def _to_client(scenario: Scenario, what: str, target: float, *, in_order: bool) 
     )
 
 
-def prepare(
+def _prepare(
     scenario: Scenario,
     database: "psycopg.Connection[tuple[object, ...]]",
     what: str,

@@ -103,9 +103,15 @@ class Source(Section):
     # Big transactions are sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
-    # Processes that decode a backlog; with 0 the ingest process does.
-    decode_workers: int = Field(default=0, ge=0, le=16)
+    # Removed; for one version it is an error of its own, not an unknown key.
+    decode_workers: object = None
     catchup: Catchup = Catchup()
+
+    @field_validator("decode_workers")
+    @classmethod
+    def _no_decode_workers(cls, value: object) -> object:
+        del value
+        raise ValueError("decoding is compiled now; remove the key")
 
     @field_validator("connection")
     @classmethod

@@ -51,7 +51,6 @@ class RunningIngest:
         append_only: tuple[str, ...] = (),
         copy: CopyOptions | None = None,
         max_size: int = 4 << 30,
-        decode_workers: int = 0,
     ) -> None:
         self.max_size = max_size
         self.catchup = catchup
@@ -68,7 +67,6 @@ class RunningIngest:
             heartbeat_interval=heartbeat_interval,
             on_slot_lost=on_slot_lost,
             receive_timeout=receive_timeout,
-            decode_workers=decode_workers,
         )
         self.append_only = frozenset(append_only)
         self.tables = self._configured(tables)

@@ -115,24 +115,11 @@ def _source(figures: Figures) -> Iterator[Metric]:
     )
     strange.add_metric(name, source.strange_messages)
     yield strange
-    yield from _decoding(source, name)
     yield from _slot(source, figures.source_name)
     changes = _counter("laredo_changes", "Changes taken from the stream", "source", "action")
     for action, number in source.changes.items():
         changes.add_metric([figures.source_name, action], number)
     yield changes
-
-
-def _decoding(source: IngestStatus, name: list[str]) -> Iterator[Metric]:
-    workers = _gauge("laredo_decode_workers", "Processes ready to decode a backlog", "source")
-    workers.add_metric(name, source.decode_workers)
-    yield workers
-    blocks = _gauge("laredo_decode_blocks", "Blocks given to them and not taken back", "source")
-    blocks.add_metric(name, source.decode_blocks)
-    yield blocks
-    restarts = _counter("laredo_decode_worker_restarts", "Of them, lost and started anew", "source")
-    restarts.add_metric(name, source.decode_restarts)
-    yield restarts
 
 
 def _catchup(figures: Figures) -> Iterator[Metric]:

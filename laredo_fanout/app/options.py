@@ -28,7 +28,6 @@ def source_options(config: Config) -> source.SourceOptions:
         receive_timeout=said.receive_timeout,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
         stream_transactions=said.stream_transactions,
-        decode_workers=said.decode_workers,
     )
 
 

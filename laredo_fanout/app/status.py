@@ -154,11 +154,6 @@ class ServerView:
             "slot_losses": source.slot_losses,
             "stale_senders_ended": source.senders_ended,
             "strange_messages": source.strange_messages,
-            "decode": {
-                "workers": source.decode_workers,
-                "blocks": source.decode_blocks,
-                "restarts": source.decode_restarts,
-            },
             "publication": self._config.source.publication.name,
             "catchup": self._fall_behind and self._fall_behind.status().to_json(),
         }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import row_decoder
-from laredo_fanout.source.decode_wire import Layout
 from laredo_fanout.source.route import Route
 
 if TYPE_CHECKING:
@@ -19,13 +18,12 @@ def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
     source, intake = tracked.source, tracked.intake
     assert source is not None
     route = Route(tracked.table_id)
-    layout = Layout(
-        tuple(column.name for column in source.columns),
-        tuple(column.type_info for column in source.columns),
-        tuple(source.key),
+    decoder = row_decoder.compile_decoder(
+        [column.name for column in source.columns],
+        [column.type_info for column in source.columns],
+        source.key,
+        route.changes,
     )
-    decoder = row_decoder.compile_decoder(*layout, route.changes)
-    route.layout = lambda: layout if intake is None or intake.live else None
     if intake is not None:
         route.takes = lambda: intake.takes(xid())
         route.numbered = True

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from laredo_fanout.source.contact import Contact
     from laredo_fanout.source.copying import Copying
-    from laredo_fanout.source.decode_pipeline import Decoding
     from laredo_fanout.source.detour import Feed
     from laredo_fanout.source.stream_decoder import StreamDecoder
     from laredo_fanout.source.write_batch import WriteBatch
@@ -49,7 +48,6 @@ class Following:
         self,
         feed: Feed,
         decoder: StreamDecoder,
-        decoding: Decoding,
         *,
         batch: WriteBatch,
         copying: Copying,
@@ -61,7 +59,6 @@ class Following:
     ) -> None:
         self._feed = feed
         self._decoder = decoder
-        self._decoding = decoding
         self._batch = batch
         self._copying = copying
         self._store = store
@@ -71,6 +68,8 @@ class Following:
         self._handle_events = handle_events
         self._gathered = 0
         """Bytes since the last commit, about."""
+        self._more = False
+        """Whether the decoder left messages that libpq's buffer has."""
         self.busy = False
         self._gulping = Gulping(self._gulp_ahead)
         batch.meanwhile = self._gulp_ahead
@@ -119,7 +118,7 @@ class Following:
     def _wait(self) -> set[int]:
         """Wait for a socket; the ones that have something."""
         poll = select.poll()
-        descriptors = [*self._decoding.descriptors, self._mail]
+        descriptors = [self._feed.fileno(), self._mail]
         descriptors += [reader.fileno() for reader in self._copying.readers()]
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
@@ -153,7 +152,7 @@ class Following:
         """Take what the stream has brought, a bounded part of it."""
         decoder = self._decoder
         reached, pending = decoder.wal_end, decoder.pending_bytes
-        taken = self._heard(self._decoding.gulp())
+        taken = 0 if self._more else self._heard(self._feed.gulp())
         result = self._drain()
         # What came before the last commit, and is used only now, counts too.
         self._gathered += max(0, decoder.pending_bytes - pending - taken)
@@ -178,7 +177,7 @@ class Following:
 
     def _drain(self) -> Drained:
         try:
-            result = self._decoding.drain(_MESSAGES_A_TURN)
+            result = self._decoder.drain(self._feed.get, _MESSAGES_A_TURN)
         except OSError as failed:
             raise SpoolFull(
                 f"a giant transaction can't be put aside in {self._store.path}: {failed};"
@@ -186,10 +185,12 @@ class Following:
             ) from failed
         if result is Drained.ENDED:
             raise self._feed.end()
+        self._more = result is Drained.MORE
         return result
 
     def _gulp_ahead(self) -> None:
-        self._heard(self._decoding.gulp_ahead())
+        # The server's sender would sleep with a full socket.
+        self._heard(self._feed.gulp_ahead())
 
     def _heard(self, taken: int) -> int:
         self._gathered += taken

@@ -188,9 +188,6 @@ class Ingest:
             asked_recopies=dict(self._counters.asked_recopies),
             copy_connections=0 if streaming is None else streaming.copying.connections,
             copy_bytes=0 if streaming is None else streaming.copying.bytes_in_flight,
-            decode_workers=0 if streaming is None else streaming.decode_workers,
-            decode_blocks=0 if streaming is None else streaming.decode_blocks,
-            decode_restarts=self._counters.decode_restarts,
             tables={table.qualified: self._table(table.qualified) for table in self._tables},
         )
 

@@ -109,7 +109,5 @@ class SourceOptions:
     receive_timeout: float = 60.0
     stream_transactions: bool = True
     commits: CommitIntervals = field(default_factory=CommitIntervals)
-    decode_workers: int = 0
-    """Processes that decode a backlog; 0: the ingest does it itself."""
     run: str = ""
     """Random, part of every connection's name: of which life of which server it is."""

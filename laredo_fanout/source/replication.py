@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import select
-import threading
 import time
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,8 +72,6 @@ class ReplicationStream:
         self.local = self.pgconn.host.startswith(b"/")
         """Whether it is a unix socket, which napping would starve."""
         self.ended = False
-        self.lock = threading.Lock()
-        """Held while something is sent, or taken by another thread than the one that sends."""
 
     @classmethod
     def open(cls, options: SourceOptions) -> ReplicationStream:
@@ -177,15 +174,11 @@ class ReplicationStream:
         durable = self._confirmed
         message = _STATUS(b"r", durable, durable, durable, now_us, reply)
         try:
-            with self.lock:
-                self._put(message)
+            while self.pgconn.put_copy_data(message) == 0:
+                self._flush()
+            self._flush()
         except psycopg.OperationalError as cut:
             raise session.refusal(cut, "confirm") from cut
-
-    def _put(self, message: bytes) -> None:
-        while self.pgconn.put_copy_data(message) == 0:
-            self._flush()
-        self._flush()
 
     def close(self) -> None:
         """Close the connection."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from laredo_fanout.store.changes import TableChanges
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.decode_wire import Layout, Part
     from laredo_fanout.source.plain_rows import PlainRows
     from laredo_fanout.source.row_decoder import RowDecoder
 
@@ -21,10 +20,6 @@ def _ignore_delete(message: bytes) -> None:
     """A DELETE of a relation that isn't ours."""
 
 
-def _no_layout() -> None:
-    """Of rows that another process couldn't decode."""
-
-
 class Route:
     """Where one relation's changes go; without ``table_id`` they are ignored."""
 
@@ -32,7 +27,6 @@ class Route:
         "changes",
         "counted",
         "delete",
-        "layout",
         "numbered",
         "open",
         "plain",
@@ -54,9 +48,6 @@ class Route:
         """Whether the transaction that is being decoded counts; None: every one does."""
         self.numbered = False
         """Keys are digests of lines, which the store tells apart by numbers."""
-
-        self.layout: Callable[[], Layout | None] = _no_layout
-        """How another process would decode its rows now; None: they must be decoded here."""
 
     def decode_by(self, decoder: RowDecoder) -> None:
         """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
@@ -83,28 +74,6 @@ class Route:
         changes = self.changes
         for part in (changes.keys, changes.lines):
             del part[len(changes.actions) :]
-
-    def add(self, part: Part, first: tuple[int, int] | None) -> None:
-        """Add what another process decoded; ``first`` is the first commit among it, if any."""
-        changes = self.changes
-        before = len(changes.keys) - self.counted
-        changes.actions += part.actions
-        changes.keys += part.keys
-        changes.lines += part.lines
-        counts, positions, times_us = part.counts, part.positions, part.times_us
-        if before and first is not None:
-            if positions and positions[0] == first[0]:
-                counts[0] += before
-            else:
-                counts, positions, times_us = (
-                    [before, *counts],
-                    [first[0], *positions],
-                    [first[1], *times_us],
-                )
-        changes.counts += counts
-        changes.positions += positions
-        changes.times_us += times_us
-        self.counted += sum(counts)
 
     def whole(self) -> TableChanges:
         """The counted changes; those of a transaction that is still arriving stay behind."""

@@ -80,12 +80,6 @@ class IngestStatus:
     copy_connections: int = 0
     copy_bytes: int = 0
     """Of copied rows that were read and aren't written yet."""
-    decode_workers: int = 0
-    """Processes that are there to decode a backlog."""
-    decode_blocks: int = 0
-    """Blocks of messages that they were given and the ingest hasn't taken back."""
-    decode_restarts: int = 0
-    """Of those processes, that ended or couldn't be started."""
     tables: Mapping[str, TableStatus] = field(default_factory=dict)
 
 
@@ -107,7 +101,6 @@ class Counters:
     slot_losses: int = 0
     senders_ended: int = 0
     strange_messages: int = 0
-    decode_restarts: int = 0
     slot: SlotWatch = field(default_factory=SlotWatch)
 
     def count_recopy(self) -> None:

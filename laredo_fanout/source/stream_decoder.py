@@ -6,10 +6,10 @@ into the lists that the store is handed; what comes between them passes here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from laredo_fanout.errors import StreamBroken
 from laredo_fanout.source import message as message_
@@ -20,9 +20,6 @@ from laredo_fanout.source.row_scan import scan
 from laredo_fanout.source.streamed import Get, Spool, Spools
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
-
-if TYPE_CHECKING:
-    from laredo_fanout.source.decode_wire import Decoded, Layout, Part
 
 _SPOOL_FROM_BYTES = 32 << 20
 _PIECE_CHANGES = 20_000
@@ -155,51 +152,6 @@ class StreamDecoder:
     def set_route(self, oid: int, route: Route | None) -> None:
         """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
         self._routes[oid.to_bytes(4, "big")] = route or IGNORED
-
-    def layouts(self) -> dict[bytes, Layout | None]:
-        """How other processes would decode the rows of the relations that are followed now."""
-        return {oid: route.layout() for oid, route in self._routes.items() if route is not IGNORED}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether what comes next is decoded as it comes: not put aside, and no event ends it."""
-        giant = self.in_transaction and self._bytes > _SPOOL_FROM_BYTES
-        aside = self._part is not None or self._streamed is not None or giant
-        return not aside and not self.must_stop
-
-    def take(self, decoded: Decoded) -> None:
-        """Take what another process decoded by :meth:`layouts` of what comes next."""
-        if decoded.parts or decoded.commits:
-            self._announced = 0
-        first = decoded.commits[0] if decoded.commits else None
-        parts = {self._routes[oid]: part for oid, part in decoded.parts.items()}
-        for route, part in parts.items():
-            route.add(part, first)
-            self._touched[route] = None
-        if first is not None:
-            self._end_transactions(decoded, first, parts)
-        if decoded.in_transaction is not None:
-            self.in_transaction = decoded.in_transaction
-        if decoded.xid:
-            self._xid = decoded.xid
-            self._bytes = 0
-        self._bytes += decoded.open_bytes
-        self.pending_bytes += decoded.received
-        self.wal_end = max(self.wal_end, decoded.wal_end)
-        self.reply_wanted = self.reply_wanted or decoded.reply_wanted
-
-    def _end_transactions(
-        self, decoded: Decoded, first: tuple[int, int], parts: Mapping[Route, Part]
-    ) -> None:
-        for route in self._touched:
-            if route not in parts:
-                route.count(*first)
-            if route.counted or route.open:
-                self._pending[route] = None
-        self._touched = {route: None for route in parts if len(route.changes.keys) > route.counted}
-        before = self.position if len(decoded.commits) == 1 else decoded.commits[-2][0]
-        self.position_before = before
-        self.position, self.time_us = decoded.commits[-1]
 
     def stop(self) -> None:
         """Stop at the end of the transaction that is being decoded."""

@@ -29,7 +29,6 @@ from laredo_fanout.source.attendant import (
 )
 from laredo_fanout.source.contact import Contact, StoppedWithin
 from laredo_fanout.source.copying import Copying
-from laredo_fanout.source.decode_pipeline import DecodePipeline, Decoding
 from laredo_fanout.source.following import Following
 from laredo_fanout.source.look import Look
 from laredo_fanout.source.looks import Looks
@@ -99,7 +98,6 @@ class Streaming:
         )
         self._stream: Feed | None = None
         self._decoder: StreamDecoder | None = None
-        self._decoding: Decoding | None = None
         self._side: session.Connection | None = None
         self._following: Following | None = None
         self.connected = False
@@ -133,16 +131,6 @@ class Streaming:
     def busy(self) -> bool:
         """Whether the stream brings more than is taken at once."""
         return self._following is not None and self._following.busy
-
-    @property
-    def decode_workers(self) -> int:
-        """How many processes are there to decode a backlog."""
-        return 0 if self._decoding is None else self._decoding.workers
-
-    @property
-    def decode_blocks(self) -> int:
-        """How many blocks of messages they have."""
-        return 0 if self._decoding is None else self._decoding.blocks
 
     def _waits(self, why: str) -> None:
         """What the preparation waits for, as /status shows it."""
@@ -191,7 +179,7 @@ class Streaming:
             between_pieces=self._contact.within_step,
         )
         self.tracking.follow(decoder)
-        feed, decoding = self._start(side, stream, decoder)
+        feed = self._start(side, stream, decoder)
         if self._detour is not None:
             self._attendant.every(self._detour.interval, self._detour.measure)
         self._counters.slot.look(look.slot)
@@ -205,7 +193,6 @@ class Streaming:
         return Following(
             feed,
             decoder,
-            decoding,
             batch=self.batch,
             copying=self.copying,
             store=self._store,
@@ -237,7 +224,7 @@ class Streaming:
 
     def _start(
         self, side: session.Connection, stream: ReplicationStream, decoder: StreamDecoder
-    ) -> tuple[Feed, Decoding]:
+    ) -> Feed:
         """Have the changes come: from the slot, or another way."""
         appends = append_only.streamed(self._options, self._store.tables.values())
         detour = None if self._detour is None else self._detour.open(side, self.batch)
@@ -246,8 +233,7 @@ class Streaming:
         if detour is not None:
             stream.close()
             self._stream = detour
-            self._decoding = Decoding(detour, decoder)
-            return detour, self._decoding
+            return detour
         stream.start(
             self._options.slot_name,
             self._options.publication.name,
@@ -257,27 +243,12 @@ class Streaming:
         )
         # Whoever held the slot before us doesn't any more.
         self.batch.transaction.set_streams((self._name,))
-        self._decoding = self._decode(stream, decoder)
-        return stream, self._decoding
-
-    def _decode(self, stream: ReplicationStream, decoder: StreamDecoder) -> Decoding:
-        if not self._options.decode_workers:
-            return Decoding(stream, decoder)
-        return DecodePipeline(
-            stream,
-            decoder,
-            self._options.decode_workers,
-            counters=self._counters,
-            wake=self._mail.ring,
-            patience=self._options.receive_timeout,
-        )
+        return stream
 
     def _close(self) -> None:
         self.batch.abandon()
         if self._following is not None:
             self._following.close()
-        if self._decoding is not None:
-            self._decoding.close()
         self._attendant.stop()
         self.copying.close()
         if self._side is not None:

@@ -12,7 +12,7 @@ from tests.processes import Program, free_port
 FANOUT = """
 state {{ path = "{directory}/state", max_size = 4 GB }}
 sources {{ pg {{ connection = "{dsn}", heartbeat_interval = 300ms, receive_timeout = 3s
-    copy {{ workers = {workers} }}, decode_workers = {decoders}
+    copy {{ workers = {workers} }}
     catchup {{ mode = auto, threshold_bytes = 60000, check_interval = 10ms
                min_segment_bytes = 30000, max_segments = {segments} }} }} }}
 fanout {{ grpc {{ host = "127.0.0.1", port = {grpc}, workers = {serving} }}, drain_grace = 1s }}
@@ -63,7 +63,6 @@ class Programs:
             "workers": chance.choice([1, 2]),
             "segments": chance.choice([2, 3]),
             "serving": chance.choice([1, 2]),
-            "decoders": chance.choice([0, 0, 2]),
         }
         self._entries = chance.choice([1_000_000, 300])
         self.server = Program(

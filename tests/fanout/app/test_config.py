@@ -93,10 +93,20 @@ def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> No
     assert options.source_options(load(tmp_path, off)).receive_timeout == 5
 
 
-def test_the_ingest_decodes_unless_processes_are_configured(tmp_path: Path) -> None:
-    said = MINIMAL + "sources.pg.decode_workers = 2\n"
-    assert options.source_options(load(tmp_path, MINIMAL)).decode_workers == 0
-    assert options.source_options(load(tmp_path, said)).decode_workers == 2
+@pytest.mark.parametrize("value", ["0", "2", "17", "null", "off", "[1]", "{ a = 1 }"])
+def test_decode_workers_is_refused_with_any_value(tmp_path: Path, value: str) -> None:
+    found = complaint(tmp_path, MINIMAL + f"sources.pg.decode_workers = {value}\n")
+    assert found == (
+        "fanout.conf:4: sources.pg.decode_workers: decoding is compiled now; remove the key"
+    )
+
+
+def test_decode_workers_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAREDO_SOURCES_PG_DECODE_WORKERS", "2")
+    assert complaint(tmp_path, MINIMAL) == (
+        "environment variable LAREDO_SOURCES_PG_DECODE_WORKERS: sources.pg.decode_workers:"
+        " decoding is compiled now; remove the key"
+    )
 
 
 def test_copies_are_bounded_as_configured(tmp_path: Path) -> None:
@@ -224,8 +234,6 @@ def test_the_short_form_sets_the_listener(tmp_path: Path) -> None:
             'sources.pg.connection = "postgresql://u:hunter2@[::1/db"',
             "fanout.conf:4: sources.pg.connection: not a PostgreSQL connection",
         ),
-        ("sources.pg.decode_workers = 17", "fanout.conf:4: sources.pg.decode_workers: "),
-        ("sources.pg.decode_workers = -1", "fanout.conf:4: sources.pg.decode_workers: "),
         ("sources.pg.slot_name = Bad-Slot", "fanout.conf:4: sources.pg.slot_name: "),
         (
             "sources.pg.copy.worker = 4",

@@ -1,5 +1,5 @@
 """Partitions that come, bring rows and go, however the stream's changes come: behind a backlog, in
-parts before their commit, decoded by other processes; while a copy is made; and with kills."""
+parts before their commit; while a copy is made; and with kills."""
 
 import random
 import subprocess
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.catchup.options import CatchupOptions
-from laredo_fanout.source import decode_pipeline, decode_wire
 from tests.fanout.catchup.behind import splitting_little, start_behind, status_of, wait_level
 from tests.fanout.source.moving_partitions import ROOT, settle, watched
 from tests.fanout.source.test_partitions_between_looks import CASES
@@ -71,24 +70,10 @@ def test_in_a_split_backlog(
 
 
 @pytest.mark.parametrize("kind", _FEW)
-@pytest.mark.parametrize("workers", [0, 2])
 @on_versions(18, also=(16,))
-def test_in_parts_or_decoded_by_others(
-    database: Database,
-    ingesting: Start,
-    kind: str,
-    workers: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Other processes decode at once, hardly two messages in a block.
-    monkeypatch.setattr(decode_pipeline, "_ENTER_BYTES", 1)
-    monkeypatch.setattr(decode_wire, "BLOCK_BYTES", 150)
-    _run(
-        database,
-        *ROOT,
-        *([] if workers else [f"ALTER DATABASE {database.name} SET {_AT_ONCE}"]),
-    )
-    ingest = ingesting("public.a", heartbeat_interval=0.2, decode_workers=workers)
+def test_in_parts(database: Database, ingesting: Start, kind: str) -> None:
+    _run(database, *ROOT, f"ALTER DATABASE {database.name} SET {_AT_ONCE}")
+    ingest = ingesting("public.a", heartbeat_interval=0.2)
     ingest.wait_live()
     settle(ingest)
     with watched(ingest) as history:
