@@ -100,7 +100,7 @@ class Source(Section):
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
     # What brings no sign of life for so long is broken off, and opened anew.
     receive_timeout: Duration = Field(default=60.0, ge=1)
-    # Big transactions are sent while they run (protocol version 2).
+    # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
     # Removed; for one version it is an error of its own, not an unknown key.
@@ -112,6 +112,13 @@ class Source(Section):
     def _no_decode_workers(cls, value: object) -> object:
         del value
         raise ValueError("decoding is compiled now; remove the key")
+
+    @field_validator("stream_transactions")
+    @classmethod
+    def _always_streamed(cls, value: bool) -> bool:
+        if not value:
+            raise ValueError("always on, it can't be turned off; remove the key")
+        return value
 
     @field_validator("connection")
     @classmethod
@@ -372,9 +379,13 @@ class Config(Section):
         return directory / quote(table.name, safe="")
 
     def warnings(self) -> list[str]:
-        """What is accepted and dangerous, as ``path: text``."""
+        """What is accepted and dangerous or deprecated, as ``path: text``."""
         danger = "may read the status and have tables copied again: no token is asked for"
-        return [*self.fanout.grpc.warnings("fanout.grpc"), *self.http.warnings("http", danger)]
+        found = [*self.fanout.grpc.warnings("fanout.grpc"), *self.http.warnings("http", danger)]
+        if "stream_transactions" in self.source.model_fields_set:
+            key = f"sources.{self.source_name}.stream_transactions"
+            found.append(f"{key}: always on; remove the key")
+        return found
 
 
 def load(path: Path | str | None, sets: Sequence[str] = ()) -> Config:

@@ -27,7 +27,6 @@ def source_options(config: Config) -> source.SourceOptions:
         heartbeat_interval=said.heartbeat_interval,
         receive_timeout=said.receive_timeout,
         on_slot_lost=source.OnSlotLost(said.on_slot_lost),
-        stream_transactions=said.stream_transactions,
     )
 
 

@@ -93,8 +93,6 @@ class SourceOptions:
     Times are in seconds. ``heartbeat_interval`` is how often a message is written
     to the WAL, so that an idle slot advances, and how often the catalog is looked
     at. The stream is taken for dead when nothing came for ``receive_timeout``.
-    With ``stream_transactions`` big transactions are sent while they run (protocol
-    version 2), so that little is left to send at their commit.
     """
 
     connection: str
@@ -107,7 +105,6 @@ class SourceOptions:
     on_slot_lost: OnSlotLost = OnSlotLost.RECREATE
     connect_timeout: float = 10.0
     receive_timeout: float = 60.0
-    stream_transactions: bool = True
     commits: CommitIntervals = field(default_factory=CommitIntervals)
     run: str = ""
     """Random, part of every connection's name: of which life of which server it is."""

@@ -105,12 +105,12 @@ class ReplicationStream:
         position: int,
         *,
         appends: str | None = None,
-        stream_transactions: bool = False,
+        in_parts: bool = False,
     ) -> None:
-        """START_REPLICATION at ``position``, in protocol version 1.
+        """START_REPLICATION at ``position``, of whole transactions (protocol version 1).
 
-        With ``stream_transactions`` it is version 2, and transactions that outgrow
-        the server's logical_decoding_work_mem are sent before their commit.
+        With ``in_parts`` (version 2) those that outgrow the server's
+        logical_decoding_work_mem are sent before their commit, so that little is left then.
 
         :raises SlotInUse: if somebody else streams from the slot.
         :raises SlotLost: if it doesn't exist or was invalidated.
@@ -120,9 +120,7 @@ class ReplicationStream:
             for name in (publication, appends)
             if name is not None
         )
-        protocol = (
-            "proto_version '2', streaming 'on'" if stream_transactions else "proto_version '1'"
-        )
+        protocol = "proto_version '2', streaming 'on'" if in_parts else "proto_version '1'"
         command = (
             f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
             f" ({protocol}, publication_names '{names}', messages 'true')"

@@ -239,7 +239,7 @@ class Streaming:
             self._options.publication.name,
             self._store.position,
             appends=appends,
-            stream_transactions=self._options.stream_transactions,
+            in_parts=True,
         )
         # Whoever held the slot before us doesn't any more.
         self.batch.transaction.set_streams((self._name,))

@@ -86,11 +86,25 @@ def test_the_design_s_example_is_what_the_defaults_say(tmp_path: Path) -> None:
     assert [table.qualified for table in options.source_tables(said)] == ["public.config_document"]
 
 
-def test_transactions_are_streamed_unless_it_is_turned_off(tmp_path: Path) -> None:
-    off = MINIMAL + "sources.pg.stream_transactions = off, sources.pg.receive_timeout = 5s\n"
-    assert options.source_options(load(tmp_path, MINIMAL)).stream_transactions
-    assert not options.source_options(load(tmp_path, off)).stream_transactions
-    assert options.source_options(load(tmp_path, off)).receive_timeout == 5
+def test_the_receive_timeout_is_as_configured(tmp_path: Path) -> None:
+    said = load(tmp_path, MINIMAL + "sources.pg.receive_timeout = 5s\n")
+    assert options.source_options(said).receive_timeout == 5
+
+
+@pytest.mark.parametrize("on", ["true", "on"])
+def test_stream_transactions_is_accepted_and_deprecated(tmp_path: Path, on: str) -> None:
+    said = load(tmp_path, MINIMAL + f"sources.pg.stream_transactions = {on}\n")
+    warning = "sources.pg.stream_transactions: always on; remove the key"
+    assert [each for each in said.warnings() if "stream_transactions" in each] == [warning]
+    assert warning not in load(tmp_path, MINIMAL).warnings()
+
+
+@pytest.mark.parametrize("off", ["false", "off"])
+def test_stream_transactions_is_not_turned_off(tmp_path: Path, off: str) -> None:
+    assert complaint(tmp_path, MINIMAL + f"sources.pg.stream_transactions = {off}\n") == (
+        "fanout.conf:4: sources.pg.stream_transactions: always on, it can't be turned off;"
+        " remove the key"
+    )
 
 
 @pytest.mark.parametrize("value", ["0", "2", "17", "null", "off", "[1]", "{ a = 1 }"])
