@@ -17,7 +17,6 @@ Encode = Callable[[bytes], bytes]
 
 _LINE_BREAKS_TO_BLANKS = bytes.maketrans(b"\n\r", b"  ")
 _BOUNDS = re.compile(rb"\[[-0-9:\[\]]+\]=")
-_UTC = re.compile(rb"\+00(?= BC|\Z)")
 _QUOTED_ELEMENT = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
@@ -44,7 +43,11 @@ def floating(value: bytes) -> bytes:
 
 def timestamp(value: bytes) -> bytes:
     """ISO 8601, as to_json prints it; infinity stays as it is."""
-    return b'"' + _UTC.sub(b"+00:00", value.replace(b" ", b"T", 1), count=1) + b'"'
+    value = value.replace(b" ", b"T", 1)
+    for end in (b"", b" BC"):
+        if value.endswith(b"+00" + end):
+            return b'"' + value.removesuffix(end) + b":00" + end + b'"'
+    return b'"' + value + b'"'
 
 
 def json(value: bytes) -> bytes:

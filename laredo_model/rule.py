@@ -7,34 +7,34 @@ test holds their bytes equal for every type.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple
 
 from laredo_model.errors import ModelError
 
 
 class Rule(Enum):
-    """How a type's values look in JSON."""
+    """How a type's values look in JSON; its letter is what C calls it (``_row_scan.c``)."""
 
-    BOOLEAN = auto()
+    BOOLEAN = "b"
     """true or false; pgoutput sends t and f."""
-    INTEGER = auto()
+    INTEGER = "i"
     """A number with exact digits."""
-    OID = auto()
+    OID = "o"
     """A number, which to_json would quote."""
-    FLOAT = auto()
+    FLOAT = "f"
     """A number as PostgreSQL prints it; NaN and the infinities are strings."""
-    DECIMAL = auto()
+    DECIMAL = "d"
     """A string with exact digits, which to_json would leave a number."""
-    TIMESTAMP = auto()
+    TIMESTAMP = "t"
     """A string with T between date and time, and +00:00 where PostgreSQL prints +00."""
-    JSON = auto()
+    JSON = "j"
     """The value itself, verbatim; raw line breaks become blanks (only json has any)."""
-    NESTING = auto()
+    NESTING = "n"
     """A string, PostgreSQL's text, which to_json would nest: composites, int2vector."""
-    TEXT = auto()
+    TEXT = "s"
     """A string, PostgreSQL's text."""
-    ARRAY = auto()
+    ARRAY = "a"
     """A JSON array of the element's rule, nested as deep as the array has dimensions."""
 
 

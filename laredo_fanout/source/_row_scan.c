@@ -3,22 +3,24 @@
    A row is a list of columns, each a kind byte (n null, t text, u unchanged TOAST) and, for text,
    a length and that many bytes
    (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, TupleData).
-   Whatever isn't plain (another message, an old row, an unchanged value, anything that can't be
-   used) is handed back as it came, for row_decoder.py: what is rare, and every error, is said
-   there once. A property test holds the two equal, byte by byte. */
+   Whatever isn't plain (another message, an old row, anything that can't be used) is handed back
+   as it came, for row_decoder.py: what is rare, and every error, is said there once. A property
+   test holds the two equal, byte by byte. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <string.h>
 
-enum { ENVELOPE = 25, RELATION = 26, TUPLE = 30, FIRST_COLUMN = 33, PADDING = 4 };
+enum { ENVELOPE = 25, RELATION = 26, TUPLE = 30, FIRST_COLUMN = 33 };
 enum { MESSAGE_KEPT = 1024 }; /* message.KEPT_BYTES */
 enum { INSERT = 1, UPDATE = 2 };
+enum { PARTIAL = 1, MISSING = 2 }; /* laredo_model/line.py */
 
-/* How a column's text becomes JSON; plain_rows.py names them. */
+/* How a column's text becomes JSON: laredo_model/rule.py, where a test compares the letters. What a
+   rule does is said in laredo_model/fragment.py. */
 enum rule {
-    AS_IS = 'r', QUOTED = 'q', BOOLEAN = 'b', FLOAT = 'f', STAMP = 't', STAMP_UTC = 'z',
-    TEXT = 's', ENCODED = 'e'
+    BOOLEAN = 'b', INTEGER = 'i', OID = 'o', FLOAT = 'f', DECIMAL = 'd', TIMESTAMP = 't',
+    JSON = 'j', NESTING = 'n', TEXT = 's', ARRAY = 'a'
 };
 
 typedef struct {
@@ -39,6 +41,7 @@ typedef struct {
     Fragment *fragments;
     char *out;
     Py_ssize_t used, capacity;
+    int partial;
 } PlainRows;
 
 typedef enum { FAILED = -1, NOT_PLAIN = 0, DONE = 1 } Outcome;
@@ -117,27 +120,39 @@ is_utf8(Value value)
     return 1;
 }
 
+static int
+is_escaped(unsigned char byte)
+{
+    return (byte < 0x20) | (byte == '"') | (byte == '\\');
+}
+
 static Outcome
 add_text(PlainRows *self, Value value)
 {
+    unsigned char all = 0, escaped = 0;
+    for (Py_ssize_t at = 0; at < value.size; at++) { /* without a branch: several bytes at once */
+        all |= value.text[at];
+        escaped |= is_escaped(value.text[at]);
+    }
+    if (all >= 0x80 && !is_utf8(value))
+        return NOT_PLAIN;
+    if (!escaped) {
+        add_quoted(self, value);
+        return DONE;
+    }
     /* Room for every byte as \u00xx and the quotes. */
     if (value.size > PY_SSIZE_T_MAX / 8 || !reserve(self, 6 * value.size + 2))
         return NOT_PLAIN;
-    unsigned char all = 0;
-    Py_ssize_t from = 0;
     add_byte(self, '"');
     for (Py_ssize_t at = 0; at < value.size; at++) {
         unsigned char byte = value.text[at];
-        all |= byte;
-        if (byte >= 0x20 && byte != '"' && byte != '\\')
-            continue;
-        add(self, value.text + from, at - from);
-        add_escaped(self, byte);
-        from = at + 1;
+        if (is_escaped(byte))
+            add_escaped(self, byte);
+        else
+            add_byte(self, (char)byte);
     }
-    add(self, value.text + from, value.size - from);
     add_byte(self, '"');
-    return all < 0x80 || is_utf8(value) ? DONE : NOT_PLAIN;
+    return DONE;
 }
 
 static int
@@ -153,16 +168,14 @@ is_date(Value value)
 }
 
 static Outcome
-add_stamp(PlainRows *self, Value value, int in_utc)
+add_timestamp(PlainRows *self, Value value)
 {
     Py_ssize_t stop = value.size;
     if (!is_date(value))
         return NOT_PLAIN;
-    if (in_utc) {
+    int in_utc = stop >= 14 && memcmp(value.text + stop - 3, "+00", 3) == 0;
+    if (in_utc)
         stop -= 3;
-        if (stop < 11 || memcmp(value.text + stop, "+00", 3) != 0)
-            return NOT_PLAIN;
-    }
     if (memchr(value.text + 11, ' ', (size_t)(stop - 11)) != NULL)
         return NOT_PLAIN; /* BC */
     add_byte(self, '"');
@@ -194,19 +207,35 @@ add_encoded(PlainRows *self, Value value, PyObject *encode)
     return outcome;
 }
 
+static void
+add_json(PlainRows *self, Value value)
+{
+    static const char breaks[] = "\n\r";
+    char *start = self->out + self->used;
+    add(self, value.text, value.size);
+    for (int i = 0; i < 2; i++)
+        for (char *at = start; (at = memchr(at, breaks[i], (size_t)(start + value.size - at)));)
+            *at = ' ';
+}
+
+static int
+is_number(Value value)
+{
+    /* NaN and Infinity aren't. */
+    unsigned char last = value.size ? value.text[value.size - 1] : 'N';
+    return last != 'N' && last != 'y';
+}
+
 static Outcome
 add_value(PlainRows *self, Py_ssize_t column, Value value)
 {
     PyObject *encode = PyTuple_GET_ITEM(self->encoders, column);
-    Outcome outcome;
     if (!reserve(self, value.size + 16))
         return NOT_PLAIN;
     switch (self->rules[column]) {
-    case AS_IS:
+    case INTEGER:
+    case OID:
         add(self, value.text, value.size);
-        return DONE;
-    case QUOTED:
-        add_quoted(self, value);
         return DONE;
     case BOOLEAN:
         if (value.size == 1 && value.text[0] == 't')
@@ -214,16 +243,21 @@ add_value(PlainRows *self, Py_ssize_t column, Value value)
         else
             add(self, "false", 5);
         return DONE;
-    case FLOAT: /* the last byte of NaN and Infinity is beyond the digits */
-        if (value.size && value.text[value.size - 1] <= '9')
+    case FLOAT:
+        if (is_number(value))
             add(self, value.text, value.size);
         else
             add_quoted(self, value);
         return DONE;
-    case STAMP:
-    case STAMP_UTC:
-        outcome = add_stamp(self, value, self->rules[column] == STAMP_UTC);
-        return outcome == NOT_PLAIN ? add_encoded(self, value, encode) : outcome;
+    case TIMESTAMP:
+        if (add_timestamp(self, value) == DONE)
+            return DONE;
+        return add_encoded(self, value, encode);
+    case JSON:
+        add_json(self, value);
+        return DONE;
+    case DECIMAL:
+    case NESTING:
     case TEXT:
         return add_text(self, value);
     default:
@@ -255,6 +289,10 @@ static Outcome
 write_line(PlainRows *self, const unsigned char *at, const unsigned char *end)
 {
     self->used = 0;
+    self->partial = 0;
+    if (!reserve(self, 1))
+        return NOT_PLAIN;
+    add_byte(self, PARTIAL); /* left out of a whole line */
     for (Py_ssize_t column = 0; column < self->columns; column++) {
         PyObject *prefix = PyTuple_GET_ITEM(self->prefixes, column);
         if (at >= end || !reserve(self, PyBytes_GET_SIZE(prefix) + 8))
@@ -264,6 +302,9 @@ write_line(PlainRows *self, const unsigned char *at, const unsigned char *end)
         unsigned char kind = *at++;
         if (kind == 'n' && !is_in_key(self, column)) {
             add(self, "null", 4);
+        } else if (kind == 'u' && self->key_columns && !is_in_key(self, column)) {
+            add_byte(self, MISSING);
+            self->partial = 1;
         } else if (kind == 't' && end - at >= 4) {
             Value value = {at + 4, (Py_ssize_t)number(at, 4)};
             if (value.size > end - value.text)
@@ -296,10 +337,10 @@ single_key(const PlainRows *self)
     Fragment found = self->fragments[self->key[0]];
     const char *start = self->out + found.start;
     Py_ssize_t size = found.stop - found.start;
-    if (size < 2 || start[0] != '"')
+    if (size == 0 || start[0] != '"')
         return PyBytes_FromStringAndSize(start, size);
     if (memchr(start, '\\', (size_t)size) == NULL)
-        return PyBytes_FromStringAndSize(start + 1, size - 2);
+        return PyBytes_FromStringAndSize(start + 1, size > 1 ? size - 2 : 0);
     PyObject *escaped = fragment(self, 0);
     if (escaped == NULL)
         return NULL;
@@ -330,11 +371,21 @@ composite_key(const PlainRows *self)
     return key;
 }
 
+/* Without key columns it is made of the line. */
+static PyObject *
+key_of_row(const PlainRows *self, PyObject *line)
+{
+    if (self->key_columns == 0)
+        return PyObject_CallOneArg(self->key_of, line);
+    return self->key_columns == 1 ? single_key(self) : composite_key(self);
+}
+
 static Outcome
 put(PlainRows *self, int action)
 {
-    PyObject *key = self->key_columns == 1 ? single_key(self) : composite_key(self);
-    PyObject *line = PyBytes_FromStringAndSize(self->out, self->used);
+    int left_out = !self->partial;
+    PyObject *line = PyBytes_FromStringAndSize(self->out + left_out, self->used - left_out);
+    PyObject *key = line == NULL ? NULL : key_of_row(self, line);
     Py_ssize_t count = PyByteArray_GET_SIZE(self->actions);
     Outcome outcome = NOT_PLAIN;
     if (key == NULL || line == NULL || PyByteArray_Resize(self->actions, count + 1) < 0)
@@ -353,12 +404,12 @@ end:
 static Outcome
 decode(PlainRows *self, const unsigned char *message, Py_ssize_t size)
 {
-    if ((Py_ssize_t)number(message + TUPLE + 1, 2) != self->columns)
+    int action = message[ENVELOPE] == 'U' ? UPDATE : INSERT;
+    if ((Py_ssize_t)number(message + TUPLE + 1, 2) != self->columns
+        || (action == UPDATE && self->key_columns == 0))
         return NOT_PLAIN;
     Outcome outcome = write_line(self, message + FIRST_COLUMN, message + size);
-    if (outcome == DONE)
-        outcome = put(self, message[ENVELOPE] == 'U' ? UPDATE : INSERT);
-    return outcome;
+    return outcome == DONE ? put(self, action) : outcome;
 }
 
 /* ------------------------------------------------------------------ PlainRows */
@@ -541,17 +592,6 @@ kept(const unsigned char *message, Py_ssize_t size)
 }
 
 static PyObject *
-padded(const unsigned char *message, Py_ssize_t size)
-{
-    PyObject *copy = PyBytes_FromStringAndSize(NULL, size + PADDING);
-    if (copy != NULL) {
-        memcpy(PyBytes_AS_STRING(copy), message, (size_t)size);
-        memset(PyBytes_AS_STRING(copy) + size, 0, PADDING);
-    }
-    return copy;
-}
-
-static PyObject *
 scan(PyObject *module, PyObject *args)
 {
     PyObject *get, *routes, *touched, *left = NULL, *result = NULL;
@@ -593,7 +633,7 @@ scan(PyObject *module, PyObject *args)
         } else if (outcome == NOT_PLAIN) {
             /* Whatever went wrong goes wrong again where it is told. */
             PyErr_Clear();
-            left = padded(view.buf, kept(view.buf, view.len));
+            left = PyBytes_FromStringAndSize(view.buf, kept(view.buf, view.len));
         } else if (outcome == DONE) {
             wal_end = number((const unsigned char *)view.buf + 9, 8);
         }

@@ -18,7 +18,7 @@ def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
     source, intake = tracked.source, tracked.intake
     assert source is not None
     route = Route(tracked.table_id)
-    decoder = row_decoder.compile_decoder(
+    decoder = row_decoder.row_decoder(
         [column.name for column in source.columns],
         [column.type_info for column in source.columns],
         source.key,
@@ -27,7 +27,8 @@ def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
     if intake is not None:
         route.takes = lambda: intake.takes(xid())
         route.numbered = True
-        decoder = decoder._replace(put=_only_if(route.takes, decoder.put), plain=None)
+        if not intake.live:
+            decoder = decoder._replace(put=_only_if(route.takes, decoder.put), plain=None)
     route.decode_by(decoder)
     return route
 

@@ -69,12 +69,6 @@ class Route:
         for part in (changes.actions, changes.keys, changes.lines):
             del part[self.counted :]
 
-    def trim(self) -> None:
-        """Forget what was added of a row that turned out not to be decodable."""
-        changes = self.changes
-        for part in (changes.keys, changes.lines):
-            del part[len(changes.actions) :]
-
     def whole(self) -> TableChanges:
         """The counted changes; those of a transaction that is still arriving stay behind."""
         changes, counted = self.changes, self.counted

@@ -326,8 +326,9 @@ class Tracking:
             if tracked.table_id == table_id:
                 tracked.retries = 0
                 tracked.retry_at = 0.0
-                if tracked.intake is not None:
+                if tracked.intake is not None and tracked.shape is not None:
                     tracked.intake.go_live()
+                    self._connect(tracked, tracked.shape)
 
     def give_up_recopies(self, store: Store, reason: str) -> None:
         """There is no room for rows twice: those that readers have come first.
