@@ -30,7 +30,6 @@ class S3Access:
     server_side_encryption: Encryption | None = None
     kms_key_id: str | None = None
     storage_class: str | None = None
-    unsafe_single_writer: bool = False
 
     def destination(self, bucket: str, parts: Sequence[str] = ()) -> "S3Destination":
         """The objects below ``parts`` in ``bucket``.
@@ -49,7 +48,6 @@ class S3Access:
             server_side_encryption=self.server_side_encryption,
             kms_key_id=self.kms_key_id,
             storage_class=self.storage_class,
-            unsafe_single_writer=self.unsafe_single_writer,
         )
         return S3Destination(place, self.clients)
 

@@ -110,14 +110,6 @@ writing_options: Sequence[Option] = (
         },
     ),
     ("kms-key-id", {"metavar": "KEY", "help": "S3: the KMS key to encrypt with."}),
-    (
-        "unsafe-single-writer",
-        {
-            "is_flag": True,
-            "help": "S3: go on without conditional writes, on a store that has none. A second"
-            " writer destroys the archive.",
-        },
-    ),
 )
 storing_options: Sequence[Option] = (
     *writing_options,
@@ -173,7 +165,6 @@ def access_of(values: Values) -> S3Access:
         server_side_encryption=values.get("sse"),
         kms_key_id=values.get("kms-key-id"),
         storage_class=values.get("storage-class"),
-        unsafe_single_writer=values.get("unsafe-single-writer", False),
     )
 
 

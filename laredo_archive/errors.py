@@ -375,7 +375,7 @@ class ConditionalWritesMissing(DestinationError):
         super().__init__(
             uri,
             f"this store doesn't honour conditional writes ({what}), so two writers could"
-            " overwrite each other's manifest. Nothing was written; use a store that has"
-            " If-None-Match and If-Match, or, if surely only one writer ever runs, set"
-            " unsafe_single_writer = true on this destination",
+            " overwrite each other's manifest. Nothing was written. See whether a proxy before the"
+            " store drops If-None-Match or If-Match, else use a store, or a version of it, that"
+            " honours both",
         )

@@ -156,7 +156,7 @@ def _steps(destination: S3Destination, place: S3Place) -> list[Step]:
     return [
         ("list", lambda: _list(destination)),
         ("write, read, delete", lambda: _write(destination, place)),
-        ("conditional writes, multipart", lambda: _swap(destination, place)),
+        ("conditional writes, multipart", lambda: _swap(destination)),
         ("unfinished uploads", lambda: _list_unfinished(destination)),
     ]
 
@@ -211,10 +211,8 @@ def _kept(place: S3Place) -> Iterator[str]:
         yield f"tags {', '.join(f'{key}={value}' for key, value in place.tags.items())}"
 
 
-def _swap(destination: S3Destination, place: S3Place) -> str:
+def _swap(destination: S3Destination) -> str:
     destination.probe()
-    if place.unsafe_single_writer:
-        return "unsafe_single_writer: nothing keeps two writers apart"
     return "If-None-Match and If-Match are honoured"
 
 

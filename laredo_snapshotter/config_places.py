@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from laredo_archive import local
 from laredo_archive.aws import profile as profile_
@@ -26,6 +26,13 @@ def _region(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]+", name):
         raise ValueError(f'"{name}" is no region; write it as AWS does, such as eu-central-1')
     return name
+
+
+def _removed(value: object) -> None:
+    raise ValueError(
+        "this key was removed; delete it. A store without conditional writes (If-Match and"
+        " If-None-Match) is refused: on one, two writers could destroy the archive"
+    )
 
 
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
@@ -72,7 +79,7 @@ class S3Destination(Section):
     kms_key_id: str | None = None
     storage_class: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)
-    unsafe_single_writer: bool = False
+    unsafe_single_writer: Annotated[None, BeforeValidator(_removed)] = None
 
     @model_validator(mode="after")
     def _is_possible(self) -> "S3Destination":

@@ -83,6 +83,8 @@ _NEEDED_FOR = {
 
 Answer = Mapping[str, Any]
 Parameters = dict[str, Any]
+IF_ABSENT: Parameters = {"IfNoneMatch": "*"}
+"""With this parameter an object is created, and none is ever replaced."""
 T = TypeVar("T")
 Pause = Callable[[Event, float], object]
 """Waits so many seconds, or until the event."""
@@ -119,8 +121,6 @@ class Bucket:
 
     def __init__(self, place: S3Place, clients: Clients, pause: Pause) -> None:
         self.place = place
-        self.conditional = not place.unsafe_single_writer
-        """Whether the store is asked to compare and swap."""
         self.retries: Counter[str] = Counter()
         """Requests sent again, by method of the client."""
         self._pause = pause
@@ -231,16 +231,6 @@ class Bucket:
             attempt=state.attempt_number,
             failure=str(state.outcome.exception() if state.outcome else None),
         )
-
-    def if_absent(self) -> Parameters:
-        """The parameter with which an object is created and never replaced."""
-        return {"IfNoneMatch": "*"} if self.conditional else {}
-
-    def if_version(self, etag: str | None) -> Parameters:
-        """The parameter with which this version, and no other, is replaced."""
-        if etag is None:
-            return self.if_absent()
-        return {"IfMatch": etag} if self.conditional else {}
 
     def version(self, key: str, answer: Answer) -> Version:
         """Which version ``answer`` shows, and the Date it carries.

@@ -12,6 +12,7 @@ from laredo_archive.errors import DestinationUnavailable, OutcomeUnclear, SwapLo
 from laredo_archive.failpoint import reach
 from laredo_archive.s3 import probe
 from laredo_archive.s3.asking import (
+    IF_ABSENT,
     SURELY_NOT_DONE,
     Answer,
     Bucket,
@@ -70,8 +71,7 @@ class S3Destination:
     def probe(self) -> None:
         """Find out, by writing and removing small objects, whether the store can do a commit.
 
-        :raises ConditionalWritesMissing: if it can't compare and swap, and isn't
-            ``unsafe_single_writer``.
+        :raises ConditionalWritesMissing: if it can't compare and swap.
         :raises DestinationUnavailable: if it can't be found out now.
         """
         probe.run(self._bucket)
@@ -91,9 +91,12 @@ class S3Destination:
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size and time of the object."""
-        answer = self._head(key)
-        if answer is None:
-            return None
+        try:
+            answer = self._bucket.ask("head_object", key)
+        except Refused as refused:
+            if refused.kind is Kind.NO_SUCH_KEY:
+                return None
+            raise refused.error() from refused
         size, modified = (
             self._bucket.said(answer, name, self.uri_of(key))
             for name in ("ContentLength", "LastModified")
@@ -114,8 +117,6 @@ class S3Destination:
 
     def swap(self, key: str, data: bytes, expected: str | None) -> Version:
         """PUT with If-Match, or If-None-Match for the first one."""
-        if not self._bucket.conditional:
-            self._refuse_other_version(key, expected)
         try:
             answer = self._bucket.ask(
                 "put_object",
@@ -124,7 +125,7 @@ class S3Destination:
                 Body=data,
                 ChecksumSHA256=sha256_of(data),
                 **kept_as(self._bucket.place, manifest=True),
-                **self._bucket.if_version(expected),
+                **(IF_ABSENT if expected is None else {"IfMatch": expected}),
             )
         except Refused as refused:
             if refused.kind in (Kind.PRECONDITION, Kind.NO_SUCH_KEY):
@@ -137,13 +138,6 @@ class S3Destination:
             raise OutcomeUnclear(self.uri_of(key), str(lacking)).at(self.place) from lacking
         reach("s3.swap.done")
         return version
-
-    def _refuse_other_version(self, key: str, expected: str | None) -> None:
-        """What the store itself does where it honours If-Match and If-None-Match."""
-        answer = self._head(key)
-        uri = self.uri_of(key)
-        if (self._bucket.said(answer, "ETag", uri) if answer else None) != expected:
-            raise SwapLost(uri)
 
     def upload(self, key: str) -> S3Upload:
         """Begin an object; nothing is sent before it is larger than a part, or finished."""
@@ -181,14 +175,6 @@ class S3Destination:
                 return False
             raise refused.error() from refused
         return True
-
-    def _head(self, key: str) -> Answer | None:
-        try:
-            return self._bucket.ask("head_object", key)
-        except Refused as refused:
-            if refused.kind is Kind.NO_SUCH_KEY:
-                return None
-            raise refused.error() from refused
 
     def _pages(self, method: str, prefix: str) -> Iterator[Answer]:
         """Each answer of a listing; the next is asked for where the one before ends."""

@@ -31,8 +31,7 @@ class S3Place:
     ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``:
     the service's, where they aren't what the profile or the environment says.
     ``storage_class`` is that of artifacts; a manifest, overwritten with each commit, has the
-    bucket's usual one. ``tags`` are put on every object. ``unsafe_single_writer``: the store
-    can't compare and swap, and nobody else writes there.
+    bucket's usual one. ``tags`` are put on every object.
 
     :raises BadPlace: if it can't be one.
     """
@@ -47,7 +46,6 @@ class S3Place:
     kms_key_id: str | None = None
     storage_class: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
-    unsafe_single_writer: bool = False
 
     def __post_init__(self) -> None:
         prefix = self.prefix.strip("/")

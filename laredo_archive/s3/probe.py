@@ -28,10 +28,7 @@ _LEFT_BEHIND = timedelta(hours=1)
 def run(bucket: Bucket) -> None:
     """Try them, and remove what was written.
 
-    A destination that is ``unsafe_single_writer`` is asked to compare and swap from then
-    on, if it can after all.
-
-    :raises ConditionalWritesMissing: if it can't, and isn't.
+    :raises ConditionalWritesMissing: if it can't.
     :raises DestinationUnavailable: if it can't be found out now.
     """
     key = f"{NAME}{secrets.token_hex(8)}"
@@ -41,24 +38,8 @@ def run(bucket: Bucket) -> None:
         raise refused.error() from refused
     finally:
         _remove(bucket, key)
-    _conclude(bucket, lacking)
-
-
-def _conclude(bucket: Bucket, lacking: str | None) -> None:
-    place = bucket.place
-    if lacking is None:
-        bucket.conditional = True
-        if place.unsafe_single_writer:
-            log.warning("unsafe_single_writer isn't needed: this store can swap", uri=place.uri)
-    elif place.unsafe_single_writer:
-        bucket.conditional = False
-        log.warning(
-            "a second writer would destroy this archive: no conditional writes here",
-            uri=place.uri,
-            lacking=lacking,
-        )
-    else:
-        raise ConditionalWritesMissing(place.uri, lacking).at(place.identity)
+    if lacking is not None:
+        raise ConditionalWritesMissing(bucket.place.uri, lacking).at(bucket.place.identity)
 
 
 class _Probe:

@@ -21,6 +21,7 @@ from laredo_archive.aws.kinds import Kind
 from laredo_archive.errors import DestinationError, DestinationUnavailable, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.s3.asking import (
+    IF_ABSENT,
     PARALLEL_PARTS,
     SURELY_NOT_DONE,
     UNSEEN,
@@ -111,7 +112,6 @@ class S3Upload:
                 self._send_part()
             self._settle_parts(every=True)
         reach("s3.upload.completing")
-        self._refuse_taken()
         try:
             self._put() if self._upload_id is None else self._complete(self._upload_id)
         except Refused as refused:
@@ -197,11 +197,6 @@ class S3Upload:
 
     # The end.
 
-    def _refuse_taken(self) -> None:
-        """What the store itself does where it honours If-None-Match."""
-        if not self._bucket.conditional and self._is_there():
-            raise NameTaken(self._uri)
-
     def _put(self) -> None:
         self._bucket.ask(
             "put_object",
@@ -210,7 +205,7 @@ class S3Upload:
             Body=self._filling,
             ChecksumSHA256=_sha256(self._filling),
             **kept_as(self._bucket.place),
-            **self._bucket.if_absent(),
+            **IF_ABSENT,
         )
 
     def _complete(self, upload_id: str) -> None:
@@ -220,7 +215,7 @@ class S3Upload:
             again=SURELY_NOT_DONE,
             UploadId=upload_id,
             MultipartUpload={"Parts": self._parts},
-            **self._bucket.if_absent(),
+            **IF_ABSENT,
         )
 
     def _outcome(self, refused: Refused) -> DestinationError:

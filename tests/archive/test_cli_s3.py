@@ -248,18 +248,16 @@ def test_gc_collects_there(place: str, environment: dict[str, str], moto: AwsSer
 
 
 @pytest.mark.parametrize("command", ["gc", "copy"])
-def test_a_store_that_can_t_swap_is_refused_unless_that_is_said(
+def test_a_store_that_can_t_swap_is_refused(
     place: str, local: Path, environment: dict[str, str], proxy: FaultProxy, command: str
 ) -> None:
     proxy.add(Rule(IGNORES_ALL, "Put*|Complete*", times=None))
-    side = "to-" if command == "copy" else ""
     arguments = [command, local, place] if command == "copy" else [command, place]
     refused = run(*arguments, env=environment)
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 1
     assert "conditional" in line
     assert not [seen for seen in proxy.requests("PutObject") if "manifest" in seen.operation.key]
-    assert run(*arguments, f"--{side}unsafe-single-writer", env=environment).returncode == 0
 
 
 # Copies.

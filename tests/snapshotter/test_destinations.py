@@ -315,26 +315,12 @@ def test_a_store_without_conditional_writes_is_refused(
     tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
 ) -> None:
     proxy.add(Unconditional())
-    unsafe = through(proxy, bucket / "unsafe", unsafe_single_writer="true")
-    per_table = {"orders": f"destinations = [ {unsafe} ]"}
     with Writer(
-        tmp_path,
-        served,
-        "users",
-        "orders",
-        destinations=(through(proxy, bucket / "safe"),),
-        per_table=per_table,
+        tmp_path, served, "users", destinations=(through(proxy, bucket / "unconditional"),)
     ) as writer:
         wait_until(lambda: writer.program.get("/status"), "HTTP")
         status = writer.wait_status({"state": "failed", "ready": False})
         assert "doesn't honour conditional writes" in status["problem"]
-        assert "unsafe_single_writer = true" in status["problem"]
-        assert (bucket / "safe").names() == []
-        writer.archive = bucket / "unsafe"
-        writer.wait_head(served.commit("orders", put(1, "x")), "orders")
+        assert "else use a store" in status["problem"]
+        assert (bucket / "unconditional").names() == []
         assert writer.program.stop() == 0
-    writer.assert_equal("orders")
-    (warned,) = writer.logged(
-        "a second writer would destroy this archive: no conditional writes here"
-    )
-    assert warned["uri"] == (bucket / "unsafe").uri + "/"

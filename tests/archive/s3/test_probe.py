@@ -11,17 +11,12 @@ from laredo_archive.errors import (
     ConditionalWritesMissing,
     DestinationDenied,
     DestinationUnavailable,
-    NameTaken,
-    SwapLost,
 )
-from laredo_archive.s3.destination import S3Destination
 from tests.archive.archiving import anybodys
 from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import LARGE, Way
+from tests.archive.s3.conftest import Way
 from tests.faults.fault import Exchange, Fault, answer, drop, reset
 from tests.faults.http1 import Head
-
-UNSAFE = "unsafe_single_writer"
 
 
 def ignoring(*headers: str) -> Fault:
@@ -77,7 +72,8 @@ def test_one_that_cant_is_refused(
     way.meets(fault, operation, times=None)
     with pytest.raises(ConditionalWritesMissing, match=what) as caught:
         way.faulty.probe()
-    assert "unsafe_single_writer" in str(caught.value)
+    assert "two writers could overwrite each other's manifest" in str(caught.value)
+    assert "else use a store" in str(caught.value)
     assert not isinstance(caught.value, DestinationUnavailable), "it isn't tried again"
     assert caught.value.place == way.faulty.place
     assert nothing_left(way, s3)
@@ -157,58 +153,3 @@ def test_what_only_begins_as_a_probe_does_stays(way: Way, s3: S3Maker) -> None:
     way.meets(IN_TWO_HOURS, "ListObjectsV2")
     way.faulty.probe()
     assert way.direct.head(".laredo-probe-notes.txt") is not None
-
-
-@pytest.fixture
-def unsafe(way: Way, s3: S3Maker) -> S3Destination:
-    """The only writer on a store that ignores conditions."""
-    way.meets(IGNORES_ALL, "*", times=None)
-    prefix = way.direct.uri.removeprefix(f"s3://{s3.bucket}/")
-    return s3(prefix=prefix, endpoint=way.proxy.endpoint, unsafe_single_writer=True)
-
-
-def test_the_only_writer_is_warned_and_let_in(unsafe: S3Destination) -> None:
-    with capture_logs() as logs:
-        unsafe.probe()
-    [entry] = logs
-    assert entry["log_level"] == "warning"
-    assert entry["lacking"] == "If-None-Match on PutObject"
-    assert entry["uri"] == unsafe.uri
-
-
-@pytest.mark.parametrize("probed", [False, True])
-def test_the_only_writer_compares_by_itself(unsafe: S3Destination, probed: bool) -> None:
-    if probed:
-        unsafe.probe()
-    first = unsafe.swap("t/m", b"one", None)
-    with pytest.raises(SwapLost):
-        unsafe.swap("t/m", b"two", None)
-    second = unsafe.swap("t/m", b"two", first.etag)
-    with pytest.raises(SwapLost):
-        unsafe.swap("t/m", b"three", first.etag)
-    found = unsafe.get("t/m")
-    assert found is not None
-    assert (found.data, found.version.etag) == (b"two", second.etag)
-    for data in (b"small", LARGE):
-        upload = unsafe.upload("t/m")
-        upload.write(data)
-        with pytest.raises(NameTaken):
-            upload.finish()
-        upload.abort()
-    unsafe.delete("t/m")
-    with pytest.raises(SwapLost):
-        unsafe.swap("t/m", b"four", second.etag)
-
-
-def test_where_it_isnt_needed_the_store_compares_after_all(way: Way, s3: S3Maker) -> None:
-    destination = s3(endpoint=way.proxy.endpoint, unsafe_single_writer=True)
-    with capture_logs() as logs:
-        destination.probe()
-    assert [entry["event"] for entry in logs] == [
-        "unsafe_single_writer isn't needed: this store can swap"
-    ]
-    heads = way.sent("HeadObject")
-    destination.swap("t/m", b"one", None)
-    with pytest.raises(SwapLost):
-        destination.swap("t/m", b"two", None)
-    assert way.sent("HeadObject") == heads
