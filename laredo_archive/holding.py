@@ -31,11 +31,14 @@ from laredo_archive.errors import (
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import Manifest
 from laredo_archive.standing import Standings
+from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 12
 """Tries of one change before the caller is told to come back later."""
+
+RETRY = Backoff(initial=0.02, maximum=2.0)
 
 Change = Callable[[Manifest], Manifest | None]
 """A manifest made from the one given; None if that one has it already."""
@@ -51,8 +54,8 @@ class Surroundings:
     at_once: AtOnce = in_threads
 
     def back_off(self, attempt: int) -> None:
-        """Wait before try number ``attempt`` + 1: doubling, at most 2 s, half of it by chance."""
-        self.pause(min(2.0, 0.02 * 2**attempt) * (0.5 + self.chance.random() / 2))
+        """Wait before try number ``attempt`` + 1."""
+        self.pause(RETRY.delay(attempt + 1, self.chance.random))
 
 
 @dataclass

@@ -14,16 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from laredo_archive.base import Base
 from laredo_archive.commit import TableArchive
 from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
-from laredo_fanout.client.subscription import Backoff
 from laredo_model import position as position_
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 from laredo_snapshotter.buffer import Sealed
 from laredo_snapshotter.diff_commit import UNWRITTEN, DiffCommit, Unwritten, Written
 from laredo_snapshotter.errors import NeverVerified
@@ -322,29 +324,30 @@ class Committer:
 
     async def _offer(self, job: _Job) -> object:
         """The job's result, after as many attempts as it takes."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                result = await loop.run_in_executor(self._executor, job.work)
-            except (CommitUnavailable, DestinationError, SpoolUnavailable) as failure:
-                delay = self._hold(job, failure)
-            else:
-                if self._holding is not None:
-                    self._log.info("goes on", what=job.what, attempts=self._holding.attempts)
-                self._holding = None
-                return result
-            await asyncio.sleep(delay)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type((CommitUnavailable, DestinationError, SpoolUnavailable)),
+            wait=RETRY,
+            before_sleep=partial(self._hold, job),
+        )
+        result: object = await retrying(self._attempt, job)
+        if self._holding is not None:
+            self._log.info("goes on", what=job.what, attempts=self._holding.attempts)
+        self._holding = None
+        return result
 
-    def _hold(self, job: _Job, failure: Exception) -> float:
-        before = self._holding or Holding("", time.monotonic(), 0)
-        self._holding = Holding(str(failure), before.since, before.attempts + 1)
-        delay = RETRY.delay(self._holding.attempts)
+    async def _attempt(self, job: _Job) -> object:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job.work)
+
+    def _hold(self, job: _Job, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        failure = str(state.outcome.exception())
+        since = time.monotonic() if self._holding is None else self._holding.since
+        self._holding = Holding(failure, since, state.attempt_number)
         self._log.warning(
             "commit held",
             what=job.what,
-            error=str(failure),
-            attempt=self._holding.attempts,
-            retry_in_s=round(delay, 2),
+            error=failure,
+            attempt=state.attempt_number,
+            retry_in_s=round(state.upcoming_sleep, 2),
         )
         self._notify()
-        return delay

@@ -27,11 +27,12 @@ from laredo_fanout.client.events import (
     SnapshotRows,
 )
 from laredo_fanout.client.stream import SyncOptions
-from laredo_fanout.client.subscription import Backoff, Observer, Subscription
+from laredo_fanout.client.subscription import Observer, Subscription
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.history import History
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 from laredo_snapshotter.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.cuts import PendingCuts

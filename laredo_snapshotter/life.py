@@ -13,12 +13,12 @@ from laredo_archive.errors import ChecksumDiffers, Fenced
 from laredo_archive.head import Head
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
-from laredo_fanout.client.subscription import Backoff
 from laredo_fanout.client.table_status import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.history import History
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 from laredo_snapshotter.base_writer import BaseWriter
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig

@@ -11,10 +11,10 @@ import structlog
 from laredo_archive.commit import TableArchive
 from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows
 from laredo_fanout.client.stream import SyncOptions, open_stream
-from laredo_fanout.client.subscription import Backoff
 from laredo_model import position as position_
 from laredo_model.column import key_columns
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 from laredo_snapshotter.base_writer import BaseWriter
 from laredo_snapshotter.buffer import Sealed
 from laredo_snapshotter.committer import Committer

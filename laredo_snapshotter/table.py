@@ -29,8 +29,8 @@ from laredo_archive.errors import (
 )
 from laredo_archive.holding import Counts
 from laredo_fanout.client.errors import StreamError
-from laredo_fanout.client.subscription import Backoff
 from laredo_model import private_directory
+from laredo_model.retry import Backoff
 from laredo_snapshotter import table_status
 from laredo_snapshotter.collector import Collector
 from laredo_snapshotter.config import TableConfig

@@ -17,6 +17,7 @@ from laredo_archive.aws.clocks import shown
 from laredo_archive.aws.explain import Explained, explain, failures
 from laredo_archive.aws.kinds import PASSING, Kind
 from laredo_archive.aws.profile import Profile
+from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from types_boto3_sts import STSClient
@@ -112,7 +113,7 @@ class RoleSession:
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._passing),
             stop=tenacity.stop_after_attempt(ATTEMPTS),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=2),
+            wait=Backoff(initial=0.2, maximum=2.0),
             before_sleep=self._note,
             reraise=True,
         ):

@@ -26,7 +26,6 @@ from tenacity import (
     stop_any,
     stop_when_event_set,
 )
-from tenacity.wait import wait_random_exponential
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.explain import Explained, explain, failures
@@ -40,12 +39,13 @@ from laredo_archive.errors import (
     OutcomeUnclear,
 )
 from laredo_archive.s3.place import S3Place
+from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 6
 """Tries of one request that may be repeated."""
-LONGEST_WAIT_S = 5.0
+RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE_S = 120.0
 """How long such a request is repeated, where each of its tries takes long."""
 PARALLEL_PARTS = 4
@@ -187,7 +187,7 @@ class Bucket:
                 stop_after_delay(PATIENCE_S),
                 stop_when_event_set(ended),
             ),
-            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
+            wait=RETRY,
             retry=retry_if_exception(
                 lambda failure: isinstance(failure, Refused) and failure.kind in again
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,9 +15,9 @@ from laredo_fanout.source.options import SourceOptions, TableOptions
 from laredo_fanout.source.status import CommitInfo, IngestStatus
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
+from laredo_model.retry import Backoff
 
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 30.0
+_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 log = structlog.get_logger("laredo_fanout.ingest")
 
@@ -97,7 +96,7 @@ class IngestThread:
                 on_end()
 
     def _run_until_stopped(self) -> None:
-        pause = _FIRST_PAUSE
+        failures, pause = 0, _RETRY.delay(1)
         while not self._stop.is_set():
             position = self._store.position
             try:
@@ -106,8 +105,12 @@ class IngestThread:
             except (SourceError, StoreError, OSError) as error:
                 self.error = " ".join(str(error).split())
                 self.given_up += 1
-                pause = _FIRST_PAUSE if self._store.position > position else pause
-                log.error("the ingest gave up; it is begun again", error=self.error, after_s=pause)
-            if self._stop.wait(pause * random.uniform(0.5, 1.0)):
+                failures = 1 if self._store.position > position else failures + 1
+                pause = _RETRY.delay(failures)
+                log.error(
+                    "the ingest gave up; it is begun again",
+                    error=self.error,
+                    after_s=round(pause, 1),
+                )
+            if self._stop.wait(pause):
                 return
-            pause = min(pause * 2, _LONGEST_PAUSE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 import sys
 from collections import Counter
@@ -30,9 +29,9 @@ from laredo_fanout.app.wake import Bell
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
+from laredo_model.retry import Backoff
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
+_RETRY = Backoff(initial=0.1, maximum=10.0)
 _HEALTHY_AFTER = 30.0
 _BEYOND_GRACE = 5.0
 
@@ -128,23 +127,27 @@ class ServingChildren:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self) -> None:
-        pause = _FIRST_PAUSE
+        failures = 0
         loop = asyncio.get_running_loop()
         while not self._draining.is_set():
             started = loop.time()
+            failures += 1
+            pause = _RETRY.delay(failures)
             try:
                 await self._run_one()
             except SpawnFailed as failed:
                 self.spawn_failures += 1
                 self.error = str(failed)
-                log.error("no serving process; trying again", error=self.error, within_s=pause)
+                log.error(
+                    "no serving process; trying again", error=self.error, within_s=round(pause, 1)
+                )
             if self._draining.is_set():
                 return
-            pause = _FIRST_PAUSE if loop.time() - started > _HEALTHY_AFTER else pause
+            if loop.time() - started > _HEALTHY_AFTER:
+                failures, pause = 1, _RETRY.delay(1)
             self.restarts += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._draining.wait(), pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.wait_for(self._draining.wait(), pause)
 
     async def _run_one(self) -> None:
         child = await self._spawn()

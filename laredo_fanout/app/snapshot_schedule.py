@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +16,10 @@ import structlog
 from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config, Table
+from laredo_model.retry import Backoff
 
 _SHOWN_LOOK = 0.2
-_FIRST_PAUSE = 5.0
-_LONGEST_PAUSE = 300.0
+_RETRY = Backoff(initial=5.0, maximum=300.0)
 _VERIFIED_WITHIN = 60.0
 _LOOK_AGAIN = 1.0
 
@@ -90,7 +89,7 @@ class SnapshotSchedule:
     async def _keep(self, table: Table) -> None:
         plan, snapshot = self._plans[table.name], table.target.snapshot
         assert snapshot is not None
-        pause = _FIRST_PAUSE
+        failures = 0
         while True:
             if not self.shown(table.name):
                 await asyncio.sleep(_SHOWN_LOOK)
@@ -99,11 +98,11 @@ class SnapshotSchedule:
             async with self._one:
                 await self._write(table, plan)
             if plan.error is None:
-                pause = _FIRST_PAUSE
+                failures = 0
                 await asyncio.sleep(max(0.0, snapshot.interval - (time.monotonic() - began)))
             else:
-                await asyncio.sleep(min(pause, snapshot.interval) * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                failures += 1
+                await asyncio.sleep(min(_RETRY.delay(failures), snapshot.interval))
 
     async def _write(self, table: Table, plan: _Plan) -> None:
         snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import subprocess
 import sys
@@ -17,10 +16,12 @@ import structlog
 from laredo_fanout.catchup import orders
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.plan import Piece, Segment
+from laredo_model.retry import Backoff
 
 _log = structlog.get_logger()
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_RETRY = Backoff(initial=0.2, maximum=5.0)
+_NO_ROOM_RETRY = Backoff(initial=5.0, maximum=5.0)
 _SLOT_NAME_BYTES = 63
 _END_PATIENCE_S = 5.0
 
@@ -201,10 +202,9 @@ class SegmentRun:
             return
         self.failures += 1
         self.restarts += 1
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failures)
-        if self.failure is Failure.NO_ROOM:
-            pause = _LONGEST_PAUSE
-        self._start_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        no_room = self.failure is Failure.NO_ROOM
+        pause = (_NO_ROOM_RETRY if no_room else _RETRY).delay(self.failures)
+        self._start_at = time.monotonic() + pause
         _log.warning(
             "a segment's process ended before its segment; another goes on",
             segment=self.number,

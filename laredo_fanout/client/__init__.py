@@ -45,9 +45,10 @@ from laredo_fanout.client.filters import Filter, equals, is_in, prefix
 from laredo_fanout.client.listening import RowChange
 from laredo_fanout.client.rows import RawJson
 from laredo_fanout.client.stream import SyncOptions, open_stream
-from laredo_fanout.client.subscription import Backoff, Observer, Subscription
+from laredo_fanout.client.subscription import Observer, Subscription
 from laredo_fanout.client.sync_client import FanoutClient
 from laredo_fanout.client.table_status import TableStatus, table_status
+from laredo_model.retry import Backoff
 
 __all__ = [
     "AsyncFanoutClient",

@@ -32,8 +32,9 @@ from laredo_fanout.client.events import (
 from laredo_fanout.client.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.replica import Difference, Replica
 from laredo_fanout.client.stream import SyncOptions
-from laredo_fanout.client.subscription import Backoff, Observer, Subscription
+from laredo_fanout.client.subscription import Observer, Subscription
 from laredo_model.errors import ModelError
+from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
 

@@ -1,10 +1,9 @@
 """The same events across reconnects."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -27,27 +26,9 @@ from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.history import History
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long to wait before the next attempt, in seconds.
-
-    ``initial`` doubles with every attempt that brought nothing, up to ``maximum``; a random
-    part of up to a half is taken off, so that many clients don't come back at
-    once. ``attempts``: give up after so many in a row; None: never.
-    """
-
-    initial: float = 0.2
-    maximum: float = 5.0
-    attempts: int | None = None
-
-    def delay(self, failures: int) -> float:
-        """The wait after ``failures`` failed attempts in a row (1 or more)."""
-        full: float = min(self.maximum, self.initial * 2 ** min(failures - 1, 30))
-        return full * random.uniform(0.5, 1.0)
 
 
 class Observer:

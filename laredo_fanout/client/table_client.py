@@ -14,9 +14,9 @@ from laredo_fanout.client.local_snapshot import SnapshotFile
 from laredo_fanout.client.replica import Replica
 from laredo_fanout.client.rows import Row, parse
 from laredo_fanout.client.stream import SyncOptions, split_table
-from laredo_fanout.client.subscription import Backoff
 from laredo_model.column import Column
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 
 
 class TableClient:

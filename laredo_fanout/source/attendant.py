@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from laredo_fanout.source import look as look_
 from laredo_fanout.source.lock_holders import Holder, holders, still_holding
 from laredo_fanout.source.look import Look
 from laredo_fanout.source.partitions import Arrivals
+from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+_RETRY = Backoff(initial=0.2, maximum=15.0)
 _STOP_INTERVAL = 0.2
 _REST_AT_LEAST, _REST_AT_MOST = 0.2, 1.0
 _REST_SHARE = 20
@@ -214,17 +214,17 @@ class Attendant:
 
     def _run_until_stopped(self) -> None:
         self._schedule(0, self._heartbeat)
-        pause = _FIRST_PAUSE
+        failures = 0
         while not self._stopping.is_set():
             try:
                 self._next_step(self._connected())
-                pause = _FIRST_PAUSE
+                failures = 0
             except (psycopg.Error, SourceError) as error:
                 if self._stopping.is_set():
                     return
                 self._failed(error)
-                self._stopping.wait(pause * random.uniform(0.5, 1.0))
-                pause = min(_LONGEST_PAUSE, pause * 2)
+                failures += 1
+                self._stopping.wait(_RETRY.delay(failures))
 
     def _failed(self, error: psycopg.Error | SourceError) -> None:
         known = error

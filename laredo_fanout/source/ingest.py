@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from laredo_fanout.source.options import OnSlotLost
 from laredo_fanout.source.recopy import RecopyAsked
 from laredo_fanout.source.status import CommitInfo, Counters, IngestStatus, TableStatus
 from laredo_fanout.source.streaming import Streaming
+from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.source.detour import Detour
@@ -30,7 +30,7 @@ __all__ = ["CommitInfo", "Ingest", "IngestStatus", "TableStatus"]
 
 _log = structlog.get_logger()
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
+_RETRY = Backoff(initial=0.1, maximum=15.0)
 _LOG_AGAIN_S = 60.0
 
 
@@ -71,7 +71,7 @@ class Ingest:
                 "rows are taken apart in Python, several times slower: no C compiler was there when"
                 " this was installed; install it again with one"
             )
-        pause = _FIRST_PAUSE
+        failures = 0
         while not self._stopping.is_set():
             streaming = None
             try:
@@ -97,10 +97,11 @@ class Ingest:
                 self._error = error
                 raise error
             if streaming is not None and streaming.was_connected:
-                pause = _FIRST_PAUSE
+                failures = 0
+            failures += 1
+            pause = _RETRY.delay(failures)
             self._failed(error, pause)
-            self._stopping.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(_LONGEST_PAUSE, pause * 2)
+            self._stopping.wait(pause)
 
     def _failed(self, error: SourceError, pause: float) -> None:
         """Say so: what is new at once, the same again once a minute."""

@@ -25,6 +25,7 @@ from laredo_fanout.source import partitions, shape
 from laredo_fanout.source.leaves import Shown
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
+from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
+_RETRY = Backoff(initial=1.0, maximum=60.0)
 _LOOK_AGAIN_S = 0.1
 
 
@@ -205,8 +206,8 @@ class PuttingRight:
         )
 
     def _begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
-        pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2**tracked.right_retries)
         tracked.right_retries += 1
+        pause = _RETRY.delay(tracked.right_retries)
         tracked.right_at = time.monotonic() + pause
         try:
             self._recopies.begin(tracked, transaction, copying)
@@ -215,7 +216,7 @@ class PuttingRight:
                 "table can't be put right yet; it is tried again",
                 table=tracked.options.qualified,
                 error=str(refused),
-                retry_after_s=pause,
+                retry_after_s=round(pause, 1),
             )
 
 

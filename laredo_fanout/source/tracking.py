@@ -24,6 +24,7 @@ from laredo_fanout.source.route import IGNORED, Route
 from laredo_fanout.source.table_copy import TableCopy
 from laredo_fanout.source.tracked_table import TrackedTable
 from laredo_fanout.store.table import Status
+from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.source.catalog import SourceTable
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_FIRST_RETRY, _LONGEST_RETRY = 10.0, 600.0
+_RETRY = Backoff(initial=10.0, maximum=600.0)
 _ALTERED_PAUSE_S = 0.1
 
 
@@ -300,12 +301,12 @@ class Tracking:
                 copying.remove(table_id)
                 self.recopies.drop(tracked, transaction, str(failed))
             if tracked.table_id == table_id:
-                pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2**tracked.retries)
                 tracked.retries += 1
+                pause = _RETRY.delay(tracked.retries)
                 tracked.retry_at = time.monotonic() + pause
                 tracked.problem = failed
                 self._refuse(tracked, failed, transaction, copying)
-                _log.error("copy failed", error=str(failed), retry_after_s=pause)
+                _log.error("copy failed", error=str(failed), retry_after_s=round(pause, 1))
 
     def recopy(self, asked: RecopyAsked, transaction: Transaction, copying: Copying) -> None:
         """Begin a re-copy beside the live table; it is answered when that is durable."""

@@ -18,8 +18,8 @@ from laredo_archive.commit import TableArchive
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import Artifact, Mark
 from laredo_archive.notices import Published
-from laredo_fanout.client.subscription import Backoff
 from laredo_model import position as position_
+from laredo_model.retry import Backoff
 from laredo_snapshotter.events.errors import SinkError
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink

@@ -21,6 +21,7 @@ from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
+from laredo_model.retry import Backoff
 from tests.fanout.app.test_serving_children import Running, running
 from tests.fanout.serving.world import USERS, Writer, rows
 
@@ -120,7 +121,7 @@ async def test_a_supervisor_that_crashes_is_not_silent(tmp_path: Path) -> None:
 async def test_a_snapshot_process_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.app.snapshot_schedule._FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("laredo_fanout.app.snapshot_schedule._RETRY", Backoff(0.05, 300.0))
     configured = tmp_path / "fanout.conf"
     configured.write_text(
         f'state.path = "{tmp_path / "state"}"\n'

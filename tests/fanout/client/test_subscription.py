@@ -438,13 +438,6 @@ async def test_gives_up_after_the_allowed_attempts() -> None:
     assert len(server.requests) == 3
 
 
-def test_backoff_doubles_up_to_its_maximum_and_varies() -> None:
-    backoff = Backoff(initial=1, maximum=8)
-    for failures, full in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (1000, 8)]:
-        delays = {backoff.delay(failures) for _ in range(200)}
-        assert full / 2 <= min(delays) < max(delays) <= full
-
-
 async def test_a_message_of_many_megabytes_passes() -> None:
     big = b'{"id":1,"name":"' + b"x" * 20_000_000 + b'"}'
     found = await events_of(handshake("DELTA"), batch(1, (0x20, [(1, b"1", big)])))

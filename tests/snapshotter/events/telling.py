@@ -4,7 +4,7 @@ from collections import Counter
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.commit import TableArchive
-from laredo_fanout.client.subscription import Backoff
+from laredo_model.retry import Backoff
 from laredo_snapshotter.config_places import SqsSink
 from laredo_snapshotter.events.build import build
 from laredo_snapshotter.events.notifier import Notifier

@@ -15,8 +15,8 @@ from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import Clients
 from laredo_archive.commit import TableArchive
 from laredo_archive.manifest import Artifact, FormatEntry, Kind, Mark
-from laredo_fanout.client.subscription import Backoff
 from laredo_model.position import Position
+from laredo_model.retry import Backoff
 from laredo_snapshotter.events import notifier as notifier_
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink
