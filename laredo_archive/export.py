@@ -26,6 +26,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
+from laredo_model.durable import replacing
 
 CSV = "csv"
 FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV)
@@ -77,16 +78,10 @@ def export(
     progress.expect(sum(map(archive.files.size_to_read, boundary.artifacts)))
     progress.step(f"{archive.manifest.table} at {boundary}")
     try:
-        with hidden.open("xb") as sink:
-            written = _write(archive, boundary, sink, format_id)
-            sink.flush()
-            os.fsync(sink.fileno())
-        hidden.rename(target)
+        with hidden.open("xb") as sink, replacing(target, hidden, sink):
+            return _write(archive, boundary, sink, format_id)
     except OSError as failure:
         raise ExportRefused(str(target), f"it can't be written: {failure}") from failure
-    finally:
-        hidden.unlink(missing_ok=True)
-    return written
 
 
 def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str) -> Exported:

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from laredo_archive.errors import NotAFile
+from laredo_model.durable import sync_directory
 
 _INTO = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -176,8 +177,7 @@ def uri_of(path: Path) -> str:
 
 def sync(directory: int) -> None:
     """Make durable which names a directory holds."""
-    with _readable(directory) as descriptor:
-        os.fsync(descriptor)
+    sync_directory(".", dir_fd=directory)
 
 
 @contextmanager
@@ -196,8 +196,4 @@ def _make_root(root: Path) -> None:
     _make_root(root.parent)
     with suppress(FileExistsError):
         root.mkdir()
-    above = os.open(root.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sync(above)
-    finally:
-        os.close(above)
+    sync_directory(root.parent)

@@ -10,6 +10,7 @@ from laredo_archive.errors import DestinationUnavailable, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.local_failures import explained, unclear_if_failing
 from laredo_archive.local_tree import LocalTree, Parts, sync, uri_of
+from laredo_model.durable import sync_file
 
 UNFINISHED = ".unfinished-"
 """A hidden file's name: this, the name it is for, and 16 hex digits."""
@@ -95,10 +96,8 @@ class Unfinished:
 
     def sync(self) -> None:
         """Make the data durable; drops the file if it can't be."""
-        # After a failed fsync a second one may succeed without the data: no second try.
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync_file(self._file)
         except BaseException:
             self.drop()
             raise

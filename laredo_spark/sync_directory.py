@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from laredo_archive.failpoint import reach
+from laredo_model.durable import replacing, sync_directory, sync_file
 from laredo_spark.sync_errors import TargetBusy, TargetMissing, TargetRefused
 from laredo_spark.sync_state import StateUnreadable, SyncedFile, SyncState
 
@@ -118,9 +119,11 @@ class SyncDirectory:
             source = before if before is not None and file.name in stay else staged
             _link(source / file.name, version / file.name)
         reach("sync.linked")
-        _write_durably(version / STATE, state.to_json())
-        _sync_directory(version)
-        _sync_directory(self._versions)
+        with (version / STATE).open("w") as shown:
+            shown.write(state.to_json())
+            sync_file(shown)
+        sync_directory(version)
+        sync_directory(self._versions)
         reach("sync.written")
         self._point_at(version)
         reach("sync.committed")
@@ -129,9 +132,8 @@ class SyncDirectory:
         """Write anew what the present version holds, when its files stay as they are."""
         version = self.shown()
         name = version / f".{STATE}-{secrets.token_hex(8)}"
-        _write_durably(name, replace(state, version=int(version.name)).to_json())
-        name.replace(version / STATE)
-        _sync_directory(version)
+        with name.open("w") as file, replacing(version / STATE, name, file):
+            file.write(replace(state, version=int(version.name)).to_json())
 
     def remove_old(self, keep_s: float) -> None:
         """Remove the versions that were followed by another longer than ``keep_s`` ago."""
@@ -148,7 +150,7 @@ class SyncDirectory:
         link = self.path / f"{_NEW_LINK}{secrets.token_hex(8)}"
         link.symlink_to(version.relative_to(self.path))
         link.replace(self.path / CURRENT)
-        _sync_directory(self.path)
+        sync_directory(self.path)
 
     def _refuse_others(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -202,19 +204,4 @@ def _link(source: Path, name: Path) -> None:
             raise
         shutil.copy2(source, name)
         with name.open("rb") as copied:
-            os.fsync(copied.fileno())
-
-
-def _write_durably(name: Path, text: str) -> None:
-    with name.open("w") as sink:
-        sink.write(text)
-        sink.flush()
-        os.fsync(sink.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_file(copied)

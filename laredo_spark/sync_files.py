@@ -5,7 +5,6 @@ files anew that a change touches; the rows that stay come from the file as it wa
 archive. Memory holds what the diffs touch in the range, and a few row groups.
 """
 
-import os
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from laredo_archive.arrow.values import converter
 from laredo_archive.ranges import KeyRange, RangeRead
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
+from laredo_model.durable import sync_file
 from laredo_spark.failure import in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.row_shape import RowShape
@@ -79,8 +79,7 @@ class RangeFile:
             if kind is None:
                 self._flush()
                 self._writer.close()
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                sync_file(self._file)
             else:
                 self._writer.is_open = False  # or it writes a footer when it is collected
 

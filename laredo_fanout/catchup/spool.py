@@ -19,6 +19,7 @@ from struct import Struct
 from laredo_fanout.catchup.frames import framed, new_frames
 from laredo_fanout.catchup.plan import Piece, Segment
 from laredo_fanout.source import message as message_
+from laredo_model.durable import sync_directory
 
 _FINAL = Struct(">Q").unpack_from
 _READ_BYTES = 8 << 20
@@ -116,15 +117,6 @@ class Announced:
         return repeated
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a new file's name durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class PieceWriter:
     """Writes one piece; used by a segment's process."""
 
@@ -135,7 +127,7 @@ class PieceWriter:
         self.buffer = bytearray()
         """Frames that :meth:`flush` writes."""
         self._written = 0
-        _sync_directory(directory)
+        sync_directory(directory)
 
     @property
     def size(self) -> int:

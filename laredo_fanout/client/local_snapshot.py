@@ -24,9 +24,9 @@ from laredo_fanout.client.errors import LocalSnapshotUnusable
 from laredo_fanout.client.filters import Filter
 from laredo_fanout.client.replica import Place
 from laredo_model import column as column_
+from laredo_model import durable, private_directory
 from laredo_model import history as history_
 from laredo_model import position as position_
-from laredo_model import private_directory
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
 
@@ -68,16 +68,8 @@ class SnapshotFile:
         if not self.path.parent.exists():
             private_directory.make(self.path.parent)
         beside = self.path.with_name(f".{self.path.name}.new")
-        with _opened_alone(beside) as file:
-            try:
-                self._write(file, snapshot)
-                file.flush()
-                os.fsync(file.fileno())
-                beside.replace(self.path)
-            except BaseException:
-                beside.unlink(missing_ok=True)
-                raise
-        _sync_directory(self.path.parent)
+        with _opened_alone(beside) as file, durable.replacing(self.path, beside, file):
+            self._write(file, snapshot)
 
     def load(self) -> LocalSnapshot | None:
         """What was saved; None when there is no file.
@@ -223,11 +215,3 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
         return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

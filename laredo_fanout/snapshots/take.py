@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
-from laredo_model import private_directory
+from laredo_model import durable, private_directory
 from laredo_model.checksum import StateChecksum
 from laredo_model.private_directory import private
 
@@ -159,7 +158,7 @@ def _remove_expired(shelf: SnapshotDirectory, retention: Retention) -> tuple[str
         shelf.info_file(each).unlink()
         shelf.rows_file(each).unlink()
     if expired:
-        _sync_directory(shelf.path)
+        durable.sync_directory(shelf.path)
     return tuple(each.snapshot_id for each in expired)
 
 
@@ -187,21 +186,8 @@ def _alone(directory: Path) -> Iterator[None]:
 def _atomic(path: Path) -> Iterator[BinaryIO]:
     """A file that is there, durable, once the block ends without an error; else nothing is."""
     unfinished = path.with_name(UNFINISHED + path.name)
-    try:
-        with open(unfinished, "wb", opener=private) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        _sync_directory(path.parent)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with (
+        open(unfinished, "wb", opener=private) as file,
+        durable.replacing(path, unfinished, file),
+    ):
+        yield file
