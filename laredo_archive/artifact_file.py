@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import islice, pairwise
 from operator import lt
 from typing import BinaryIO, NoReturn, TypeVar
@@ -28,6 +27,7 @@ from laredo_archive.ranged_file import ranged
 from laredo_archive.read_ahead import Opened, opener
 from laredo_model.change import Action, Change
 from laredo_model.column import Column, key_columns
+from laredo_model.hashing import Digest
 
 T = TypeVar("T")
 
@@ -344,8 +344,7 @@ class Checked:
         self._entry = entry
         self._uri = uri
         self._progress = progress
-        self._hash = sha256()
-        self._size = 0
+        self._passed = Digest()
 
     def read(self, size: int = -1, /) -> bytes:
         """The next bytes; empty at the end."""
@@ -355,10 +354,9 @@ class Checked:
             raise ArtifactMissing(self._uri, MISSING) from missing
         except OSError as failure:
             raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
-        self._size += len(data)
-        self._hash.update(data)
+        self._passed.update(data)
         self._progress.advance(len(data))
-        if self._size > self._entry.size_bytes:
+        if self._passed.size > self._entry.size_bytes:
             # Not read on: it may have no end.
             raise ArtifactDamaged(self._uri, _longer(self._entry))
         if not data:
@@ -366,9 +364,9 @@ class Checked:
         return data
 
     def _compare(self) -> None:
-        if self._size < self._entry.size_bytes:
-            raise ArtifactDamaged(self._uri, _wrong_size(self._size, self._entry))
-        found = self._hash.hexdigest()
+        if self._passed.size < self._entry.size_bytes:
+            raise ArtifactDamaged(self._uri, _wrong_size(self._passed.size, self._entry))
+        found = self._passed.hex()
         if self._entry.sha256 not in (None, found):
             raise ArtifactDamaged(
                 self._uri,

@@ -4,7 +4,6 @@ jsonl, protobuf and parquet are the archive's own snapshot formats; csv is for
 ``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which gives back the same rows.
 """
 
-import hashlib
 import os
 import re
 import secrets
@@ -27,6 +26,7 @@ from laredo_archive.timeline import Boundary
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
 from laredo_model.durable import replacing
+from laredo_model.hashing import Digest
 
 CSV = "csv"
 FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV)
@@ -101,7 +101,7 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
             f"at {boundary} its rows give {checksum!r}, the manifest says {said.rows} rows,"
             f" {said.state_checksum}; see laredo-archive verify",
         )
-    return Exported(checksum.rows, hashing.size, hashing.digest.hexdigest(), checksum.hex())
+    return Exported(checksum.rows, hashing.digest.size, hashing.digest.hex(), checksum.hex())
 
 
 @contextmanager
@@ -135,13 +135,11 @@ def _writer(
 class _Hashing:
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
-        self.digest = hashlib.sha256()
-        self.size = 0
+        self.digest = Digest()
 
     def write(self, data: bytes, /) -> None:
         self._sink.write(data)
         self.digest.update(data)
-        self.size += len(data)
 
 
 def _csv_writer(shape: Shape, sink: "_Hashing") -> Callable[[Rows], None]:

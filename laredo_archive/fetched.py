@@ -7,7 +7,6 @@ that passes the changes on at once. Here the object goes into a temporary file f
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +18,7 @@ from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.placing import stored
 from laredo_model.change import Action, Change
 from laredo_model.column import Column
+from laredo_model.hashing import Digest
 
 MEMORY_BYTES = 256 << 10
 """A smaller object never touches the disk."""
@@ -53,20 +53,19 @@ def fetch(found: Found, entry: FormatEntry, directory: Path | None) -> IO[bytes]
     file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # the caller closes it
         MEMORY_BYTES, dir=None if directory is None else str(directory)
     )
-    digest, size = sha256(), 0
+    digest = Digest()
     try:
         with content.open() as source:
             while piece := source.read(_READ_BYTES):
                 _put(file, piece, content.origin, directory)
                 digest.update(piece)
-                size += len(piece)
-                if size > entry.size_bytes:
+                if digest.size > entry.size_bytes:
                     break  # it may have no end
-        if size != entry.size_bytes or entry.sha256 not in (None, digest.hexdigest()):
-            least = "more than " if size > entry.size_bytes else ""
+        if digest.size != entry.size_bytes or entry.sha256 not in (None, digest.hex()):
+            least = "more than " if digest.size > entry.size_bytes else ""
             raise ArtifactDamaged(
                 content.origin,
-                f"it has {least}{size} bytes with sha256 {digest.hexdigest()}, the manifest says"
+                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest says"
                 f" {entry.size_bytes} with {entry.sha256}",
             )
         file.seek(0)

@@ -1,6 +1,5 @@
 """Puts content where a manifest can name it, never replacing anything (commit protocol, 3)."""
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from laredo_archive.errors import (
 from laredo_archive.failpoint import reach
 from laredo_archive.holding import Surroundings
 from laredo_archive.naming import NewNames
+from laredo_model.hashing import Digest
 
 log = structlog.get_logger(__name__)
 
@@ -115,22 +115,21 @@ def finish(upload: Upload, surroundings: Surroundings) -> None:
 
 
 def _copy(content: Content, upload: Upload) -> None:
-    digest, size = hashlib.sha256(), 0
+    digest = Digest()
     for piece in pieces(content):
         upload.write(piece)
         digest.update(piece)
-        size += len(piece)
-        if size > content.size_bytes:
+        if digest.size > content.size_bytes:
             raise ArtifactDamaged(
                 content.origin, f"it has more than the {content.size_bytes} bytes of its entry"
             )
-    if size != content.size_bytes:
+    if digest.size != content.size_bytes:
         raise ArtifactDamaged(
-            content.origin, f"it has {size} bytes, its entry says {content.size_bytes}"
+            content.origin, f"it has {digest.size} bytes, its entry says {content.size_bytes}"
         )
-    if content.sha256 not in (None, digest.hexdigest()):
+    if content.sha256 not in (None, digest.hex()):
         raise ArtifactDamaged(
-            content.origin, f"its sha256 is {digest.hexdigest()}, its entry says {content.sha256}"
+            content.origin, f"its sha256 is {digest.hex()}, its entry says {content.sha256}"
         )
 
 
@@ -152,11 +151,11 @@ def holds(
 
 def sha256_of(content: Content, advance: Advance = _to_nobody) -> str:
     """What ``content`` is when it is read now; ``advance`` is told of each piece's size."""
-    digest = hashlib.sha256()
+    digest = Digest()
     for piece in pieces(content):
         digest.update(piece)
         advance(len(piece))
-    return digest.hexdigest()
+    return digest.hex()
 
 
 def pieces(content: Content) -> Iterator[bytes]:

@@ -5,13 +5,13 @@ reader can take one key range of it (FORMAT.md, Archive).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from itertools import islice
 from operator import lt
 from typing import NamedTuple, Protocol
 
 from laredo_archive.codec.block_sums import Blocks, BlockSums
 from laredo_model.column import Column, key_columns
+from laredo_model.hashing import Digest
 from laredo_model.key import begins_equal_rows
 
 SNAPSHOT_BLOCK = 16 * 1024 * 1024
@@ -53,8 +53,7 @@ class Output:
         self._sink = sink
         # Equal rows of a table without a key are numbered from the first of them on.
         self._may_split = begins_equal_rows if columns and not key_columns(columns) else _anywhere
-        self._hash = sha256()
-        self._size = 0
+        self._passed = Digest()
         self._count = 0
         self._sorted = True
         self._last_key: bytes | None = None
@@ -74,7 +73,7 @@ class Output:
         if not keys:
             return
         self.count(keys)
-        if self._sorted and self._size + len(data) > self._next_split:
+        if self._sorted and self._passed.size + len(data) > self._next_split:
             self._mark_splits(keys, sizes())
         self._pass_on(data)
 
@@ -88,8 +87,8 @@ class Output:
     def block(self, first_key: bytes, data: bytes) -> None:
         """Rows that can only be read together, the first with this key."""
         if self._blocks % self._blocks_a_split == 0 and self._may_split(first_key):
-            self._splits.append((first_key, self._size))
-            self._sums.cut(self._size)
+            self._splits.append((first_key, self._passed.size))
+            self._sums.cut(self._passed.size)
         self._blocks += 1
         if len(self._splits) > MAX_SPLITS:
             self._splits = self._splits[::2]
@@ -98,17 +97,17 @@ class Output:
 
     def footer(self, data: bytes) -> None:
         """Bytes after the last row, which are read apart from the rows."""
-        self._footer_at = self._size
-        self._sums.cut(self._size)
+        self._footer_at = self._passed.size
+        self._sums.cut(self._passed.size)
         self._pass_on(data)
 
     def close(self) -> Encoded:
         """The account. The sink stays open: it is the caller's."""
-        enough = self._size >= 2 * self._least_block and self._blocks != 1
+        enough = self._passed.size >= 2 * self._least_block and self._blocks != 1
         splits = self._splits if self._sorted and enough else []
         return Encoded(
-            self._size,
-            self._hash.hexdigest(),
+            self._passed.size,
+            self._passed.hex(),
             self._sorted,
             tuple((key.decode(), offset) for key, offset in splits),
             self._count,
@@ -117,9 +116,8 @@ class Output:
 
     def _pass_on(self, data: bytes) -> None:
         self._sink.write(data)
-        self._hash.update(data)
+        self._passed.update(data)
         self._sums.add(data)
-        self._size += len(data)
 
     def _continues(self, keys: Sequence[bytes]) -> bool:
         last = self._last_key
@@ -130,7 +128,7 @@ class Output:
         )
 
     def _mark_splits(self, keys: Sequence[bytes], sizes: Iterable[int]) -> None:
-        offset = self._size
+        offset = self._passed.size
         for key, size in zip(keys, sizes, strict=True):
             if offset >= self._next_split and self._may_split(key):
                 self._splits.append((key, offset))

@@ -7,7 +7,6 @@ completely and proven before a row of it is used.
 """
 
 import fcntl
-import hashlib
 import os
 import struct
 import sys
@@ -29,6 +28,7 @@ from laredo_model import history as history_
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
+from laredo_model.hashing import Digest
 
 FORMAT = "laredo-local-snapshot"
 VERSION = 1
@@ -88,7 +88,7 @@ class SnapshotFile:
             raise self._unusable(f"is damaged: {wrong}") from wrong
 
     def _write(self, file: BinaryIO, snapshot: LocalSnapshot) -> None:
-        digest = hashlib.sha256()
+        digest = Digest()
 
         def put(data: bytes) -> None:
             digest.update(data)
@@ -124,7 +124,7 @@ class SnapshotFile:
         }
 
     def _read(self, file: BinaryIO) -> LocalSnapshot:
-        digest = hashlib.sha256()
+        digest = Digest()
         first = file.readline(_LONGEST_HEADER)
         digest.update(first)
         header = self._checked(orjson.loads(first))
@@ -153,7 +153,7 @@ class SnapshotFile:
         return header
 
     def _read_block(
-        self, file: BinaryIO, digest: "hashlib._Hash", keys: list[bytes], lines: list[bytes]
+        self, file: BinaryIO, digest: Digest, keys: list[bytes], lines: list[bytes]
     ) -> int:
         head = _exactly(file, _BLOCK.size)
         rows, size = _BLOCK.unpack(head)

@@ -5,7 +5,6 @@ NAME.json, its info, which is written last and removed first: without it the
 rows are no snapshot.
 """
 
-import hashlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import structlog
 from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.errors import SnapshotDamaged, SnapshotUnknown
 from laredo_fanout.snapshots.info import SnapshotInfo
+from laredo_model.hashing import Digest
 
 ROWS = ".jsonl"
 INFO = ".json"
@@ -67,7 +67,7 @@ class SnapshotDirectory:
             file isn't what was written.
         """
         path = self.rows_file(snapshot)
-        digest, count, begun = hashlib.sha256(), 0, b""
+        digest, count, begun = Digest(), 0, b""
         lines: list[bytes] = []
         try:
             file = path.open("rb")
@@ -86,7 +86,7 @@ class SnapshotDirectory:
             yield lines
         if begun or count != snapshot.rows:
             raise SnapshotDamaged(str(path), f"{count} rows, {snapshot.rows} were written")
-        if digest.hexdigest() != snapshot.sha256:
+        if digest.hex() != snapshot.sha256:
             raise SnapshotDamaged(str(path), "its sha256 isn't the one that was written")
 
     def rows_file(self, snapshot: SnapshotInfo) -> Path:

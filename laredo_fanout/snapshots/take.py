@@ -1,7 +1,6 @@
 """Taking a snapshot: what the short-lived snapshot process does."""
 
 import fcntl
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model import durable, private_directory
 from laredo_model.checksum import StateChecksum
+from laredo_model.hashing import Digest
 from laredo_model.private_directory import private
 
 UNFINISHED = ".unfinished-"
@@ -120,7 +120,7 @@ def _write_rows_if_changed(
 
 def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotInfo:
     view = rows.view
-    digest, checksum, size = hashlib.sha256(), StateChecksum(), 0
+    digest, checksum = Digest(), StateChecksum()
     name = info_.file_name(rows.position, rows.sequence)
     with _atomic(shelf.path / (name + ROWS)) as file:
         for _, lines in rows.batches():
@@ -128,7 +128,6 @@ def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> Snaps
             file.write(block)
             digest.update(block)
             checksum.add(lines)
-            size += len(block)
     return SnapshotInfo(
         snapshot_id=info_.snapshot_id(view.name, rows.position, rows.sequence),
         table=view.name,
@@ -137,8 +136,8 @@ def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> Snaps
         position=rows.position,
         history=history,
         rows=checksum.rows,
-        size_bytes=size,
-        sha256=digest.hexdigest(),
+        size_bytes=digest.size,
+        sha256=digest.hex(),
         state_checksum=checksum.hex(),
         created_at_us=int(time() * 1_000_000),
         columns=view.columns,
