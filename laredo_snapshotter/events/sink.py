@@ -10,14 +10,7 @@ from laredo_archive.aws.iam import iam_action
 from laredo_archive.aws.kinds import Kind
 from laredo_archive.aws.profile import AMBIENT
 from laredo_snapshotter.config_places import SinkConfig
-from laredo_snapshotter.events.errors import (
-    SinkDenied,
-    SinkError,
-    SinkGone,
-    SinkRefused,
-    SinkThrottled,
-    SinkUnreachable,
-)
+from laredo_snapshotter.events.errors import SinkError, SinkRefused
 from laredo_snapshotter.events.notice import Notice
 
 Answer = TypeVar("Answer", bound=Mapping[str, Any])
@@ -46,19 +39,22 @@ class Sink(Protocol):
 _CONNECTIONS = 64
 """Kept open at most: all tables that cut together tell a sink at the same time."""
 
-_ERRORS: dict[Kind, type[SinkError]] = {
-    Kind.THROTTLED: SinkThrottled,
-    Kind.DENIED: SinkDenied,
-    Kind.EXPIRED: SinkDenied,
-    Kind.CLOCK_SKEW: SinkDenied,
-    Kind.NO_CREDENTIALS: SinkDenied,
-    Kind.ROLE: SinkDenied,
-    Kind.KMS: SinkDenied,
-    Kind.GONE: SinkGone,
-    Kind.CONNECT: SinkUnreachable,
-    Kind.LOST: SinkUnreachable,
-    Kind.SERVER: SinkUnreachable,
-}
+_NOT_THE_NOTICE = frozenset(
+    {
+        Kind.THROTTLED,
+        Kind.DENIED,
+        Kind.EXPIRED,
+        Kind.CLOCK_SKEW,
+        Kind.NO_CREDENTIALS,
+        Kind.ROLE,
+        Kind.KMS,
+        Kind.GONE,
+        Kind.CONNECT,
+        Kind.LOST,
+        Kind.SERVER,
+    }
+)
+"""Failures that say nothing about the notice itself."""
 
 
 class Asking:
@@ -103,7 +99,7 @@ class Asking:
 
     def _not_the_service(self, operation: str, expected: str) -> SinkError:
         # boto3 takes a foreign body for an answer without fields, as long as the status is 200.
-        return SinkUnreachable(
+        return SinkError(
             self.name,
             f"{iam_action(self._service, operation)} on {self.name} as profile"
             f" {self._credentials or AMBIENT.name}: the answer isn't the service's: it has no"
@@ -128,4 +124,5 @@ class Asking:
             credentials=self._credentials,
             resource=self.name,
         )
-        return _ERRORS.get(explained.kind, SinkRefused)(self.name, explained.message)
+        refused = SinkError if explained.kind in _NOT_THE_NOTICE else SinkRefused
+        return refused(self.name, explained.message)

@@ -156,7 +156,7 @@ def test_failures_are_counted_logged_and_forgotten_with_the_next_success(
     assert status.last_notified_at is not None
     failed = [line for line in logs if line["event"] == "not notified"]
     assert [(line["attempt"], line["kind"]) for line in failed] == [
-        (number, "SinkUnreachable") for number in (1, 2, 3, 4)
+        (number, "SinkError") for number in (1, 2, 3, 4)
     ]
     assert all(line["sink"] == sink.name and line["table"] == "public.t" for line in failed)
     assert [line["failed_attempts"] for line in logs if line["event"] == "notified"] == [4, 0]

@@ -8,7 +8,7 @@ import pytest
 from laredo_archive.aws.clients import Clients
 from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.events.build import build, build_all
-from laredo_snapshotter.events.errors import SinkGone
+from laredo_snapshotter.events.errors import SinkError
 from tests.fix_aws import REGION, AwsServer
 from tests.snapshotter.events.listening import EARS, Ear, QueueEar, StreamEar, TopicEar
 from tests.snapshotter.events.noticing import notice
@@ -106,7 +106,7 @@ def test_a_stream_that_was_made_again_takes_records_again(
     sink.send(notice(0))
     kinesis = server.client("kinesis")
     kinesis.delete_stream(StreamName=ear.config.stream)
-    with pytest.raises(SinkGone):
+    with pytest.raises(SinkError):
         sink.send(notice(1))
     again = StreamEar(server, name=ear.config.stream)
     sink.send(notice(1))
@@ -135,9 +135,9 @@ def test_one_that_is_gone_is_told_with_profile_action_and_resource(
     config = MISSING[kind].model_copy(update={"endpoint": server.endpoint})
     sink = build(config, clients)
     action = {"sns": "sns:Publish", "sqs": "sqs:SendMessage", "kinesis": "kinesis:PutRecord"}[kind]
-    with pytest.raises(SinkGone, match=rf"{action} on .*nowhere as profile ambient: .*What to do"):
+    with pytest.raises(SinkError, match=rf"{action} on .*nowhere as profile ambient: .*What to do"):
         sink.send(notice())
-    with pytest.raises(SinkGone, match=r"nowhere as profile ambient: .*What to do"):
+    with pytest.raises(SinkError, match=r"nowhere as profile ambient: .*What to do"):
         sink.check()
 
 
