@@ -1,7 +1,10 @@
 """Where in a HOCON file each configuration path stands.
 
-pyhocon forgets lines, so this reads the text a second time, for places only:
-it never decides what a value is, and what it doesn't understand it skips.
+pyhocon's tokens can't tell: it notes the position of quoted strings and substitutions, but of
+no key, number or unquoted text, and has none at all of a text with an unclosed bracket, where
+the message names the opening one. Its grammar is built inside one function, so noting more would
+take a copy of that. So this reads the text a second time, for places only: it never decides
+what a value is, and what it doesn't understand it skips.
 """
 
 import re
