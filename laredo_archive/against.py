@@ -22,7 +22,7 @@ from laredo_model.position import Position
 POLL_S = 0.5
 
 
-class Outcome(Enum):
+class Comparison(Enum):
     """How a comparison ends."""
 
     EQUAL = "equal"
@@ -34,7 +34,7 @@ class Outcome(Enum):
 class Verdict:
     """An outcome and its grounds, for people."""
 
-    outcome: Outcome
+    outcome: Comparison
     reason: str
 
 
@@ -69,7 +69,7 @@ def compare(
         if table.differing:
             names = ", ".join(table.differing)
             return Verdict(
-                Outcome.UNDECIDED,
+                Comparison.UNDECIDED,
                 f"the table's columns aren't those of the archive's last epoch ({names}): the"
                 " archive hasn't followed a schema change yet",
             )
@@ -102,7 +102,7 @@ def _foreign(archive: Archive, history: History) -> Verdict | None:
             "the database", f"it is of history {history}, the archive of {own}: another database"
         )
     return Verdict(
-        Outcome.UNDECIDED,
+        Comparison.UNDECIDED,
         f"the database is on timeline {history.timeline}, the archive still on {own.timeline}",
     )
 
@@ -128,7 +128,7 @@ def _await(
         left = end - time.monotonic()
         if left <= 0:
             return Verdict(
-                Outcome.UNDECIDED,
+                Comparison.UNDECIDED,
                 f"the archive has seen the table up to {seen}, the database was at {goal}"
                 f" ({_described(measured.rows, measured.checksum)}); is the snapshotter running?"
                 " --wait gives it longer",
@@ -145,10 +145,10 @@ def decide(archive: Archive, measured: Measured) -> Verdict | None:
         return _verdict(known, measured)
     for boundary in _near(archive, measured):
         if _same(boundary, measured):
-            return Verdict(Outcome.EQUAL, f"as the archive has it at {_text(boundary)}")
+            return Verdict(Comparison.EQUAL, f"as the archive has it at {_text(boundary)}")
     if head.position >= measured.before:
         return Verdict(
-            Outcome.UNDECIDED,
+            Comparison.UNDECIDED,
             f"the table changed around {positions.text(measured.before)}, where no artifact ends;"
             " try again, or with --lock",
         )
@@ -167,15 +167,15 @@ def _known(archive: Archive, measured: Measured) -> Boundary | None:
 
 def _verdict(known: Boundary, measured: Measured) -> Verdict:
     if _same(known, measured):
-        return Verdict(Outcome.EQUAL, f"as the archive has it at {_text(known)}")
+        return Verdict(Comparison.EQUAL, f"as the archive has it at {_text(known)}")
     if measured.writers:
         pids = ", ".join(map(str, measured.writers))
         return Verdict(
-            Outcome.UNDECIDED,
+            Comparison.UNDECIDED,
             f"transactions were writing to the table (pid {pids}), and what they committed"
             " may not have been visible yet; try again, or with --lock",
         )
-    return Verdict(Outcome.DIFFERENT, _difference(known, measured))
+    return Verdict(Comparison.DIFFERENT, _difference(known, measured))
 
 
 def decide_locked(archive: Archive, measured: Measured) -> Verdict | None:

@@ -11,8 +11,8 @@ from laredo_archive.codec import Encoded, SnapshotEncoder
 from laredo_archive.destination import Upload
 from laredo_archive.errors import CommitUnavailable, DestinationError, NameTaken
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import Holding
-from laredo_archive.manifest import Artifact, FormatEntry, Kind
+from laredo_archive.holding import ManifestStore
+from laredo_archive.manifest import Artifact, ArtifactKind, FormatEntry
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import finish, holds, stored
 from laredo_model.checksum import StateChecksum
@@ -57,7 +57,9 @@ class Base:
 class BaseUpload:
     """Takes a base's rows, in key order. Left without finish(), nothing of it remains."""
 
-    def __init__(self, plan: BasePlan, holdings: Sequence[Holding], new_names: NewNames) -> None:
+    def __init__(
+        self, plan: BasePlan, holdings: Sequence[ManifestStore], new_names: NewNames
+    ) -> None:
         self._plan = plan
         self._holdings = holdings
         self._checksum = StateChecksum()
@@ -83,7 +85,7 @@ class BaseUpload:
         self._keys[place] = key
         self._uploads[place] = holding.destination.upload(key)
 
-    def _free_name(self, holding: Holding, format_id: str, new_names: NewNames) -> str:
+    def _free_name(self, holding: ManifestStore, format_id: str, new_names: NewNames) -> str:
         plan = self._plan
         key = naming.snapshot_key(plan.key_prefix, plan.epoch, plan.position, format_id)
         retired = holding.manifest.retired_keys() if holding.manifest else set()
@@ -127,7 +129,7 @@ class BaseUpload:
         except DestinationError as failure:
             raise self._lost(failure) from failure
         artifact = Artifact(
-            kind=Kind.SNAPSHOT,
+            kind=ArtifactKind.SNAPSHOT,
             epoch=plan.epoch,
             from_position=None,
             to_position=plan.position,

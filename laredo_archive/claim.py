@@ -14,14 +14,14 @@ import structlog
 
 from laredo_archive import naming, neighbours
 from laredo_archive.errors import (
+    CommitConflict,
+    CommitStateUnknown,
     DestinationError,
     DestinationUnavailable,
-    OutcomeUnclear,
-    SwapLost,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import ATTEMPTS, Claim, Holding
-from laredo_archive.manifest import Manifest, Mark
+from laredo_archive.holding import ATTEMPTS, Claim, ManifestStore
+from laredo_archive.manifest import EpochPosition, Manifest
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class _Overtaken(Exception):
 
 
 def claim(
-    holdings: Sequence[Holding], table: str, writer_id: str, sinks: Iterable[str] = ()
+    holdings: Sequence[ManifestStore], table: str, writer_id: str, sinks: Iterable[str] = ()
 ) -> Claim:
     """Claim all of ``holdings`` for ``writer_id``, which has never had all of them before.
 
@@ -70,7 +70,7 @@ def claim(
     )
 
 
-def _claim_one(holding: Holding, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
+def _claim_one(holding: ManifestStore, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
     for attempt in range(ATTEMPTS):
         manifest = holding.current()
         if manifest is not None and wanted.owns(manifest):
@@ -80,7 +80,7 @@ def _claim_one(holding: Holding, table: str, wanted: Claim, sinks: tuple[str, ..
         try:
             reach("claim.swap")
             holding.swap(_claimed(manifest or _empty(holding, table), wanted, sinks))
-        except (SwapLost, OutcomeUnclear) as failure:
+        except (CommitConflict, CommitStateUnknown) as failure:
             holding.note(failure, attempt)
             holding.surroundings.back_off(attempt)
         else:
@@ -91,7 +91,7 @@ def _claim_one(holding: Holding, table: str, wanted: Claim, sinks: tuple[str, ..
     )
 
 
-def _empty(holding: Holding, table: str) -> Manifest:
+def _empty(holding: ManifestStore, table: str) -> Manifest:
     return Manifest(table=table, updated_at=holding.surroundings.now())
 
 
@@ -106,14 +106,14 @@ def _claimed(manifest: Manifest, wanted: Claim, sinks: tuple[str, ...]) -> Manif
     )
 
 
-def _before_newest(manifest: Manifest) -> Mark | None:
+def _before_newest(manifest: Manifest) -> EpochPosition | None:
     if len(manifest.artifacts) < 2:
         return None
     before = manifest.artifacts[-2]
-    return Mark(before.epoch, before.to_position)
+    return EpochPosition(before.epoch, before.to_position)
 
 
-def drop_unfinished(holding: Holding) -> None:
+def drop_unfinished(holding: ManifestStore) -> None:
     """What writers before us were uploading when they ended; they are fenced now.
 
     Nothing depends on it, so a failure doesn't keep the archive closed: the collector

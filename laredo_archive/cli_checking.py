@@ -7,7 +7,7 @@ import click
 
 from laredo_archive import garbage
 from laredo_archive.access import S3Access
-from laredo_archive.against import Outcome, Verdict, compare
+from laredo_archive.against import Comparison, Verdict, compare
 from laredo_archive.cli_options import (
     FAILED,
     archive_argument,
@@ -73,9 +73,9 @@ def verify_archive(
         archive = archive.refreshed()
         report = verify(archive, progress)
     _print(archive, report, verdict, quiet)
-    if not report.sound or (verdict and verdict.outcome is Outcome.DIFFERENT):
+    if not report.sound or (verdict and verdict.outcome is Comparison.DIFFERENT):
         sys.exit(FAILED)
-    if verdict and verdict.outcome is Outcome.UNDECIDED:
+    if verdict and verdict.outcome is Comparison.UNDECIDED:
         sys.exit(UNDECIDED)
 
 
@@ -100,7 +100,7 @@ def _print(archive: Archive, report: Report, verdict: Verdict | None, quiet: boo
         hidden = len(report.remarks) - SHOWN_REMARKS
         if hidden > 0:
             click.echo(f"remark: ... and {hidden} more like these")
-    if verdict is not None and not (quiet and verdict.outcome is Outcome.EQUAL):
+    if verdict is not None and not (quiet and verdict.outcome is Comparison.EQUAL):
         _say(f"against the database: {verdict.outcome.value}: {verdict.reason}")
     if not quiet or not report.sound:
         state = "sound" if report.sound else f"NOT sound, {len(report.problems)} problems"

@@ -20,7 +20,7 @@ from laredo_archive.base import Base, BasePlan, BaseUpload
 from laredo_archive.claim import claim, drop_unfinished
 from laredo_archive.destination import Destination
 from laredo_archive.diff import Window, encode
-from laredo_archive.entering import Entering
+from laredo_archive.entering import ManifestUpdates
 from laredo_archive.errors import (
     ArtifactMissing,
     CommitUnavailable,
@@ -30,12 +30,12 @@ from laredo_archive.errors import (
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.head import Head, head_of
-from laredo_archive.holding import Claim, Counts, Holding, Surroundings
+from laredo_archive.holding import Claim, Counts, Environment, ManifestStore
 from laredo_archive.level import level
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_archive.naming import NewNames
 from laredo_archive.notices import Notices, Published
-from laredo_archive.offer import Offer
+from laredo_archive.offer import PendingCommit
 from laredo_archive.spool import Spool
 from laredo_model import position as positions
 from laredo_model.change import Change
@@ -59,7 +59,7 @@ class TableArchive:
 
     def __init__(
         self,
-        holdings: Sequence[Holding],
+        holdings: Sequence[ManifestStore],
         owner: Claim,
         table: str,
         key_prefix: str,
@@ -67,7 +67,7 @@ class TableArchive:
         *,
         keep_epochs: int | None,
         notices: Notices,
-        first: Holding,
+        first: ManifestStore,
         spool_directory: Path | None,
     ) -> None:
         """Use :meth:`open`."""
@@ -81,10 +81,10 @@ class TableArchive:
         self._new_names = new_names
         self._counts = holdings[0].counts
         self._surroundings = holdings[0].surroundings
-        self._entering = Entering(notices, keep_epochs, self._surroundings.now)
+        self._entering = ManifestUpdates(notices, keep_epochs, self._surroundings.now)
         self._turn = threading.RLock()
         self._fenced: Fenced | None = None
-        self._offer: Offer | None = None
+        self._offer: PendingCommit | None = None
         self._spool: Spool | None = None
         self._manifest: Manifest | None = None
         self._published: Published | None = None
@@ -102,7 +102,7 @@ class TableArchive:
         keep_epochs: int | None = None,
         sinks: Iterable[str] = (),
         spool_directory: Path | None = None,
-        surroundings: Surroundings | None = None,
+        surroundings: Environment | None = None,
         counts: Counts | None = None,
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and bring all to one state.
@@ -117,9 +117,9 @@ class TableArchive:
         :raises HistoriesDiffer: if they don't hold the same archive.
         :raises Fenced: if another writer claimed it meanwhile.
         """
-        around, counted = surroundings or Surroundings(), counts or Counts()
+        around, counted = surroundings or Environment(), counts or Counts()
         holdings = [
-            Holding(destination, table, key_prefix, around, counted)
+            ManifestStore(destination, table, key_prefix, around, counted)
             for _, destination in sorted({held.place: held for held in destinations}.items())
         ]
         names = tuple(sinks)
@@ -248,7 +248,9 @@ class TableArchive:
                 follows=chain.following(self._manifest.last if self._manifest else None),
                 to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )
-            self._offer = Offer(artifact, {}, base.placed, self._entering.base, self._new_names)
+            self._offer = PendingCommit(
+                artifact, {}, base.placed, self._entering.base, self._new_names
+            )
             return self._finish_offer() or artifact
 
     def commit_diff(
@@ -300,7 +302,7 @@ class TableArchive:
             )
             reach("diff.encoded")
             self._spool = diff.spool
-            self._offer = Offer(
+            self._offer = PendingCommit(
                 diff.artifact, diff.contents, {}, self._entering.diff, self._new_names
             )
             return self._finish_offer() or diff.artifact

@@ -34,9 +34,9 @@ from laredo_archive.errors import (
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.garbage import DAY
-from laredo_archive.holding import Counts, Holding, Surroundings
+from laredo_archive.holding import Counts, Environment, ManifestStore
 from laredo_archive.level import by_content, identity
-from laredo_archive.location import Found, Place
+from laredo_archive.location import FoundArchive, Place
 from laredo_archive.manifest import Artifact, FormatEntry, Manifest
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import stored
@@ -68,12 +68,12 @@ class _Slot(NamedTuple):
 
 
 def copy(
-    source: Found,
+    source: FoundArchive,
     place: Place,
     *,
     take_over: bool = False,
     progress: Progress = UNWATCHED,
-    surroundings: Surroundings | None = None,
+    surroundings: Environment | None = None,
 ) -> Copied:
     """Make ``place`` the same archive as ``source``.
 
@@ -86,23 +86,23 @@ def copy(
     :raises ArchiveError: if a manifest can't be read, or the target's not be written.
     """
     target = target_at(place, source)
-    return _Copy(source, target, take_over, progress, surroundings or Surroundings()).run()
+    return _Copy(source, target, take_over, progress, surroundings or Environment()).run()
 
 
 class _Copy:
     def __init__(
         self,
-        source: Found,
+        source: FoundArchive,
         target: Target,
         take_over: bool,
         progress: Progress,
-        surroundings: Surroundings,
+        surroundings: Environment,
     ) -> None:
         self._source = source
         self._source_uri = source.destination.uri_of(source.manifest_key)
         self._target = target
         self._take_over = take_over
-        self._holding = Holding(
+        self._holding = ManifestStore(
             target.destination, source.manifest.table, target.key_prefix, surroundings, Counts()
         )
         self._carrier = Carrier(

@@ -11,7 +11,7 @@ from laredo_archive.codec import Source
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import Surroundings
+from laredo_archive.holding import Environment
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import Content, holds, is_there, place, sha256_of
 from laredo_archive.progress import Progress
@@ -50,7 +50,7 @@ class Carrier:
         self,
         destination: Destination,
         new_names: NewNames,
-        surroundings: Surroundings,
+        surroundings: Environment,
         progress: Progress,
     ) -> None:
         self.tally = Tally()

@@ -8,7 +8,7 @@ from laredo_archive import location, naming
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArchiveMissing, CopyRefused
 from laredo_archive.level import unfit
-from laredo_archive.location import Found, Place
+from laredo_archive.location import FoundArchive, Place
 from laredo_archive.manifest import Artifact, Manifest, Retired
 from laredo_archive.notices import later
 from laredo_archive.s3.destination import S3Destination
@@ -27,7 +27,7 @@ class Target(NamedTuple):
         return self.destination.uri_of(naming.manifest_key(self.key_prefix))
 
 
-def target_at(place: Place, source: Found) -> Target:
+def target_at(place: Place, source: FoundArchive) -> Target:
     """Where keys begin at ``place``: as the archive there has it, or as ``source`` has it.
 
     A place that ends with another name than the source's key prefix gets that name for it,

@@ -3,8 +3,8 @@
 A destination is safe for use by several threads. Errors are those of
 laredo_archive.errors below DestinationError; whatever else comes out is a bug.
 An operation that changes something either did it, surely didn't
-(DestinationUnavailable, NameTaken, SwapLost), or says that it doesn't know
-(OutcomeUnclear). Keys are relative, ``/``-separated.
+(DestinationUnavailable, NameTaken, CommitConflict), or says that it doesn't know
+(CommitStateUnknown). Keys are relative, ``/``-separated.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ class Version(NamedTuple):
     date: datetime
 
 
-class Found(NamedTuple):
+class StoredObject(NamedTuple):
     """A small object, whole."""
 
     data: bytes
@@ -56,7 +56,7 @@ class Upload(Protocol):
         """Make it an object, durably, without replacing one.
 
         :raises NameTaken: there is one; it may also be this very upload, sent twice.
-        :raises OutcomeUnclear: it may be there, or come yet.
+        :raises CommitStateUnknown: it may be there, or come yet.
         :raises DestinationUnavailable: it isn't there.
         """
 
@@ -84,7 +84,7 @@ class Destination(Protocol):
         :raises BadKey: if ``key`` leads out of the destination.
         """
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str) -> StoredObject | None:
         """A small object, whole; None if there is none.
 
         :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
@@ -108,8 +108,8 @@ class Destination(Protocol):
 
         Atomic and durable: a reader sees the one or the other.
 
-        :raises SwapLost: it isn't that version; it may also be this very swap, sent twice.
-        :raises OutcomeUnclear: it may have been replaced, or be so yet.
+        :raises CommitConflict: it isn't that version; it may also be this very swap, sent twice.
+        :raises CommitStateUnknown: it may have been replaced, or be so yet.
         :raises DestinationUnavailable: it wasn't replaced.
         """
 
@@ -119,7 +119,7 @@ class Destination(Protocol):
     def delete(self, key: str) -> None:
         """Delete an object; one that isn't there is as good.
 
-        :raises OutcomeUnclear: it may be deleted, now or later.
+        :raises CommitStateUnknown: it may be deleted, now or later.
         :raises DestinationUnavailable: it is still there.
         """
 

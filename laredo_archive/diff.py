@@ -7,7 +7,7 @@ from pathlib import Path
 
 from laredo_archive import naming
 from laredo_archive.base import entry_of
-from laredo_archive.manifest import Artifact, Kind
+from laredo_archive.manifest import Artifact, ArtifactKind
 from laredo_archive.placing import Content
 from laredo_archive.spool import Spool
 from laredo_model.change import Change
@@ -61,7 +61,7 @@ def encode(
         raise
     start, end = window.from_position, window.to_position
     artifact = Artifact(
-        kind=Kind.DIFF,
+        kind=ArtifactKind.DIFF,
         epoch=after.epoch,
         from_position=start,
         to_position=end,

@@ -10,7 +10,7 @@ from laredo_archive.notices import Notices
 from laredo_model.position import Position
 
 
-class Entering:
+class ManifestUpdates:
     """Makes the next version of a manifest; every one says what sinks were told by then."""
 
     def __init__(

@@ -27,8 +27,8 @@ ArchiveError
 └── DestinationError          one destination and one key
     ├── BadKey                a key that leads out of the destination
     ├── NameTaken             the object exists already
-    ├── SwapLost              the object isn't the version that was to be replaced
-    ├── OutcomeUnclear        the request may or may not have taken effect
+    ├── CommitConflict              the object isn't the version that was to be replaced
+    ├── CommitStateUnknown        the request may or may not have taken effect
     ├── ConditionalWritesMissing  a store that can't compare and swap
     └── DestinationUnavailable  it can't be used now; try again later
         ├── NotAFile          a symbolic link, a FIFO: not what an object is
@@ -315,7 +315,7 @@ class NameTaken(DestinationError):
         super().__init__(uri, "exists already")
 
 
-class SwapLost(DestinationError):
+class CommitConflict(DestinationError):
     """The object isn't (any more) the version that was to be replaced.
 
     It can also be our own swap, sent twice: only reading tells.
@@ -325,7 +325,7 @@ class SwapLost(DestinationError):
         super().__init__(uri, "was changed by someone else")
 
 
-class OutcomeUnclear(DestinationError):
+class CommitStateUnknown(DestinationError):
     """The request may have taken effect, may yet do so, or not at all: only reading tells."""
 
 

@@ -13,7 +13,7 @@ from typing import IO
 from laredo_archive import codec
 from laredo_archive.artifact_file import PREFERRED_FORMATS
 from laredo_archive.errors import ArtifactDamaged, FormatUnknown, NoRoomToFetch
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.placing import stored
 from laredo_model.change import Action, Change
@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 
 def choose(
-    found: Found, artifact: Artifact, formats: Sequence[str] = PREFERRED_FORMATS
+    found: FoundArchive, artifact: Artifact, formats: Sequence[str] = PREFERRED_FORMATS
 ) -> tuple[str, FormatEntry]:
     """The first of ``formats`` that the artifact is there in, and its entry.
 
@@ -41,7 +41,7 @@ def choose(
     raise FormatUnknown(uri, sorted(artifact.formats), list(formats))
 
 
-def fetch(found: Found, entry: FormatEntry, directory: Path | None) -> IO[bytes]:
+def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO[bytes]:
     """The object, whole and right, in a temporary file below ``directory``; close it.
 
     :raises ArtifactMissing: if it isn't there.
@@ -84,7 +84,7 @@ def _put(file: IO[bytes], piece: bytes, uri: str, directory: Path | None) -> Non
 
 
 def changes(
-    found: Found,
+    found: FoundArchive,
     artifact: Artifact,
     columns: Sequence[Column] | None,
     formats: Sequence[str],

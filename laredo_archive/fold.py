@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 2000
 _BYTES_AT_ONCE = 1024 * 1024
 
 
-class Step(NamedTuple):
+class OrderedChange(NamedTuple):
     """A change, and which of the diffs it is from."""
 
     diff: int
@@ -38,7 +38,7 @@ class Timelines(NamedTuple):
     """
 
     start: int | None
-    keys: Iterator[tuple[bytes, list[Step]]]
+    keys: Iterator[tuple[bytes, list[OrderedChange]]]
 
 
 def timelines(files: ArtifactFiles, diffs: Sequence[Artifact], shape: Shape) -> Timelines:
@@ -98,12 +98,12 @@ def _sorted(start: int | None, streams: list[tuple[int, Iterator[Change]]]) -> T
 
 def _grouped(
     changes: Iterable[tuple[bytes, int, Change]],
-) -> Iterator[tuple[bytes, list[Step]]]:
+) -> Iterator[tuple[bytes, list[OrderedChange]]]:
     for key, steps in groupby(changes, key=lambda labelled: labelled[0]):
-        yield key, [Step(index, change) for _, index, change in steps]
+        yield key, [OrderedChange(index, change) for _, index, change in steps]
 
 
-def net(keys: Iterable[tuple[bytes, list[Step]]]) -> Iterator[Change]:
+def net(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
     """Each key's first old and last new; nothing for what ends as it began."""
     for key, steps in keys:
         first, last = steps[0].change, steps[-1].change

@@ -22,9 +22,14 @@ import structlog
 
 from laredo_archive import naming
 from laredo_archive.destination import Destination, ObjectInfo
-from laredo_archive.errors import DestinationUnavailable, NotAFile, NotCollectable, OutcomeUnclear
+from laredo_archive.errors import (
+    CommitStateUnknown,
+    DestinationUnavailable,
+    NotAFile,
+    NotCollectable,
+)
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import Counts, Holding, Surroundings
+from laredo_archive.holding import Counts, Environment, ManifestStore
 from laredo_archive.manifest import Manifest, Retired
 from laredo_archive.progress import UNWATCHED, Progress
 
@@ -70,7 +75,7 @@ def collect(
     key_prefix: str,
     policy: Policy | None = None,
     dry_run: bool = False,
-    surroundings: Surroundings | None = None,
+    surroundings: Environment | None = None,
     progress: Progress = UNWATCHED,
     on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
@@ -83,7 +88,7 @@ def collect(
     :raises ManifestDamaged, ManifestNewer: if it can't be read.
     :raises DestinationUnavailable: if listing or deleting fails; what was done is entered.
     """
-    holding = Holding(destination, table, key_prefix, surroundings or Surroundings(), Counts())
+    holding = ManifestStore(destination, table, key_prefix, surroundings or Environment(), Counts())
     if not key_prefix.endswith("/"):
         raise NotCollectable(holding.uri, NO_DIRECTORY)
     run = _Run(holding, key_prefix, policy or Policy(), progress, dry_run=dry_run)
@@ -94,7 +99,7 @@ def collect(
 class _Run:
     def __init__(
         self,
-        holding: Holding,
+        holding: ManifestStore,
         prefix: str,
         policy: Policy,
         progress: Progress,
@@ -216,7 +221,7 @@ class _Run:
     def _delete_one(self, key: str) -> None:
         try:
             self._destination.delete(key)
-        except OutcomeUnclear as unclear:
+        except CommitStateUnknown as unclear:
             # It keeps its entry, and so its name, until a whole grace period has passed.
             log.warning("deletion unclear", uri=unclear.uri, reason=str(unclear))
             return

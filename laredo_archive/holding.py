@@ -20,13 +20,13 @@ from laredo_archive import chain, manifest_parser, naming
 from laredo_archive.at_once import AtOnce, in_threads
 from laredo_archive.destination import Destination, Version
 from laredo_archive.errors import (
+    CommitConflict,
+    CommitStateUnknown,
     DestinationError,
     DestinationUnavailable,
     Fenced,
     ManifestDamaged,
     ManifestLost,
-    OutcomeUnclear,
-    SwapLost,
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import Manifest
@@ -45,7 +45,7 @@ Change = Callable[[Manifest], Manifest | None]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Environment:
     """Where time, chance and threads come from; a simulation brings its own."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -68,7 +68,7 @@ class Counts:
     standings: Standings = field(default_factory=Standings)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def note(self, failure: DestinationError, holdings: Sequence["Holding"]) -> str | None:
+    def note(self, failure: DestinationError, holdings: Sequence["ManifestStore"]) -> str | None:
         """Count ``failure`` for the destination that it is about; gives that one's place."""
         for other in failure.others:
             self.note(other, holdings)
@@ -100,7 +100,7 @@ class Claim:
         return manifest.writer_id == self.writer_id and manifest.writer_term == self.term
 
 
-class Holding:
+class ManifestStore:
     """A destination and the last version of its manifest that was seen there."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Holding:
         destination: Destination,
         table: str,
         key_prefix: str,
-        surroundings: Surroundings,
+        surroundings: Environment,
         counts: Counts,
     ) -> None:
         self.destination = destination
@@ -164,7 +164,7 @@ class Holding:
     def swap(self, changed: Manifest) -> Manifest:
         """Put ``changed`` in the place of the version that was last seen.
 
-        :raises SwapLost, OutcomeUnclear: it has to be read again.
+        :raises CommitConflict, CommitStateUnknown: it has to be read again.
         """
         shown, version = self._manifest, self._version
         if shown is not None and version is not None:
@@ -194,7 +194,7 @@ class Holding:
         :raises ManifestLost: if it is gone, and ``absent`` not given.
         :raises DestinationUnavailable: if it isn't in, or may not be, after all tries.
         """
-        trouble: SwapLost | OutcomeUnclear | None = None
+        trouble: CommitConflict | CommitStateUnknown | None = None
         for attempt in range(ATTEMPTS):
             manifest = self._claimed(self.current() or absent, claim)
             changed = change(manifest)
@@ -203,7 +203,7 @@ class Holding:
             try:
                 reach("commit.swap")
                 done = self.swap(changed)
-            except (SwapLost, OutcomeUnclear) as failure:
+            except (CommitConflict, CommitStateUnknown) as failure:
                 trouble = failure
                 self.note(failure, attempt)
                 self.surroundings.back_off(attempt)
@@ -227,9 +227,9 @@ class Holding:
             )
         return manifest
 
-    def note(self, failure: SwapLost | OutcomeUnclear, attempt: int) -> None:
+    def note(self, failure: CommitConflict | CommitStateUnknown, attempt: int) -> None:
         """Count and log a swap that has to be settled by reading."""
-        if isinstance(failure, SwapLost):
+        if isinstance(failure, CommitConflict):
             self.counts.cas_conflicts += 1
         else:
             self.counts.count_error(self.destination.place)
@@ -242,6 +242,6 @@ class Holding:
         )
 
 
-def _place_of(uri: str, holdings: Sequence[Holding]) -> str | None:
+def _place_of(uri: str, holdings: Sequence[ManifestStore]) -> str | None:
     within = [held.destination for held in holdings if uri.startswith(held.destination.uri)]
     return max(within, key=lambda destination: len(destination.uri)).place if within else None

@@ -8,7 +8,7 @@ import structlog
 from laredo_archive import chain, naming
 from laredo_archive.errors import HistoriesDiffer
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import Claim, Holding
+from laredo_archive.holding import Claim, ManifestStore
 from laredo_archive.manifest import Artifact, Follows, FormatEntry, Manifest
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import holds, is_there, place, stored
@@ -18,7 +18,7 @@ from laredo_model.history import History
 log = structlog.get_logger(__name__)
 
 
-def level(holdings: Sequence[Holding], claim: Claim, new_names: NewNames) -> None:
+def level(holdings: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
     """Bring every destination to the list of the one with the greater (epoch, head).
 
     :raises HistoriesDiffer: if one can't be an earlier state of the one ahead.
@@ -36,7 +36,7 @@ def level(holdings: Sequence[Holding], claim: Claim, new_names: NewNames) -> Non
         _Levelling(ahead, holding, new_names).run(claim)
 
 
-def _list_of(holding: Holding) -> Manifest:
+def _list_of(holding: ManifestStore) -> Manifest:
     manifest = holding.current()
     assert manifest is not None, "claimed manifests exist"
     return manifest
@@ -45,7 +45,7 @@ def _list_of(holding: Holding) -> Manifest:
 Boundary = Artifact | Follows
 
 
-def _refuse_unfit(ahead: Holding, other: Holding) -> None:
+def _refuse_unfit(ahead: ManifestStore, other: ManifestStore) -> None:
     reason = unfit(_list_of(ahead), _list_of(other))
     if reason is not None:
         raise HistoriesDiffer(ahead.uri, other.uri, reason)
@@ -105,7 +105,7 @@ def _described(manifest: Manifest) -> str:
 class _Levelling:
     """One destination on its way to the list of another."""
 
-    def __init__(self, ahead: Holding, behind: Holding, new_names: NewNames) -> None:
+    def __init__(self, ahead: ManifestStore, behind: ManifestStore, new_names: NewNames) -> None:
         self._ahead = ahead
         self._behind = behind
         self._new_names = new_names

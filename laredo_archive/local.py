@@ -20,16 +20,16 @@ from typing import BinaryIO
 
 from laredo_archive.destination import (
     LARGEST_WHOLE,
-    Found,
     ObjectInfo,
+    StoredObject,
     Version,
     is_plain,
 )
 from laredo_archive.errors import (
     ArtifactMissing,
     BadKey,
+    CommitConflict,
     DestinationUnavailable,
-    SwapLost,
     TooLarge,
 )
 from laredo_archive.failpoint import reach
@@ -72,7 +72,7 @@ class LocalDestination:
         """
         return uri_of(self._tree.path(self._parts(key)))
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str) -> StoredObject | None:
         """The file's bytes; its etag is their sha256."""
         parts = self._parts(key)
         with explained(self._tree.path(parts)):
@@ -84,7 +84,7 @@ class LocalDestination:
                 data = file.read(LARGEST_WHOLE + 1)
         if len(data) > LARGEST_WHOLE:
             raise TooLarge(self.uri_of(key), LARGEST_WHOLE)
-        return Found(data, Version(_etag(data), self._now()))
+        return StoredObject(data, Version(_etag(data), self._now()))
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size and time of the file."""
@@ -124,7 +124,7 @@ class LocalDestination:
             reach("local.swap.locked")
             found = self.get(key)
             if (found.version.etag if found else None) != expected:
-                raise SwapLost(uri_of(path))
+                raise CommitConflict(uri_of(path))
             unfinished = Unfinished(self._tree, parts)
             try:
                 unfinished.write(data)

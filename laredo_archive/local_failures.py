@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from laredo_archive.errors import (
+    CommitStateUnknown,
     DestinationDenied,
     DestinationFull,
     DestinationReadOnly,
     DestinationUnavailable,
-    OutcomeUnclear,
 )
 from laredo_archive.local_tree import uri_of
 
 
 @contextmanager
 def unclear_if_failing(path: Path) -> Iterator[None]:
-    """:raises OutcomeUnclear: if the directory of what was written can't be synced."""
+    """:raises CommitStateUnknown: if the directory of what was written can't be synced."""
     try:
         yield
     except OSError as failure:
-        raise OutcomeUnclear(
+        raise CommitStateUnknown(
             uri_of(path), f"it was written, but its directory couldn't be synced: {failure}"
         ) from failure
 

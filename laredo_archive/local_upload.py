@@ -36,7 +36,7 @@ class LocalUpload:
             return self._unfinished.write(data)
 
     def finish(self) -> None:
-        """Sync, link, sync the directory; may be called again after OutcomeUnclear."""
+        """Sync, link, sync the directory; may be called again after CommitStateUnknown."""
         with explained(self._path):
             if self._unfinished.dropped:
                 raise DestinationUnavailable(uri_of(self._path), "this upload has failed before")

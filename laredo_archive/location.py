@@ -24,7 +24,7 @@ LISTED_FOR_ADVICE = 2000
 """Objects looked at to find an archive near the place where none is: two requests' worth."""
 
 
-class Found(NamedTuple):
+class FoundArchive(NamedTuple):
     """An archive: its destination, its manifest's key, and where in it a manifest's keys are."""
 
     destination: Destination
@@ -107,7 +107,7 @@ def _place_of(manifest_uri: str) -> str:
     return directory if directory.endswith("/") else manifest_uri
 
 
-def find(place: str, access: S3Access | None = None) -> Found:
+def find(place: str, access: S3Access | None = None) -> FoundArchive:
     """The archive at ``place``: a path or URI, of the manifest or of what holds it.
 
     ``access`` is how S3 is reached; without it, as the environment says.
@@ -119,7 +119,7 @@ def find(place: str, access: S3Access | None = None) -> Found:
     return found(parse(place, access))
 
 
-def found(said: Place) -> Found:
+def found(said: Place) -> FoundArchive:
     """The archive at a place that was parsed; raises like :func:`find`."""
     destination, stem = said.seen_from(0)
     manifest_key = naming.manifest_key(stem)
@@ -127,9 +127,9 @@ def found(said: Place) -> Found:
     keys = [entry.key for entry in manifest.named()]
     depth = said.depth_of(keys)
     if depth is None:
-        return Found(destination, manifest_key, manifest, _locator(destination, keys))
+        return FoundArchive(destination, manifest_key, manifest, _locator(destination, keys))
     root, prefix = said.seen_from(depth)
-    return Found(root, naming.manifest_key(prefix), manifest, as_it_is)
+    return FoundArchive(root, naming.manifest_key(prefix), manifest, as_it_is)
 
 
 def parse(place: str, access: S3Access | None = None) -> Place:

@@ -22,14 +22,14 @@ from laredo_model.position import Position
 VERSION = 1
 
 
-class Kind(StrEnum):
+class ArtifactKind(StrEnum):
     """What an artifact holds: the whole table, or what changed."""
 
     SNAPSHOT = "snapshot"
     DIFF = "diff"
 
 
-class Mark(NamedTuple):
+class EpochPosition(NamedTuple):
     """A point in an archive's life: how far it goes, or how far someone was told."""
 
     epoch: int
@@ -131,7 +131,7 @@ class Artifact:
     from every position inside its window to its end, whatever the row was there.
     """
 
-    kind: Kind
+    kind: ArtifactKind
     epoch: int
     from_position: Position | None
     to_position: Position
@@ -154,7 +154,7 @@ class Artifact:
 
     @property
     def is_snapshot(self) -> bool:
-        return self.kind is Kind.SNAPSHOT
+        return self.kind is ArtifactKind.SNAPSHOT
 
     @property
     def says_truncation(self) -> bool:
@@ -282,15 +282,15 @@ class Manifest:
     writer_term: int = 0
     seen_position: Position | None = None
     seen_at: datetime | None = None
-    notified: Mapping[str, Mark | None] = field(default_factory=dict)
+    notified: Mapping[str, EpochPosition | None] = field(default_factory=dict)
     retired: tuple[Retired, ...] = ()
     revision: int = 0
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def head(self) -> Mark | None:
+    def head(self) -> EpochPosition | None:
         """(epoch, head_position), None while there is no artifact."""
-        return None if self.head_position is None else Mark(self.epoch, self.head_position)
+        return None if self.head_position is None else EpochPosition(self.epoch, self.head_position)
 
     @property
     def last(self) -> Artifact | None:

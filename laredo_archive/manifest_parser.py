@@ -11,11 +11,11 @@ from laredo_archive.errors import ManifestDamaged, ManifestNewer
 from laredo_archive.manifest import (
     VERSION,
     Artifact,
+    ArtifactKind,
+    EpochPosition,
     Follows,
     FormatEntry,
-    Kind,
     Manifest,
-    Mark,
     Retired,
 )
 from laredo_model import column as columns
@@ -255,14 +255,14 @@ def _unknown_of_columns(artifact: object) -> list[dict[str, Any]]:
 def _artifact(value: object, place: str) -> Artifact:
     fields = _Fields(value, place)
     kind = fields.take("kind", _text)
-    if kind not in tuple(Kind):
+    if kind not in tuple(ArtifactKind):
         raise _Wrong(f"{place}.kind is {kind!r}, expected 'snapshot' or 'diff'")
-    is_snapshot = kind == Kind.SNAPSHOT
+    is_snapshot = kind == ArtifactKind.SNAPSHOT
     # Validated before its columns' unknown fields are picked out of the raw object.
     described = fields.take_if_any("columns", _columns) if is_snapshot else None
     unknown_of_columns = _unknown_of_columns(value) if described is not None else []
     artifact = Artifact(
-        kind=Kind(kind),
+        kind=ArtifactKind(kind),
         epoch=fields.take("epoch", _count),
         from_position=fields.take_if_any("from_position", _position),
         to_position=fields.take("to_position", _position),
@@ -302,18 +302,18 @@ def _retired(value: object, place: str) -> Retired:
     )
 
 
-def _told(value: object, place: str) -> Mark | None:
+def _told(value: object, place: str) -> EpochPosition | None:
     if value is None:
         return None
     fields = _Fields(value, place)
-    return Mark(fields.take("epoch", _count), fields.take("position", _position))
+    return EpochPosition(fields.take("epoch", _count), fields.take("position", _position))
 
 
 def _manifest(fields: _Fields) -> Manifest:
     fields.take("manifest_version", _count)
     no_artifacts: tuple[Artifact, ...] = ()
     none_retired: tuple[Retired, ...] = ()
-    nobody: dict[str, Mark | None] = {}
+    nobody: dict[str, EpochPosition | None] = {}
     return Manifest(
         table=fields.take("table", _text),
         epoch=fields.take("epoch", _count),

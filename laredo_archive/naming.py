@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from laredo_archive.destination import is_plain
-from laredo_archive.manifest import Artifact, Kind
+from laredo_archive.manifest import Artifact, ArtifactKind
 from laredo_model import position as positions
 from laredo_model.position import Position
 
@@ -20,7 +20,7 @@ EXTENSIONS = {"jsonl": ".jsonl", "protobuf": ".pb", "parquet": ".parquet"}
 _NO_LETTERS = re.compile(r"[^0-9A-Za-z]+")
 _POSITION = r"[0-9A-F]{1,8}_[0-9A-F]{1,8}"
 _OWN = re.compile(
-    rf"epoch=[0-9]{{1,19}}/(?:{Kind.SNAPSHOT}-{_POSITION}|{Kind.DIFF}-{_POSITION}-{_POSITION})"
+    rf"epoch=[0-9]{{1,19}}/(?:{ArtifactKind.SNAPSHOT}-{_POSITION}|{ArtifactKind.DIFF}-{_POSITION}-{_POSITION})"
     r"(?:-[0-9A-Za-z]+-[0-9]+)*"  # NewNames; of a copy of a copy more than once
     rf"(?:{'|'.join(map(re.escape, EXTENSIONS.values()))})"
 )
@@ -69,7 +69,7 @@ def manifest_key(key_prefix: str) -> str:
 
 def snapshot_key(key_prefix: str, epoch: int, position: Position, format_id: str) -> str:
     """A base's key: epoch=N/snapshot-<pos>.<ext>."""
-    name = f"{Kind.SNAPSHOT}-{positions.object_name(position)}"
+    name = f"{ArtifactKind.SNAPSHOT}-{positions.object_name(position)}"
     return f"{key_prefix}epoch={epoch}/{name}{_extension(format_id)}"
 
 
@@ -78,7 +78,7 @@ def diff_key(
 ) -> str:
     """A diff's key: epoch=N/diff-<from>-<to>.<ext>."""
     window = f"{positions.object_name(from_position)}-{positions.object_name(to_position)}"
-    return f"{key_prefix}epoch={epoch}/{Kind.DIFF}-{window}{_extension(format_id)}"
+    return f"{key_prefix}epoch={epoch}/{ArtifactKind.DIFF}-{window}{_extension(format_id)}"
 
 
 def artifact_key(key_prefix: str, artifact: Artifact, format_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import structlog
 
-from laredo_archive.manifest import Artifact, Manifest, Mark
+from laredo_archive.manifest import Artifact, EpochPosition, Manifest
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class Notices:
     def __init__(self, sinks: Iterable[str], manifests: Sequence[Manifest | None]) -> None:
         """The highest that any of ``manifests`` says of each of ``sinks``."""
         self._lock = threading.Lock()
-        self._told: dict[str, Mark | None] = dict.fromkeys(sinks)
+        self._told: dict[str, EpochPosition | None] = dict.fromkeys(sinks)
         self._missed = Counter(dict.fromkeys(self._told, 0))
         for manifest in manifests:
             for sink, mark in manifest.notified.items() if manifest else ():
@@ -38,7 +38,7 @@ class Notices:
                     self._told[sink] = later(self._told[sink], mark)
 
     @property
-    def told(self) -> dict[str, Mark | None]:
+    def told(self) -> dict[str, EpochPosition | None]:
         """A copy of what is known."""
         with self._lock:
             return dict(self._told)
@@ -105,8 +105,8 @@ class Notices:
         return 0 if mark is None else bisect_right(manifest.artifacts, mark, key=_mark_of)
 
 
-def _mark_of(artifact: Artifact) -> Mark:
-    return Mark(artifact.epoch, artifact.to_position)
+def _mark_of(artifact: Artifact) -> EpochPosition:
+    return EpochPosition(artifact.epoch, artifact.to_position)
 
 
 def _oldest_epoch(manifest: Manifest) -> int:
@@ -119,7 +119,7 @@ def _identity(artifact: Artifact) -> tuple[object, ...]:
     return artifact.kind, epoch, artifact.history, artifact.from_position, artifact.to_position
 
 
-def later(one: Mark | None, other: Mark | None) -> Mark | None:
+def later(one: EpochPosition | None, other: EpochPosition | None) -> EpochPosition | None:
     """The one that goes further."""
     if one is None or other is None:
         return one or other

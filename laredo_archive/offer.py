@@ -11,7 +11,7 @@ from functools import partial
 from laredo_archive.at_once import AtOnce
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import Claim, Holding
+from laredo_archive.holding import Claim, ManifestStore
 from laredo_archive.manifest import Artifact, FormatEntry, Manifest
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import Content, is_there, place, stored
@@ -20,7 +20,7 @@ Follow = Callable[[Manifest, Artifact], Manifest]
 """The manifest with the artifact in it."""
 
 
-class Offer:
+class PendingCommit:
     """``artifact`` as it is to be in all manifests; its keys are what they should be.
 
     ``contents``: by format, what can be uploaded (again); a base that was streamed
@@ -54,7 +54,7 @@ class Offer:
         """
         return self._begun
 
-    def place(self, holdings: Sequence[Holding]) -> None:
+    def place(self, holdings: Sequence[ManifestStore]) -> None:
         """Upload to every destination what isn't there yet.
 
         :raises DestinationError: if one is away.
@@ -76,7 +76,7 @@ class Offer:
         )
         reach("commit.placed")
 
-    def commit(self, holdings: Sequence[Holding], claim: Claim) -> None:
+    def commit(self, holdings: Sequence[ManifestStore], claim: Claim) -> None:
         """Bring it into every manifest, one after the other.
 
         :raises Fenced: if another writer has taken one over.
@@ -88,7 +88,7 @@ class Offer:
             holding.rewrite(partial(self._offered, holding, holdings), claim)
             self._begun = True
 
-    def _look(self, holdings: Sequence[Holding]) -> None:
+    def _look(self, holdings: Sequence[ManifestStore]) -> None:
         """See what is there, everywhere at once, for the manifests as they are now."""
         self._looked.clear()
         at_once = holdings[0].surroundings.at_once
@@ -106,7 +106,7 @@ class Offer:
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
-    def _look_at(self, holding: Holding, manifest: Manifest, format_id: str) -> None:
+    def _look_at(self, holding: ManifestStore, manifest: Manifest, format_id: str) -> None:
         place = holding.destination.place, format_id
         key = self._placed.get(place)
         if key is None:
@@ -114,7 +114,9 @@ class Offer:
         if is_there(holding.destination, key, self.artifact.formats[format_id].size_bytes):
             self._looked[place] = manifest, key
 
-    def _current(self, holdings: Sequence[Holding], at_once: AtOnce) -> dict[str, Manifest | None]:
+    def _current(
+        self, holdings: Sequence[ManifestStore], at_once: AtOnce
+    ) -> dict[str, Manifest | None]:
         """Their manifests as last seen, by place; looked up only where that is out of date."""
         distinct = list({holding.destination.place: holding for holding in holdings}.values())
         manifests = at_once([holding.current for holding in distinct])
@@ -124,7 +126,7 @@ class Offer:
         }
 
     def _offered(
-        self, holding: Holding, holdings: Sequence[Holding], manifest: Manifest
+        self, holding: ManifestStore, holdings: Sequence[ManifestStore], manifest: Manifest
     ) -> Manifest | None:
         if self._is_in(manifest):
             return None
@@ -135,7 +137,7 @@ class Offer:
                 self._place_one(holding, holdings, manifest, format_id, unheard_of=True)
         return self._follow(manifest, self._as_named_by(holding))
 
-    def _is_there(self, holding: Holding, manifest: Manifest, format_id: str) -> bool:
+    def _is_there(self, holding: ManifestStore, manifest: Manifest, format_id: str) -> bool:
         # What has been seen counts for one swap of the version it was seen with: who takes an
         # object away changes the manifest first.
         place = holding.destination.place, format_id
@@ -146,7 +148,7 @@ class Offer:
         size = self.artifact.formats[format_id].size_bytes
         return is_there(holding.destination, key, size)
 
-    def _as_named_by(self, holding: Holding) -> Artifact:
+    def _as_named_by(self, holding: ManifestStore) -> Artifact:
         formats: dict[str, FormatEntry] = {}
         for format_id, entry in self.artifact.formats.items():
             key = self._placed[holding.destination.place, format_id]
@@ -155,8 +157,8 @@ class Offer:
 
     def _place_one(
         self,
-        holding: Holding,
-        holdings: Sequence[Holding],
+        holding: ManifestStore,
+        holdings: Sequence[ManifestStore],
         manifest: Manifest,
         format_id: str,
         *,
@@ -173,7 +175,7 @@ class Offer:
             surroundings=holding.surroundings,
         )
 
-    def _content(self, format_id: str, holdings: Sequence[Holding]) -> Content:
+    def _content(self, format_id: str, holdings: Sequence[ManifestStore]) -> Content:
         if format_id in self._contents:
             return self._contents[format_id]
         entry = self.artifact.formats[format_id]

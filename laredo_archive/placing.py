@@ -10,12 +10,12 @@ from laredo_archive.codec import Source
 from laredo_archive.destination import Destination, Upload
 from laredo_archive.errors import (
     ArtifactDamaged,
+    CommitStateUnknown,
     DestinationUnavailable,
     NameTaken,
-    OutcomeUnclear,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.holding import Surroundings
+from laredo_archive.holding import Environment
 from laredo_archive.naming import NewNames
 from laredo_model.hashing import Digest
 
@@ -55,7 +55,7 @@ def place(
     *,
     avoid: Collection[str],
     new_names: NewNames,
-    surroundings: Surroundings,
+    surroundings: Environment,
 ) -> str:
     """Upload ``content`` as ``key``, or under a new name if that is taken; the name it got.
 
@@ -80,7 +80,7 @@ def place(
     ).at(destination.place)
 
 
-def _put(destination: Destination, name: str, content: Content, surroundings: Surroundings) -> bool:
+def _put(destination: Destination, name: str, content: Content, surroundings: Environment) -> bool:
     upload = destination.upload(name)
     try:
         _copy(content, upload)
@@ -94,7 +94,7 @@ def _put(destination: Destination, name: str, content: Content, surroundings: Su
     return True
 
 
-def finish(upload: Upload, surroundings: Surroundings) -> None:
+def finish(upload: Upload, surroundings: Environment) -> None:
     """Finish an upload, asking again as long as the outcome is unclear.
 
     :raises NameTaken: there is such an object; perhaps this upload, sent twice.
@@ -103,7 +103,7 @@ def finish(upload: Upload, surroundings: Surroundings) -> None:
     for attempt in range(ATTEMPTS):
         try:
             upload.finish()
-        except OutcomeUnclear as failure:
+        except CommitStateUnknown as failure:
             unclear = failure
             log.warning("upload to be finished again", uri=failure.uri, failure=str(failure))
             surroundings.back_off(attempt)

@@ -14,7 +14,7 @@ from laredo_archive.artifact_file import ArtifactFiles, Shape
 from laredo_archive.destination import Destination
 from laredo_archive.errors import NoSuchBoundary
 from laredo_archive.fold import Rows
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_archive.naming import manifest_key
 from laredo_archive.progress import UNWATCHED, Progress
@@ -39,7 +39,7 @@ class Archive:
 
     def __init__(
         self,
-        found: Found,
+        found: FoundArchive,
         key_fields: Sequence[str] | None = None,
         progress: Progress = UNWATCHED,
     ) -> None:
@@ -71,7 +71,7 @@ class Archive:
         """The archive below ``key_prefix`` in ``destination``; raises like :meth:`at`."""
         key = manifest_key(key_prefix)
         manifest = location.read_manifest(destination, key)
-        return cls(Found(destination, key, manifest, location.as_it_is), key_fields)
+        return cls(FoundArchive(destination, key, manifest, location.as_it_is), key_fields)
 
     def refreshed(self) -> "Archive":
         """The same archive as its manifest is now; raises like :meth:`at`."""

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from laredo_archive import fold
 from laredo_archive.artifact_file import ArtifactFiles, Shape
-from laredo_archive.fold import Rows, Step
+from laredo_archive.fold import OrderedChange, Rows
 from laredo_archive.manifest import Artifact
 from laredo_archive.timeline import Epoch
 from laredo_model import position as positions
@@ -99,7 +99,7 @@ class _Part:
         for artifact, (rows, value) in zip(self.artifacts, totals, strict=True):
             yield BoundaryState(artifact.to_position, rows, StateChecksum(rows, value).hex())
 
-    def fold(self, base: Iterator[Rows], keys: Iterator[tuple[bytes, list[Step]]]) -> None:
+    def fold(self, base: Iterator[Rows], keys: Iterator[tuple[bytes, list[OrderedChange]]]) -> None:
         """Walk both in key order."""
         touched = next(keys, None)
         for base_keys, lines in base:
@@ -115,7 +115,7 @@ class _Part:
             self._follow(None, touched[1])
             touched = next(keys, None)
 
-    def _follow(self, row: bytes | None, steps: list[Step]) -> None:
+    def _follow(self, row: bytes | None, steps: list[OrderedChange]) -> None:
         for diff, change in steps:
             self._check(row, diff, change)
             index = diff + self._first_diff

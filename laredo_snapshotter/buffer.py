@@ -178,7 +178,7 @@ class NetChanges:
             self._spill = None
 
 
-class Outcome(NamedTuple):
+class DiffSummary(NamedTuple):
     """What a sealed buffer comes to: its changes, and the table after them."""
 
     change_count: int
@@ -228,7 +228,7 @@ class Sealed:
         """Whether there is certainly no change in it."""
         return self._changes.empty
 
-    def measure(self, before: StateChecksum) -> Outcome:
+    def measure(self, before: StateChecksum) -> DiffSummary:
         """What the table comes to when these changes follow the state ``before``. One pass.
 
         :raises ModelError: if more rows go than there were.
@@ -245,7 +245,7 @@ class Sealed:
                 f"the changes up to this cut remove {-rows} rows more than the table had"
             )
         checksum = StateChecksum(rows, value % MODULUS).hex()
-        return Outcome(count, rows, checksum, truncate, self._changes.cancelled.count)
+        return DiffSummary(count, rows, checksum, truncate, self._changes.cancelled.count)
 
     def changes(self) -> Iterator[Change]:
         """The diff's changes in key order, the TRUNCATE apart; repeatable."""

@@ -20,7 +20,7 @@ from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.column import key_columns
 from laredo_snapshotter import config_places
-from laredo_snapshotter.check_aws import Look, Shared, in_thread, title_of
+from laredo_snapshotter.check_aws import Shared, TitledCheck, in_thread, title_of
 from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.config_places import DestinationConfig
 from laredo_snapshotter.destinations import Stores
@@ -49,14 +49,18 @@ async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Secti
     shared = Shared(tables, stores)
     looks = [
         *shared.looks(),
-        *(Look(table.name, table_look) for table in tables for table_look in _of_table(table)),
+        *(
+            TitledCheck(table.name, table_look)
+            for table in tables
+            for table_look in _of_table(table)
+        ),
     ]
     found = list(zip(looks, await asyncio.gather(*(look.work for look in looks)), strict=True))
     out_of_reach = {
         look.title for look, findings in found if not all(finding.good for finding in findings)
     }
     archives = [
-        Look(table.name, in_thread(_archive, table, place, stores))
+        TitledCheck(table.name, in_thread(_archive, table, place, stores))
         for table in tables
         for place in table.destinations
         if title_of(place) not in out_of_reach
@@ -71,7 +75,7 @@ async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Secti
 def _of_table(table: TableConfig) -> Iterator[Awaitable[list[Finding]]]:
     yield _server(table)
     for place in table.destinations:
-        if isinstance(place, config_places.LocalDestination):
+        if isinstance(place, config_places.LocalDestinationBlock):
             yield in_thread(_directory, "destination", place.directory)
     if table.spill_directory is not None:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)

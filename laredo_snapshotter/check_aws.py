@@ -14,19 +14,19 @@ from typing import NamedTuple, ParamSpec
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.kinds import Kind
-from laredo_archive.destination import Found
+from laredo_archive.aws.kinds import Cause
+from laredo_archive.destination import StoredObject
 from laredo_archive.errors import ArchiveError, DestinationError, DestinationUnavailable
 from laredo_archive.s3.destination import S3Destination
 from laredo_archive.s3.place import S3Place
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.config_places import (
     DestinationConfig,
-    LocalDestination,
+    LocalDestinationBlock,
+    S3DestinationBlock,
     SinkConfig,
     SqsSink,
 )
-from laredo_snapshotter.config_places import S3Destination as S3Block
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.events import sqs
 from laredo_snapshotter.events.build import build
@@ -37,14 +37,14 @@ PROBE = ".laredo-check-"
 AGES = timedelta(days=36500)
 """Nothing is so old: what is listed with it isn't touched."""
 
-_ONE_STEP_ONLY = frozenset({Kind.DENIED, Kind.KMS, Kind.NOT_IMPLEMENTED})
+_ONE_STEP_ONLY = frozenset({Cause.DENIED, Cause.KMS, Cause.NOT_IMPLEMENTED})
 """Refusals that say nothing about the next step; after any other it would fail as well."""
 
-Step = tuple[str, Callable[[], str]]
+CheckStep = tuple[str, Callable[[], str]]
 P = ParamSpec("P")
 
 
-class Look(NamedTuple):
+class TitledCheck(NamedTuple):
     """Something to look at, and below which title it is shown."""
 
     title: str
@@ -69,29 +69,29 @@ class Shared:
     def __init__(self, tables: Sequence[TableConfig], stores: Stores) -> None:
         self._users = [(table, stores.clients(table.profiles)) for table in tables]
 
-    def looks(self) -> Iterator[Look]:
+    def looks(self) -> Iterator[TitledCheck]:
         """At every profile, bucket and sink that is used."""
         for clients, name in dict.fromkeys(self._profiles()):
-            yield Look("credentials", in_thread(check_profile, clients, name))
+            yield TitledCheck("credentials", in_thread(check_profile, clients, name))
         buckets = {
             (clients, place.s3_place): title_of(place)
             for table, clients in self._users
             for place in table.destinations
-            if isinstance(place, S3Block)
+            if isinstance(place, S3DestinationBlock)
         }
         for (clients, s3_place), title in buckets.items():
-            yield Look(title, in_thread(check_bucket, clients, s3_place))
+            yield TitledCheck(title, in_thread(check_bucket, clients, s3_place))
         sinks = dict.fromkeys(
             (clients, sink) for table, clients in self._users for sink in table.sinks
         )
         for clients, sink in sinks:
-            yield Look("sinks", in_thread(check_sink, clients, sink))
+            yield TitledCheck("sinks", in_thread(check_sink, clients, sink))
 
     def _profiles(self) -> Iterator[tuple[Clients, str | None]]:
         """Those in use, but for one that needn't be an AWS user at all."""
         for table, clients in self._users:
             for place in (*table.destinations, *table.sinks):
-                if isinstance(place, LocalDestination):
+                if isinstance(place, LocalDestinationBlock):
                     continue
                 named = table.profiles.get(place.credentials or "")
                 has_sts = named is not None and (named.type == "assume_role" or named.endpoint)
@@ -99,7 +99,7 @@ class Shared:
                     yield clients, place.credentials
 
 
-def _is_at_aws(place: S3Block | SinkConfig) -> bool:
+def _is_at_aws(place: S3DestinationBlock | SinkConfig) -> bool:
     return sqs.is_at_aws(place) if isinstance(place, SqsSink) else place.endpoint is None
 
 
@@ -152,7 +152,7 @@ def check_sink(clients: Clients, sink: SinkConfig) -> Iterator[Finding]:
         yield Finding(what, True, said)
 
 
-def _steps(destination: S3Destination, place: S3Place) -> list[Step]:
+def _steps(destination: S3Destination, place: S3Place) -> list[CheckStep]:
     return [
         ("list", lambda: _list(destination)),
         ("write, read, delete", lambda: _write(destination, place)),
@@ -189,7 +189,7 @@ def _write(destination: S3Destination, place: S3Place) -> str:
     return ", ".join(_kept(place))
 
 
-def _written(destination: S3Destination, key: str, data: bytes) -> Found | None:
+def _written(destination: S3Destination, key: str, data: bytes) -> StoredObject | None:
     upload = destination.upload(key)
     try:
         upload.write(data)

@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 RETRY = Backoff(initial=0.5, maximum=15.0)
 
 
-class Holding(NamedTuple):
+class CommitBlocked(NamedTuple):
     """Why nothing is committed at the moment; ``since`` is monotonic."""
 
     reason: str
@@ -107,7 +107,7 @@ class Committer:
         self._counters = counters
         self._unwritten = Unwritten()
         self._jobs: deque[_Job] = deque()
-        self._holding: Holding | None = None
+        self._holding: CommitBlocked | None = None
         self._boundary: int | None = None
         self._working: _Job | None = None
         self._waits_since = time.monotonic()
@@ -122,7 +122,7 @@ class Committer:
         """When the manifest was last written, monotonic."""
 
     @property
-    def holding(self) -> Holding | None:
+    def holding(self) -> CommitBlocked | None:
         """Not None while a destination is away."""
         return self._holding
 
@@ -342,7 +342,7 @@ class Committer:
         assert state.outcome is not None
         failure = str(state.outcome.exception())
         since = time.monotonic() if self._holding is None else self._holding.since
-        self._holding = Holding(failure, since, state.attempt_number)
+        self._holding = CommitBlocked(failure, since, state.attempt_number)
         self._log.warning(
             "commit held",
             what=job.what,

@@ -39,7 +39,7 @@ Endpoint = Annotated[str, AfterValidator(_endpoint)]
 Region = Annotated[str, AfterValidator(_region)]
 
 
-class LocalDestination(Section):
+class LocalDestinationBlock(Section):
     """A directory."""
 
     type: Literal["local"]
@@ -65,7 +65,7 @@ class LocalDestination(Section):
         return "the file system", f"{self.path.expanduser().resolve()}/{key_prefix}"
 
 
-class S3Destination(Section):
+class S3DestinationBlock(Section):
     """A bucket, or what is below a prefix of it; AWS's or any store that speaks S3."""
 
     type: Literal["s3"]
@@ -82,7 +82,7 @@ class S3Destination(Section):
     unsafe_single_writer: Annotated[None, BeforeValidator(_removed)] = None
 
     @model_validator(mode="after")
-    def _is_possible(self) -> "S3Destination":
+    def _is_possible(self) -> "S3DestinationBlock":
         try:
             self.s3_place  # noqa: B018  # its maker checks it
         except BadPlace as wrong:
@@ -115,7 +115,7 @@ class S3Destination(Section):
 
 _OF_PLACE = [field.name for field in fields(S3Place)]
 
-DestinationConfig = LocalDestination | S3Destination
+DestinationConfig = LocalDestinationBlock | S3DestinationBlock
 
 
 class SinkBlock(Section):
@@ -219,14 +219,14 @@ def check_names(
     except ProfileError as wrong:
         raise WrongAt(("credentials", wrong.profile), wrong.reason) from wrong
     for number, destination in enumerate(destinations):
-        if isinstance(destination, S3Destination):
+        if isinstance(destination, S3DestinationBlock):
             _check_known(destination, profiles, ("destinations", number))
     for number, sink in enumerate(events):
         _check_known(sink, profiles, ("events", number))
 
 
 def _check_known(
-    block: S3Destination | SinkBlock, profiles: Mapping[str, Profile], path: tuple[str, int]
+    block: S3DestinationBlock | SinkBlock, profiles: Mapping[str, Profile], path: tuple[str, int]
 ) -> None:
     if block.credentials is None:
         return

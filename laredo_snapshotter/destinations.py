@@ -58,12 +58,12 @@ class Stores:
 
         :raises AwsError: if it can't be asked as it is configured.
         """
-        if isinstance(place, config_places.LocalDestination):
+        if isinstance(place, config_places.LocalDestinationBlock):
             return LocalDestination(place.path)
         return self._bucket(place, clients).destination
 
     def _opened(self, place: DestinationConfig, clients: Clients) -> Destination:
-        if isinstance(place, config_places.S3Destination):
+        if isinstance(place, config_places.S3DestinationBlock):
             shared = self._bucket(place, clients)
             with shared.asking:
                 if not shared.fit:
@@ -71,7 +71,7 @@ class Stores:
                     shared.fit = True
         return self.destination(place, clients)
 
-    def _bucket(self, place: config_places.S3Destination, clients: Clients) -> _Shared:
+    def _bucket(self, place: config_places.S3DestinationBlock, clients: Clients) -> _Shared:
         s3_place = place.s3_place
         with self._lock:
             known = (s3_place, clients)

@@ -7,7 +7,7 @@ from laredo_archive.commit import TableArchive
 from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
-from laredo_snapshotter.buffer import Outcome, Sealed
+from laredo_snapshotter.buffer import DiffSummary, Sealed
 
 UNWRITTEN = object()
 """What a diff without changes comes to."""
@@ -19,7 +19,7 @@ class Written(NamedTuple):
     epoch: int
     from_position: Position
     to_position: int
-    outcome: Outcome
+    outcome: DiffSummary
     size_bytes: int
 
     def to_log(self) -> dict[str, object]:
@@ -55,7 +55,7 @@ class DiffCommit:
         self._sealed = sealed
         self._formats = formats
         self._unwritten = unwritten
-        self._measured: tuple[Position, Outcome] | None = None
+        self._measured: tuple[Position, DiffSummary] | None = None
 
     def run(self) -> object:
         """Commit it, in a thread; what was written, or UNWRITTEN if there was nothing."""
@@ -80,7 +80,7 @@ class DiffCommit:
         sealed.close()
         return Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
 
-    def _measure(self) -> tuple[Position, Outcome]:
+    def _measure(self) -> tuple[Position, DiffSummary]:
         if self._measured is None:
             head = self._archive.head
             assert head is not None and head.rows is not None and head.checksum is not None

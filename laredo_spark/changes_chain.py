@@ -19,7 +19,7 @@ ANY_EPOCH = 0
 
 
 @dataclass(frozen=True)
-class Mark:
+class ReaderPosition:
     """How far a reader is. ``position`` None: it has nothing yet of the epoch, not its base."""
 
     epoch: int
@@ -27,17 +27,17 @@ class Mark:
     history: str
 
     @classmethod
-    def at(cls, artifact: Artifact) -> "Mark":
+    def at(cls, artifact: Artifact) -> "ReaderPosition":
         """At its end."""
         return cls(artifact.epoch, artifact.to_position, history_of(artifact.history))
 
     @classmethod
-    def of(cls, boundary: Boundary) -> "Mark":
+    def of(cls, boundary: Boundary) -> "ReaderPosition":
         """At a boundary."""
         return cls.at(boundary.last)
 
     @classmethod
-    def before(cls, epoch: Epoch) -> "Mark":
+    def before(cls, epoch: Epoch) -> "ReaderPosition":
         """Where its base comes next."""
         return cls(epoch.number, None, history_of(epoch.base.history))
 
@@ -49,7 +49,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Step:
+class NextArtifact:
     """The next artifact on a reader's way, and the epoch whose columns it has.
 
     A base is passed without its rows, but where there is a ``gap``: why no diff leads there.
@@ -60,9 +60,9 @@ class Step:
     gap: str | None = None
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> ReaderPosition:
         """Where it leads."""
-        return Mark(self.epoch.number, self.artifact.to_position, _history(self.artifact))
+        return ReaderPosition(self.epoch.number, self.artifact.to_position, _history(self.artifact))
 
     @property
     def boundary(self) -> Boundary:
@@ -84,7 +84,7 @@ def _history(artifact: Artifact) -> str:
     return history_of(artifact.history)
 
 
-def is_behind(epochs: Sequence[Epoch], start: Mark) -> bool:
+def is_behind(epochs: Sequence[Epoch], start: ReaderPosition) -> bool:
     """Whether the archive ends before ``start``, in the same history."""
     if start.position is None or not epochs:
         return bool(epochs) and start.epoch > epochs[-1].number
@@ -94,7 +94,7 @@ def is_behind(epochs: Sequence[Epoch], start: Mark) -> bool:
     return (last.epoch, last.to_position) < (start.epoch or last.epoch, start.position)
 
 
-def following(epochs: Sequence[Epoch], start: Mark) -> Iterator[Step]:
+def following(epochs: Sequence[Epoch], start: ReaderPosition) -> Iterator[NextArtifact]:
     """Every step after ``start``, in order; the first has a gap if ``start`` isn't there."""
     if start.position is None:
         index = _first_from(epochs, start.epoch)
@@ -105,27 +105,33 @@ def following(epochs: Sequence[Epoch], start: Mark) -> Iterator[Step]:
         yield from _whole(epochs[_after(epochs, start) :], None, _why_not_there(epochs, start))
         return
     epoch = epochs[found]
-    yield from (Step(diff, epoch) for diff in epoch.diffs if diff.to_position > start.position)
+    yield from (
+        NextArtifact(diff, epoch) for diff in epoch.diffs if diff.to_position > start.position
+    )
     yield from _whole(epochs[found + 1 :], epoch, None)
 
 
-def mark_now(epochs: Sequence[Epoch], mark: Mark) -> Mark | None:
+def mark_now(epochs: Sequence[Epoch], mark: ReaderPosition) -> ReaderPosition | None:
     """``mark`` with the epoch that it is in now; None if it isn't there."""
     if mark.position is None:
         is_there = not mark.epoch or mark.epoch in (epoch.number for epoch in epochs)
         return mark if is_there else None
     found = _place(epochs, mark)
-    return None if found is None else Mark(epochs[found].number, mark.position, mark.history)
+    return (
+        None if found is None else ReaderPosition(epochs[found].number, mark.position, mark.history)
+    )
 
 
-def _whole(epochs: Sequence[Epoch], before: Epoch | None, gap: str | None) -> Iterator[Step]:
+def _whole(
+    epochs: Sequence[Epoch], before: Epoch | None, gap: str | None
+) -> Iterator[NextArtifact]:
     for epoch in epochs:
-        yield Step(epoch.base, epoch, gap if before is None else _why_gap(before, epoch))
-        yield from (Step(diff, epoch) for diff in epoch.diffs)
+        yield NextArtifact(epoch.base, epoch, gap if before is None else _why_gap(before, epoch))
+        yield from (NextArtifact(diff, epoch) for diff in epoch.diffs)
         before = epoch
 
 
-def _place(epochs: Sequence[Epoch], start: Mark) -> int | None:
+def _place(epochs: Sequence[Epoch], start: ReaderPosition) -> int | None:
     """The epoch to go on in; None if ``start`` is on none."""
     for index, epoch in enumerate(epochs):
         ends = [diff for diff in epoch.diffs if _is_at(diff, start)]
@@ -142,7 +148,7 @@ def _place(epochs: Sequence[Epoch], start: Mark) -> int | None:
     return None
 
 
-def _is_at(artifact: Artifact, start: Mark) -> bool:
+def _is_at(artifact: Artifact, start: ReaderPosition) -> bool:
     return artifact.to_position == start.position and _history(artifact) == start.history
 
 
@@ -151,13 +157,13 @@ def _first_from(epochs: Sequence[Epoch], number: int) -> int:
     return next(found, len(epochs))
 
 
-def _after(epochs: Sequence[Epoch], start: Mark) -> int:
+def _after(epochs: Sequence[Epoch], start: ReaderPosition) -> int:
     """The first base that is later than ``start``; the first of all, of another archive."""
     index = _first_from(epochs, start.epoch + 1)
     return index if index < len(epochs) else 0
 
 
-def _why_not_there(epochs: Sequence[Epoch], start: Mark) -> str:
+def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
     if not any(_history(epoch.base) == start.history for epoch in epochs):
         return f"there is nothing of the history {start.history} any more"
     first = epochs[0].base

@@ -9,8 +9,8 @@ from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
 from laredo_spark.changes_chain import (
     ANY_EPOCH,
-    Mark,
-    Step,
+    NextArtifact,
+    ReaderPosition,
     following,
     is_behind,
     mark_now,
@@ -29,8 +29,8 @@ class Pinned:
     """
 
     shape: ChangesShape
-    end: Mark
-    start: Mark | None = None
+    end: ReaderPosition
+    start: ReaderPosition | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ChangesRead:
     asked: ReadOptions
     archive: Archive
     shape: ChangesShape
-    steps: Sequence[Step]
+    steps: Sequence[NextArtifact]
 
     @classmethod
     def of(cls, asked: ReadOptions, pinned: Pinned | None = None) -> "ChangesRead":
@@ -83,37 +83,41 @@ def pinned_now(archive: Archive, asked: ReadOptions) -> Pinned:
         start = mark_now(archive.epochs, start_of(archive, asked))
     except (ChangesGone, NoSuchBoundary):
         start = None  # a batch says why when it is read; a stream's checkpoint knows better
-    return Pinned(shape, Mark.of(end), start)
+    return Pinned(shape, ReaderPosition.of(end), start)
 
 
-def start_of(archive: Archive, asked: ReadOptions) -> Mark:
+def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
     """Where ``asked`` begins.
 
     :raises ChangesGone: if that was before the archive's first boundary; see ``on_gap``.
     :raises NoSuchBoundary: if it isn't there for another reason.
     """
     if asked.after_head:
-        return Mark.of(archive.boundary())
+        return ReaderPosition.of(archive.boundary())
     if asked.after is None:
         return _oldest(archive, asked)
     if asked.history is not None:
         if isinstance(asked.after, datetime):
             raise OptionRefused("history", asked.history, "goes with a position in after")
-        return Mark(asked.epoch or ANY_EPOCH, asked.after, asked.history)
+        return ReaderPosition(asked.epoch or ANY_EPOCH, asked.after, asked.history)
     if _is_before_all(archive.boundaries, asked.after):
         if asked.on_gap is OnGap.SNAPSHOT:
-            return Mark.before(archive.epochs[0])
+            return ReaderPosition.before(archive.epochs[0])
         first = archive.boundaries[0]
         raise ChangesGone(archive.uri, "that", f"the oldest boundary is {first}")
-    return Mark.of(archive.boundary(asked.after, exact=asked.exact))
+    return ReaderPosition.of(archive.boundary(asked.after, exact=asked.exact))
 
 
-def _oldest(archive: Archive, asked: ReadOptions) -> Mark:
+def _oldest(archive: Archive, asked: ReadOptions) -> ReaderPosition:
     epochs = archive.epochs
     if not epochs:
         raise NoSuchBoundary(archive.uri, "there is nothing in it yet; see laredo-archive ls")
     first = epochs[0]
-    return Mark.before(first) if asked.on_gap is OnGap.SNAPSHOT else Mark.at(first.base)
+    return (
+        ReaderPosition.before(first)
+        if asked.on_gap is OnGap.SNAPSHOT
+        else ReaderPosition.at(first.base)
+    )
 
 
 def _is_before_all(boundaries: Sequence[Boundary], after: int | datetime) -> bool:
@@ -122,12 +126,14 @@ def _is_before_all(boundaries: Sequence[Boundary], after: int | datetime) -> boo
     return bool(boundaries) and after < min(boundary.position for boundary in boundaries)
 
 
-def _refuse_behind(archive: Archive, start: Mark) -> None:
+def _refuse_behind(archive: Archive, start: ReaderPosition) -> None:
     if is_behind(archive.epochs, start):
         raise ArchiveBehind(archive.uri, start, archive.boundary())
 
 
-def steps_between(archive: Archive, start: Mark, end: Mark, on_gap: OnGap) -> Sequence[Step]:
+def steps_between(
+    archive: Archive, start: ReaderPosition, end: ReaderPosition, on_gap: OnGap
+) -> Sequence[NextArtifact]:
     """The steps that lead from ``start`` to ``end``.
 
     :raises ChangesGone: at a gap, unless ``on_gap`` has the base's rows come there.
@@ -140,7 +146,7 @@ def steps_between(archive: Archive, start: Mark, end: Mark, on_gap: OnGap) -> Se
         raise BoundaryGone(archive.uri, f"the boundary {end}")
     if goal in (start, mark_now(epochs, start)):
         return ()
-    found: list[Step] = []
+    found: list[NextArtifact] = []
     for step in following(epochs, start):
         if _is_beyond(step.mark, goal):
             break
@@ -152,9 +158,9 @@ def steps_between(archive: Archive, start: Mark, end: Mark, on_gap: OnGap) -> Se
     raise NoSuchBoundary(archive.uri, f"{end} is before {start}; exchange until and after")
 
 
-def _before(found: Sequence[Step], start: Mark) -> Mark:
+def _before(found: Sequence[NextArtifact], start: ReaderPosition) -> ReaderPosition:
     return found[-1].mark if found else start
 
 
-def _is_beyond(mark: Mark, goal: Mark) -> bool:
+def _is_beyond(mark: ReaderPosition, goal: ReaderPosition) -> bool:
     return (mark.epoch, mark.position or 0) > (goal.epoch, goal.position or 0)

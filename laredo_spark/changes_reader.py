@@ -13,7 +13,7 @@ from laredo_archive import codec, ranges
 from laredo_archive.manifest import Artifact, FormatEntry
 from laredo_archive.ranges import KeyRange, Slice
 from laredo_archive.reader import Archive
-from laredo_spark.changes_chain import Step
+from laredo_spark.changes_chain import NextArtifact
 from laredo_spark.changes_read import ChangesRead, Pinned
 from laredo_spark.changes_rows import Piece, batches
 from laredo_spark.changes_shape import ChangesShape
@@ -95,7 +95,7 @@ def keys_of(asked: ReadOptions) -> KeyRange | None:
 def partitions(
     asked: ReadOptions,
     archive: Archive,
-    steps: Iterable[Step],
+    steps: Iterable[NextArtifact],
     shape: ChangesShape,
     keys: KeyRange | None,
 ) -> list[InputPartition]:
@@ -113,7 +113,7 @@ def partitions(
 
 
 def _pieces(
-    asked: ReadOptions, archive: Archive, step: Step, keys: KeyRange | None
+    asked: ReadOptions, archive: Archive, step: NextArtifact, keys: KeyRange | None
 ) -> Iterator[Piece]:
     artifact, base = step.artifact, step.epoch.base
     wanted = asked.format_id if asked.format_id in artifact.formats else None

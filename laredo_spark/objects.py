@@ -14,7 +14,7 @@ from laredo_archive.codec import Source
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.local import LocalDestination
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_archive.manifest import FormatEntry
 from laredo_archive.ranges import Slice
 from laredo_archive.read_ahead import Opened, ReadAhead
@@ -40,7 +40,7 @@ class Objects:
 
     @classmethod
     def of(
-        cls, asked: ReadOptions, found: Found, boundary: object, inferred: bool = False
+        cls, asked: ReadOptions, found: FoundArchive, boundary: object, inferred: bool = False
     ) -> "Objects":
         """Those of an archive that was found."""
         depth = found.key_prefix.count("/")
@@ -150,7 +150,7 @@ def _name(part: Slice) -> str:
     return f"{part.start} {part.entry.key}"
 
 
-def _entries(found: Found) -> Iterator[FormatEntry]:
+def _entries(found: FoundArchive) -> Iterator[FormatEntry]:
     for artifact in found.manifest.artifacts:
         yield from artifact.formats.values()
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.errors import BadPosition
-from laredo_spark.changes_chain import Mark, Step, following, is_behind, mark_now
+from laredo_spark.changes_chain import NextArtifact, ReaderPosition, following, is_behind, mark_now
 from laredo_spark.changes_read import Pinned, opened, pinned_now, start_of, steps_between
 from laredo_spark.changes_reader import ChangesPartition, keys_of, partitions
 from laredo_spark.errors import (
@@ -94,13 +94,13 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """The archive's head, as of the last look."""
         boundaries = self._archive.boundaries
-        return _offset(Mark.of(boundaries[-1])) if boundaries else None
+        return _offset(ReaderPosition.of(boundaries[-1])) if boundaries else None
 
     def _refreshed(self) -> Archive:
         self._archive = self._archive.refreshed()
         return self._archive
 
-    def _reached(self, archive: Archive, start: Mark, most: int | None) -> Mark:
+    def _reached(self, archive: Archive, start: ReaderPosition, most: int | None) -> ReaderPosition:
         goal = self._goal(archive)
         if goal == mark_now(archive.epochs, start) is not None:
             return start
@@ -117,13 +117,15 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
         return at
 
-    def _goal(self, archive: Archive) -> Mark | None:
+    def _goal(self, archive: Archive) -> ReaderPosition | None:
         """Where a run of what is available now ends; None if there is no such end."""
         if self._last is None:
             return None
-        return mark_now(archive.epochs, Mark.of(self._last.boundary()))
+        return mark_now(archive.epochs, ReaderPosition.of(self._last.boundary()))
 
-    def _problem(self, archive: Archive, step: Step, at: Mark) -> Exception | None:
+    def _problem(
+        self, archive: Archive, step: NextArtifact, at: ReaderPosition
+    ) -> Exception | None:
         if step.gap is not None and self._asked.on_gap is OnGap.FAIL:
             return ChangesGone(archive.uri, at, step.gap)
         columns = step.epoch.base.columns
@@ -159,15 +161,15 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from partition.batches(self._schema)
 
 
-def _offset(mark: Mark) -> Offset:
+def _offset(mark: ReaderPosition) -> Offset:
     position = "" if mark.position is None else positions.text(mark.position)
     return {"position": position, "epoch": mark.epoch, "history": mark.history}
 
 
-def _mark(offset: Mapping[str, str | int]) -> Mark:
+def _mark(offset: Mapping[str, str | int]) -> ReaderPosition:
     try:
         text = str(offset["position"])
         position = positions.parse(text) if text else None
-        return Mark(int(offset["epoch"]), position, str(offset["history"]))
+        return ReaderPosition(int(offset["epoch"]), position, str(offset["history"]))
     except (KeyError, ValueError, BadPosition) as wrong:
         raise OffsetUnreadable(dict(offset)) from wrong

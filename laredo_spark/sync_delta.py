@@ -21,7 +21,7 @@ from laredo_spark.sync_delta_log import NO_TABLE, DeltaLog, Held
 from laredo_spark.sync_errors import TargetDiffers
 from laredo_spark.sync_files import comparable
 from laredo_spark.sync_parquet import Written
-from laredo_spark.sync_plan import Level, Merge, Rebuild, Step
+from laredo_spark.sync_plan import Level, Merge, Rebuild, SyncAction
 from laredo_spark.sync_spark import failing_as, frame_of
 from laredo_spark.sync_state import SyncState
 from laredo_spark.table_read import UNKNOWN_HISTORY, TableRead
@@ -73,7 +73,7 @@ class DeltaSync:
         reach("sync.committed")
         return Written(step, replace(state, rows=self._rows()), after.files_written)
 
-    def _step(self, held: Held, *, rebuild: bool) -> Step:
+    def _step(self, held: Held, *, rebuild: bool) -> SyncAction:
         if rebuild:
             return Rebuild("it was asked for")
         found = sync_plan.step(self.target, held.state, self.table)

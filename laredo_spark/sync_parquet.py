@@ -18,7 +18,7 @@ from laredo_spark.options import ReadOptions
 from laredo_spark.sync_directory import SyncDirectory
 from laredo_spark.sync_errors import TargetDiffers
 from laredo_spark.sync_files import Adjacent, Build, MergeFiles, comparable
-from laredo_spark.sync_plan import Level, Merge, Rebuild, Step
+from laredo_spark.sync_plan import Level, Merge, Rebuild, SyncAction
 from laredo_spark.sync_state import SyncedFile, SyncState
 from laredo_spark.table_read import TableRead
 from laredo_spark.table_reader import TableReader
@@ -54,7 +54,7 @@ class Engine:
 class Written:
     """What a sync did: nothing if ``step`` is Level."""
 
-    step: Step
+    step: SyncAction
     state: SyncState
     files_written: int
 
@@ -94,7 +94,7 @@ class ParquetSync:
             self._directory.commit(state, staging, kept)
         return Written(step, state, len(state.files) - len(kept))
 
-    def _step(self, held: SyncState | None, *, rebuild: bool) -> Step:
+    def _step(self, held: SyncState | None, *, rebuild: bool) -> SyncAction:
         if rebuild:
             return Rebuild("it was asked for")
         if held is None:

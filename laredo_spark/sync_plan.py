@@ -34,10 +34,10 @@ class Rebuild:
     reason: str
 
 
-Step = Level | Merge | Rebuild
+SyncAction = Level | Merge | Rebuild
 
 
-def step(target: object, held: SyncState | None, table: TableRead) -> Step:
+def step(target: object, held: SyncState | None, table: TableRead) -> SyncAction:
     """What is to be done; ``held`` is None if nothing was synced yet.
 
     :raises TargetRefused: if the target holds another table.
@@ -64,7 +64,7 @@ def shape_of(table: TableRead) -> str:
     return f"{schema} special_values={table.asked.typing.special.value} key={table.key_names}"
 
 
-def _onwards(held: SyncState, table: TableRead) -> Step:
+def _onwards(held: SyncState, table: TableRead) -> SyncAction:
     start = _start(held, table)
     if start is None:
         return Rebuild("the archive no longer has the boundary that it held")

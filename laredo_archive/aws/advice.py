@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from laredo_archive.aws.clocks import Clocks, shown
-from laredo_archive.aws.kinds import KIND_OF_CODE, Kind
+from laredo_archive.aws.kinds import KIND_OF_CODE, Cause
 from laredo_archive.aws.profile import AMBIENT
 
 _POLICIES = "examples/aws"
@@ -35,33 +35,34 @@ _BY_CODE = {
 }
 
 _BY_KIND = {
-    Kind.THROTTLED: "it is tried again by itself, more slowly; if this lasts, lengthen"
+    Cause.THROTTLED: "it is tried again by itself, more slowly; if this lasts, lengthen"
     " diff.interval, spread the tables over prefixes, or raise the quota",
-    Kind.NO_SUCH_BUCKET: "create the bucket or correct its name; it isn't created for you",
-    Kind.NO_SUCH_KEY: "the object isn't there: see who or what deleted it (a lifecycle rule?)",
-    Kind.NO_SUCH_UPLOAD: "the multipart upload was finished or aborted, by a late request, another"
+    Cause.NO_SUCH_BUCKET: "create the bucket or correct its name; it isn't created for you",
+    Cause.NO_SUCH_KEY: "the object isn't there: see who or what deleted it (a lifecycle rule?)",
+    Cause.NO_SUCH_UPLOAD: "the multipart upload was finished or aborted, by a late request, another"
     " writer or a lifecycle rule: the object is looked for, and uploaded again if it isn't there",
-    Kind.PRECONDITION: "someone else changed or made the object: it is read again",
-    Kind.CONFLICT: "another conditional request for this object was under way: it is tried again",
-    Kind.NOT_IMPLEMENTED: "this service doesn't offer that: use one that does, or leave the"
+    Cause.PRECONDITION: "someone else changed or made the object: it is read again",
+    Cause.CONFLICT: "another conditional request for this object was under way: it is tried again",
+    Cause.NOT_IMPLEMENTED: "this service doesn't offer that: use one that does, or leave the"
     " setting out that asks for it",
-    Kind.TOO_LARGE: "a part or message of this size isn't taken: raise the limit on that side",
-    Kind.SERVER: "a failure of the service's own: what was asked may have been done, which is"
+    Cause.TOO_LARGE: "a part or message of this size isn't taken: raise the limit on that side",
+    Cause.SERVER: "a failure of the service's own: what was asked may have been done, which is"
     " looked up, and it is tried again",
-    Kind.LOST: "no answer came: what was asked may have been done, which is looked up, and it is"
+    Cause.LOST: "no answer came: what was asked may have been done, which is looked up, and it is"
     " tried again",
-    Kind.CHECKSUM: "the bytes were changed on the way: it is sent again; if this lasts, look at"
+    Cause.CHECKSUM: "the bytes were changed on the way: it is sent again; if this lasts, look at"
     " proxies and at this machine's memory",
-    Kind.OTHER: "see the service's documentation for this error",
+    Cause.OTHER: "see the service's documentation for this error",
 }
 
 _OF_NOTICES = {
-    Kind.THROTTLED: "it is tried again by itself, more slowly; if this lasts, raise the quota"
+    Cause.THROTTLED: "it is tried again by itself, more slowly; if this lasts, raise the quota"
     " (Kinesis: add shards), or lengthen diff.interval",
-    Kind.TOO_LARGE: "a notice is about a kilobyte: raise the limit of that topic, queue or stream",
-    Kind.SERVER: "a failure of the service's own: the notice may have arrived; it is tried again,"
+    Cause.TOO_LARGE: "a notice is about a kilobyte: raise the limit of that topic, queue or stream",
+    Cause.SERVER: "a failure of the service's own: the notice may have arrived; it is tried again,"
     " and may come twice",
-    Kind.LOST: "no answer came: the notice may have arrived; it is tried again, and may come twice",
+    Cause.LOST: "no answer came: the notice may have arrived; it is tried again, and"
+    " may come twice",
 }
 """Where it isn't S3's: a notice can't be looked up, and is small."""
 
@@ -82,7 +83,7 @@ class Situation:
     """What couldn't be connected to."""
 
 
-def advice_for(kind: Kind, situation: Situation) -> str:
+def advice_for(kind: Cause, situation: Situation) -> str:
     """What to do next, in one sentence without a full stop."""
     code = situation.code
     if code in _BY_CODE and KIND_OF_CODE.get(code, kind) is kind:
@@ -181,13 +182,13 @@ def _connect(situation: Situation) -> str:
 
 
 _MAKERS = {
-    Kind.DENIED: _denied,
-    Kind.EXPIRED: _expired,
-    Kind.CLOCK_SKEW: _skew,
-    Kind.WRONG_REGION: _wrong_region,
-    Kind.KMS: _kms,
-    Kind.NO_CREDENTIALS: _no_credentials,
-    Kind.ROLE: _role,
-    Kind.GONE: _gone,
-    Kind.CONNECT: _connect,
+    Cause.DENIED: _denied,
+    Cause.EXPIRED: _expired,
+    Cause.CLOCK_SKEW: _skew,
+    Cause.WRONG_REGION: _wrong_region,
+    Cause.KMS: _kms,
+    Cause.NO_CREDENTIALS: _no_credentials,
+    Cause.ROLE: _role,
+    Cause.GONE: _gone,
+    Cause.CONNECT: _connect,
 }

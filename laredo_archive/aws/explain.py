@@ -11,7 +11,7 @@ from typing import Any
 from laredo_archive.aws.advice import Situation, advice_for
 from laredo_archive.aws.clocks import UNKNOWN, Clocks
 from laredo_archive.aws.iam import iam_action
-from laredo_archive.aws.kinds import PASSING, Kind, kind_of
+from laredo_archive.aws.kinds import PASSING, Cause, kind_of
 
 _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
 
@@ -20,7 +20,7 @@ _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
 class Explained:
     """``sent``: whether the request, or a part of it, may have reached the service."""
 
-    kind: Kind
+    kind: Cause
     message: str
     status: int | None
     code: str | None
@@ -29,7 +29,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class _Facts:
-    kind: Kind
+    kind: Cause
     words: str
     """The service's own, or those of what failed on the way to it."""
     sent: bool
@@ -142,7 +142,7 @@ def _request_id(parsed: str | None, headers: dict[str, str]) -> str | None:
 def _of_role(failure: Any) -> _Facts:
     """The profile's role wasn't taken on, so nothing else was sent."""
     explained: Explained = failure.explained
-    kind = Kind.CONNECT if explained.kind in PASSING else Kind.ROLE
+    kind = Cause.CONNECT if explained.kind in PASSING else Cause.ROLE
     return _Facts(kind, f"its role wasn't assumed: {explained.message}", sent=False, advised=True)
 
 
@@ -150,7 +150,7 @@ def _of_role_answer(failure: Any) -> _Facts:
     """The same, of a role that botocore itself takes on (a web identity, a file's role_arn)."""
     answer = _of_answer(failure, "sts", failure.operation_name)
     words = f"sts:{failure.operation_name} was refused: {answer.words}"
-    kind = Kind.CONNECT if answer.kind in PASSING else Kind.ROLE
+    kind = Cause.CONNECT if answer.kind in PASSING else Cause.ROLE
     return replace(answer, kind=kind, words=words, sent=False)
 
 
@@ -184,13 +184,13 @@ def _of_way(failure: Exception) -> _Facts:
         exceptions.SSOError,
     )
     if isinstance(failure, never_connected):
-        return _Facts(Kind.CONNECT, words, sent=False, endpoint=endpoint)
+        return _Facts(Cause.CONNECT, words, sent=False, endpoint=endpoint)
     if isinstance(failure, exceptions.SSLError) and any(word in words for word in _TLS_NEVER_SENT):
-        return _Facts(Kind.CONNECT, words, sent=False, endpoint=endpoint)
+        return _Facts(Cause.CONNECT, words, sent=False, endpoint=endpoint)
     if isinstance(failure, no_credentials):
-        return _Facts(Kind.NO_CREDENTIALS, words, sent=False)
+        return _Facts(Cause.NO_CREDENTIALS, words, sent=False)
     if isinstance(failure, exceptions.FlexibleChecksumError):
-        return _Facts(Kind.CHECKSUM, words, sent=True)
+        return _Facts(Cause.CHECKSUM, words, sent=True)
     if isinstance(failure, exceptions.ValidationError | exceptions.ParamValidationError):
-        return _Facts(Kind.OTHER, words, sent=False)
-    return _Facts(Kind.LOST, words, sent=True, endpoint=endpoint)
+        return _Facts(Cause.OTHER, words, sent=False)
+    return _Facts(Cause.LOST, words, sent=True, endpoint=endpoint)

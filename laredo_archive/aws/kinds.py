@@ -8,7 +8,7 @@ errors". A store that only resembles S3 has codes of its own: then the HTTP stat
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class Cause(StrEnum):
     """Why a call failed. What each asks for is in advice.py."""
 
     THROTTLED = "throttled"
@@ -43,33 +43,33 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
-PASSING = frozenset({Kind.THROTTLED, Kind.SERVER, Kind.CONNECT, Kind.LOST})
+PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.CONNECT, Cause.LOST})
 """What may be otherwise a moment later."""
 
-_CODES: dict[Kind, str] = {
-    Kind.THROTTLED: """
+_CODES: dict[Cause, str] = {
+    Cause.THROTTLED: """
         SlowDown Throttling ThrottlingException Throttled ThrottledException RequestThrottled
         RequestThrottledException RequestLimitExceeded BandwidthLimitExceeded TooManyRequests
         TooManyRequestsException ProvisionedThroughputExceededException LimitExceededException
         KMSThrottling KMSThrottlingException KmsThrottled KMS.ThrottlingException OverLimit
         AWS.SimpleQueueService.OverLimit PriorRequestNotComplete ReducePriority
     """,
-    Kind.DENIED: """
+    Cause.DENIED: """
         AccessDenied AccessDeniedException AuthorizationError AuthorizationErrorException
         AllAccessDisabled AccountProblem NotAuthorized UnauthorizedOperation Unauthorized
         UnauthorizedAccess InvalidSecurity InvalidPayer NotSignedUp OptInRequired
         CrossLocationLoggingProhibited InvalidAccessPoint
     """,
-    Kind.EXPIRED: "ExpiredToken ExpiredTokenException TokenRefreshRequired ExpiredSession",
-    Kind.CLOCK_SKEW: "RequestTimeTooSkewed RequestExpired RequestInTheFuture",
-    Kind.NO_SUCH_BUCKET: "NoSuchBucket",
-    Kind.NO_SUCH_KEY: "NoSuchKey NoSuchVersion",
-    Kind.NO_SUCH_UPLOAD: "NoSuchUpload",
-    Kind.WRONG_REGION: """
+    Cause.EXPIRED: "ExpiredToken ExpiredTokenException TokenRefreshRequired ExpiredSession",
+    Cause.CLOCK_SKEW: "RequestTimeTooSkewed RequestExpired RequestInTheFuture",
+    Cause.NO_SUCH_BUCKET: "NoSuchBucket",
+    Cause.NO_SUCH_KEY: "NoSuchKey NoSuchVersion",
+    Cause.NO_SUCH_UPLOAD: "NoSuchUpload",
+    Cause.WRONG_REGION: """
         PermanentRedirect TemporaryRedirect Redirect AuthorizationHeaderMalformed
         IllegalLocationConstraintException InvalidRegionException
     """,
-    Kind.KMS: """
+    Cause.KMS: """
         KMS.DisabledException KMS.NotFoundException KMS.KMSInvalidStateException
         KMS.InvalidStateException KMS.InvalidKeyUsageException KMS.AccessDeniedException
         KMS.InvalidArnException KMS.UnsupportedOperationException KMSAccessDenied
@@ -78,32 +78,32 @@ _CODES: dict[Kind, str] = {
         KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound
         KmsOptInRequired
     """,
-    Kind.NO_CREDENTIALS: """
+    Cause.NO_CREDENTIALS: """
         InvalidAccessKeyId InvalidClientTokenId UnrecognizedClientException InvalidToken
         SignatureDoesNotMatch InvalidSignatureException MissingAuthenticationToken
         MissingAuthenticationTokenException IncompleteSignature IncompleteSignatureException
         MissingSecurityHeader AuthFailure
     """,
-    Kind.PRECONDITION: "PreconditionFailed",
-    Kind.CONFLICT: "ConditionalRequestConflict OperationAborted ConcurrentModification",
-    Kind.NOT_IMPLEMENTED: "NotImplemented UnsupportedOperation AWS.SimpleQueueService.Unsupported",
-    Kind.GONE: """
+    Cause.PRECONDITION: "PreconditionFailed",
+    Cause.CONFLICT: "ConditionalRequestConflict OperationAborted ConcurrentModification",
+    Cause.NOT_IMPLEMENTED: "NotImplemented UnsupportedOperation AWS.SimpleQueueService.Unsupported",
+    Cause.GONE: """
         NotFound NotFoundException ResourceNotFound ResourceNotFoundException QueueDoesNotExist
         QueueDeletedRecently AWS.SimpleQueueService.NonExistentQueue
         AWS.SimpleQueueService.QueueDeletedRecently EndpointDisabled
     """,
-    Kind.TOO_LARGE: """
+    Cause.TOO_LARGE: """
         EntityTooLarge MaxMessageLengthExceeded BatchRequestTooLong RequestEntityTooLargeException
         AWS.SimpleQueueService.BatchRequestTooLong MessageTooLong RequestHeaderSectionTooLarge
         MetadataTooLarge
     """,
-    Kind.SERVER: """
+    Cause.SERVER: """
         InternalError InternalErrorException InternalFailure InternalFailureException
         InternalServerError InternalServerException ServiceUnavailable
         ServiceUnavailableException ServiceFailure ServiceFailureException RequestTimeout
         RequestTimeoutException IncompleteBody RequestAbortedException
     """,
-    Kind.CHECKSUM: """
+    Cause.CHECKSUM: """
         BadDigest InvalidDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch
     """,
 }
@@ -111,33 +111,33 @@ _CODES: dict[Kind, str] = {
 KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 _KIND_OF_STATUS = {
-    301: Kind.WRONG_REGION,
-    307: Kind.WRONG_REGION,
-    401: Kind.DENIED,
-    403: Kind.DENIED,
-    404: Kind.GONE,
-    409: Kind.CONFLICT,
-    412: Kind.PRECONDITION,
-    413: Kind.TOO_LARGE,
-    429: Kind.THROTTLED,
-    501: Kind.NOT_IMPLEMENTED,
+    301: Cause.WRONG_REGION,
+    307: Cause.WRONG_REGION,
+    401: Cause.DENIED,
+    403: Cause.DENIED,
+    404: Cause.GONE,
+    409: Cause.CONFLICT,
+    412: Cause.PRECONDITION,
+    413: Cause.TOO_LARGE,
+    429: Cause.THROTTLED,
+    501: Cause.NOT_IMPLEMENTED,
 }
 
 # Sentences that tell more than the code they come with.
 _SENTENCES = {
-    "Signature expired": Kind.CLOCK_SKEW,
-    "Signature not yet current": Kind.CLOCK_SKEW,
-    "Credential should be scoped to a valid": Kind.WRONG_REGION,
-    "Message too long": Kind.TOO_LARGE,
-    "Message must be shorter than": Kind.TOO_LARGE,
-    "must have length less than or equal to": Kind.TOO_LARGE,
-    "not authorized to perform: kms:": Kind.KMS,
+    "Signature expired": Cause.CLOCK_SKEW,
+    "Signature not yet current": Cause.CLOCK_SKEW,
+    "Credential should be scoped to a valid": Cause.WRONG_REGION,
+    "Message too long": Cause.TOO_LARGE,
+    "Message must be shorter than": Cause.TOO_LARGE,
+    "must have length less than or equal to": Cause.TOO_LARGE,
+    "not authorized to perform: kms:": Cause.KMS,
 }
 
 
 def kind_of(
     service: str, operation: str, *, code: str, status: int, words: str, region: str | None
-) -> Kind:
+) -> Cause:
     """What a refusal is: by its ``words``, its ``code``, or else by its ``status``.
 
     ``region`` is the right one, if the answer named it.
@@ -147,20 +147,20 @@ def kind_of(
             return kind
     if code == "AuthorizationHeaderMalformed" and region is None:
         # It names the region when that is what is wrong; else an access key is.
-        return Kind.NO_CREDENTIALS
+        return Cause.NO_CREDENTIALS
     found = KIND_OF_CODE.get(code) or _by_status(status, region)
-    return _missing_in_s3(operation) if service == "s3" and found is Kind.GONE else found
+    return _missing_in_s3(operation) if service == "s3" and found is Cause.GONE else found
 
 
-def _by_status(status: int, region: str | None) -> Kind:
+def _by_status(status: int, region: str | None) -> Cause:
     if status == 400 and region is not None:
         # The answer to a HEAD has no body, and so no code: the header alone tells.
-        return Kind.WRONG_REGION
-    return _KIND_OF_STATUS.get(status, Kind.SERVER if status >= 500 else Kind.OTHER)
+        return Cause.WRONG_REGION
+    return _KIND_OF_STATUS.get(status, Cause.SERVER if status >= 500 else Cause.OTHER)
 
 
 _OF_THE_BUCKET = {"HeadBucket", "ListObjectsV2", "ListMultipartUploads", "GetBucketLocation"}
 
 
-def _missing_in_s3(operation: str) -> Kind:
-    return Kind.NO_SUCH_BUCKET if operation in _OF_THE_BUCKET else Kind.NO_SUCH_KEY
+def _missing_in_s3(operation: str) -> Cause:
+    return Cause.NO_SUCH_BUCKET if operation in _OF_THE_BUCKET else Cause.NO_SUCH_KEY

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError
 
 from laredo_archive.aws.clocks import shown
 from laredo_archive.aws.explain import Explained, explain, failures
-from laredo_archive.aws.kinds import PASSING, Kind
+from laredo_archive.aws.kinds import PASSING, Cause
 from laredo_archive.aws.profile import Profile
 from laredo_model.retry import Backoff
 
@@ -153,4 +153,4 @@ class RoleSession:
             f" ends at {shown(until)}, and this machine's clock says {shown(self._now())}. What to"
             " do: set that clock right (chrony, NTP)"
         )
-        return Explained(Kind.CLOCK_SKEW, message, None, None, sent=True)
+        return Explained(Cause.CLOCK_SKEW, message, None, None, sent=True)

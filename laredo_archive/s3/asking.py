@@ -29,14 +29,14 @@ from tenacity import (
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.explain import Explained, explain, failures
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.destination import Version, is_plain
 from laredo_archive.errors import (
     BadKey,
+    CommitStateUnknown,
     DestinationDenied,
     DestinationError,
     DestinationUnavailable,
-    OutcomeUnclear,
 )
 from laredo_archive.s3.place import S3Place
 from laredo_model.retry import Backoff
@@ -53,24 +53,24 @@ _CONNECTIONS = 64
 """Kept open at most: all tables that write to a bucket share them, and a new one costs a
 handshake with each commit."""
 
-PASSING = frozenset({Kind.THROTTLED, Kind.SERVER, Kind.LOST, Kind.CONNECT})
+PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.LOST, Cause.CONNECT})
 """What is over soon, as a rule."""
-UNSEEN = PASSING | {Kind.CHECKSUM}
+RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
 """When to repeat what nobody sees yet: a part, the beginning of an upload."""
-SURELY_NOT_DONE = frozenset({Kind.CONFLICT, Kind.CHECKSUM})
+RETRY_CONDITIONAL = frozenset({Cause.CONFLICT, Cause.CHECKSUM})
 """When to repeat a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
 
 _SET_UP_WRONG = frozenset(
     {
-        Kind.DENIED,
-        Kind.EXPIRED,
-        Kind.CLOCK_SKEW,
-        Kind.NO_SUCH_BUCKET,
-        Kind.WRONG_REGION,
-        Kind.KMS,
-        Kind.NO_CREDENTIALS,
-        Kind.ROLE,
-        Kind.NOT_IMPLEMENTED,
+        Cause.DENIED,
+        Cause.EXPIRED,
+        Cause.CLOCK_SKEW,
+        Cause.NO_SUCH_BUCKET,
+        Cause.WRONG_REGION,
+        Cause.KMS,
+        Cause.NO_CREDENTIALS,
+        Cause.ROLE,
+        Cause.NOT_IMPLEMENTED,
     }
 )
 
@@ -107,13 +107,13 @@ class Refused(Exception):
 
     def _meant(self, changing: bool) -> type[DestinationError]:
         if changing and self._may_be_done():
-            return OutcomeUnclear
+            return CommitStateUnknown
         return DestinationDenied if self.kind in _SET_UP_WRONG else DestinationUnavailable
 
     def _may_be_done(self) -> bool:
         status = self._explained.status
-        answered_no = status is not None and status < 500 and self.kind is not Kind.CONFLICT
-        return self._explained.sent and not answered_no and self.kind is not Kind.NOT_IMPLEMENTED
+        answered_no = status is not None and status < 500 and self.kind is not Cause.CONFLICT
+        return self._explained.sent and not answered_no and self.kind is not Cause.NOT_IMPLEMENTED
 
 
 class Bucket:
@@ -147,7 +147,7 @@ class Bucket:
         method: str,
         key: str,
         *,
-        again: Collection[Kind] = PASSING,
+        again: Collection[Cause] = PASSING,
         ended: Event | None = None,
         **more: Any,
     ) -> Answer:
@@ -172,7 +172,7 @@ class Bucket:
     def repeatedly(
         self,
         method: str,
-        again: Collection[Kind],
+        again: Collection[Cause],
         work: Callable[[], T],
         ended: Event | None = None,
     ) -> T:

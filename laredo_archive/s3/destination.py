@@ -6,14 +6,14 @@ from threading import Event
 from typing import BinaryIO
 
 from laredo_archive.aws.clients import Clients
-from laredo_archive.aws.kinds import Kind
-from laredo_archive.destination import Found, ObjectInfo, Version, is_plain
-from laredo_archive.errors import DestinationUnavailable, OutcomeUnclear, SwapLost
+from laredo_archive.aws.kinds import Cause
+from laredo_archive.destination import ObjectInfo, StoredObject, Version, is_plain
+from laredo_archive.errors import CommitConflict, CommitStateUnknown, DestinationUnavailable
 from laredo_archive.failpoint import reach
 from laredo_archive.s3 import probe
 from laredo_archive.s3.asking import (
     IF_ABSENT,
-    SURELY_NOT_DONE,
+    RETRY_CONDITIONAL,
     Answer,
     Bucket,
     Pause,
@@ -80,12 +80,12 @@ class S3Destination:
         """``s3://bucket/prefix/key``; nothing in it is quoted."""
         return self._bucket.uri_of(key)
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str) -> StoredObject | None:
         """The object and its ETag, whatever that is made of."""
         try:
             return read_whole(self._bucket, key)
         except Refused as refused:
-            if refused.kind is Kind.NO_SUCH_KEY:
+            if refused.kind is Cause.NO_SUCH_KEY:
                 return None
             raise refused.error() from refused
 
@@ -94,7 +94,7 @@ class S3Destination:
         try:
             answer = self._bucket.ask("head_object", key)
         except Refused as refused:
-            if refused.kind is Kind.NO_SUCH_KEY:
+            if refused.kind is Cause.NO_SUCH_KEY:
                 return None
             raise refused.error() from refused
         size, modified = (
@@ -121,21 +121,21 @@ class S3Destination:
             answer = self._bucket.ask(
                 "put_object",
                 key,
-                again=SURELY_NOT_DONE,
+                again=RETRY_CONDITIONAL,
                 Body=data,
                 ChecksumSHA256=sha256_of(data),
                 **kept_as(self._bucket.place, manifest=True),
                 **(IF_ABSENT if expected is None else {"IfMatch": expected}),
             )
         except Refused as refused:
-            if refused.kind in (Kind.PRECONDITION, Kind.NO_SUCH_KEY):
-                raise SwapLost(self.uri_of(key)) from refused
+            if refused.kind in (Cause.PRECONDITION, Cause.NO_SUCH_KEY):
+                raise CommitConflict(self.uri_of(key)) from refused
             raise refused.error(changing=True) from refused
         reach("s3.swap.sent")
         try:
             version = self._bucket.version(key, answer)
         except DestinationUnavailable as lacking:
-            raise OutcomeUnclear(self.uri_of(key), str(lacking)).at(self.place) from lacking
+            raise CommitStateUnknown(self.uri_of(key), str(lacking)).at(self.place) from lacking
         reach("s3.swap.done")
         return version
 
@@ -148,9 +148,9 @@ class S3Destination:
         try:
             # A request without an answer may yet come, when the name has been given out
             # again: that one isn't followed by another, whose answer would hide it.
-            self._bucket.ask("delete_object", key, again=(Kind.CONNECT, Kind.THROTTLED))
+            self._bucket.ask("delete_object", key, again=(Cause.CONNECT, Cause.THROTTLED))
         except Refused as refused:
-            if refused.kind is not Kind.NO_SUCH_KEY:
+            if refused.kind is not Cause.NO_SUCH_KEY:
                 raise refused.error(changing=True) from refused
 
     def collect_unfinished(
@@ -171,7 +171,7 @@ class S3Destination:
         try:
             self._bucket.ask("abort_multipart_upload", key, UploadId=upload_id)
         except Refused as refused:
-            if refused.kind is Kind.NO_SUCH_UPLOAD:
+            if refused.kind is Cause.NO_SUCH_UPLOAD:
                 return False
             raise refused.error() from refused
         return True

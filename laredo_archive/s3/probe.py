@@ -12,16 +12,16 @@ from typing import Any
 
 import structlog
 
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.errors import ConditionalWritesMissing, DestinationUnavailable
-from laredo_archive.s3.asking import SURELY_NOT_DONE, Bucket, Refused, kept_as, sha256_of
+from laredo_archive.s3.asking import RETRY_CONDITIONAL, Bucket, Refused, kept_as, sha256_of
 
 log = structlog.get_logger(__name__)
 
 NAME = ".laredo-probe-"
 _OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
 """What a probe calls its object: nothing else is removed."""
-_AGAIN = SURELY_NOT_DONE | {Kind.CONNECT}
+_AGAIN = RETRY_CONDITIONAL | {Cause.CONNECT}
 _LEFT_BEHIND = timedelta(hours=1)
 
 
@@ -57,7 +57,7 @@ class _Probe:
             first = self._put(b"first", IfNoneMatch="*")
             second = self._put(b"second", IfMatch=first)
         except Refused as refused:
-            if refused.kind not in (Kind.NOT_IMPLEMENTED, Kind.PRECONDITION):
+            if refused.kind not in (Cause.NOT_IMPLEMENTED, Cause.PRECONDITION):
                 raise
             yield f"it refuses what it should take: {refused}"
             return
@@ -110,9 +110,9 @@ class _Probe:
         try:
             write()
         except Refused as refused:
-            if refused.kind in (Kind.PRECONDITION, Kind.NO_SUCH_KEY):
+            if refused.kind in (Cause.PRECONDITION, Cause.NO_SUCH_KEY):
                 return False
-            if refused.kind is Kind.NOT_IMPLEMENTED:
+            if refused.kind is Cause.NOT_IMPLEMENTED:
                 return True
             raise
         return True
@@ -144,5 +144,5 @@ def _abort_uploads(bucket: Bucket, key: str) -> None:
             try:
                 bucket.ask("abort_multipart_upload", found, UploadId=upload["UploadId"])
             except Refused as refused:
-                if refused.kind is not Kind.NO_SUCH_UPLOAD:
+                if refused.kind is not Cause.NO_SUCH_UPLOAD:
                     raise

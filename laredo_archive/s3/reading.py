@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any
 
 from laredo_archive.aws.explain import failures
-from laredo_archive.aws.kinds import Kind
-from laredo_archive.destination import LARGEST_WHOLE, Found
+from laredo_archive.aws.kinds import Cause
+from laredo_archive.destination import LARGEST_WHOLE, StoredObject
 from laredo_archive.errors import ArtifactMissing, DestinationUnavailable, TooLarge
-from laredo_archive.s3.asking import UNSEEN, Answer, Bucket, Parameters, Refused
+from laredo_archive.s3.asking import RETRY_IDEMPOTENT, Answer, Bucket, Parameters, Refused
 
 _BUFFER_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _BEYOND_THE_END = 416
 
 
-def read_whole(bucket: Bucket, key: str) -> Found:
+def read_whole(bucket: Bucket, key: str) -> StoredObject:
     """A small object and its version.
 
     :raises Refused: if it can't be read.
@@ -29,7 +29,7 @@ def read_whole(bucket: Bucket, key: str) -> Found:
     :raises DestinationUnavailable: if the answer doesn't say which version it is.
     """
 
-    def read() -> Found:
+    def read() -> StoredObject:
         answer = bucket.ask("get_object", key, again=(), ChecksumMode="ENABLED")
         with closing(answer["Body"]) as body:
             if bucket.said(answer, "ContentLength", uri) > LARGEST_WHOLE:
@@ -38,10 +38,10 @@ def read_whole(bucket: Bucket, key: str) -> Found:
                 data = body.read()
             except _broken_off() as failure:
                 raise bucket.refused(failure, "GetObject", uri) from failure
-        return Found(data, bucket.version(key, answer))
+        return StoredObject(data, bucket.version(key, answer))
 
     uri = bucket.uri_of(key)
-    return bucket.repeatedly("get_object", UNSEEN, read)
+    return bucket.repeatedly("get_object", RETRY_IDEMPOTENT, read)
 
 
 def open_object(bucket: Bucket, key: str, offset: int) -> io.BufferedReader:
@@ -78,7 +78,7 @@ class PinnedObject(io.RawIOBase):
         """
         self._position = offset
         try:
-            self._bucket.repeatedly("get_object", UNSEEN, self._ask_for_the_rest)
+            self._bucket.repeatedly("get_object", RETRY_IDEMPOTENT, self._ask_for_the_rest)
         except Refused as refused:
             if refused.status == _BEYOND_THE_END:
                 self._size = offset
@@ -111,7 +111,9 @@ class PinnedObject(io.RawIOBase):
         if self._position >= self._size or not len(buffer):
             return 0
         try:
-            count = self._bucket.repeatedly("get_object", UNSEEN, partial(self._read_some, buffer))
+            count = self._bucket.repeatedly(
+                "get_object", RETRY_IDEMPOTENT, partial(self._read_some, buffer)
+            )
         except Refused as refused:
             raise self._meant(refused) from refused
         self._position += count
@@ -169,9 +171,9 @@ class PinnedObject(io.RawIOBase):
         return int(told[2])
 
     def _meant(self, refused: Refused) -> Exception:
-        if refused.kind is Kind.NO_SUCH_KEY:
+        if refused.kind is Cause.NO_SUCH_KEY:
             return ArtifactMissing(self._uri)
-        if refused.kind is Kind.PRECONDITION:
+        if refused.kind is Cause.PRECONDITION:
             return self._replaced()
         return refused.error()
 

@@ -17,14 +17,14 @@ from functools import partial
 
 import structlog
 
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.errors import DestinationError, DestinationUnavailable, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.s3.asking import (
     IF_ABSENT,
     PARALLEL_PARTS,
-    SURELY_NOT_DONE,
-    UNSEEN,
+    RETRY_CONDITIONAL,
+    RETRY_IDEMPOTENT,
     Bucket,
     Refused,
     kept_as,
@@ -105,7 +105,7 @@ class S3Upload:
         return len(data)
 
     def finish(self) -> None:
-        """PUT it, or have its parts put together; may be called again after OutcomeUnclear."""
+        """PUT it, or have its parts put together; may be called again after CommitStateUnknown."""
         self._refuse_lost()
         if self._upload_id is not None:
             if self._filling.tell():
@@ -150,7 +150,7 @@ class S3Upload:
             answer = self._bucket.ask(
                 "create_multipart_upload",
                 self._key,
-                again=UNSEEN,
+                again=RETRY_IDEMPOTENT,
                 ChecksumAlgorithm="SHA256",
                 **kept_as(self._bucket.place),
             )
@@ -165,7 +165,7 @@ class S3Upload:
         answer = self._bucket.ask(
             "upload_part",
             self._key,
-            again=UNSEEN,
+            again=RETRY_IDEMPOTENT,
             ended=self._ended,
             UploadId=upload_id,
             PartNumber=number,
@@ -201,7 +201,7 @@ class S3Upload:
         self._bucket.ask(
             "put_object",
             self._key,
-            again=SURELY_NOT_DONE,
+            again=RETRY_CONDITIONAL,
             Body=self._filling,
             ChecksumSHA256=_sha256(self._filling),
             **kept_as(self._bucket.place),
@@ -212,16 +212,16 @@ class S3Upload:
         self._bucket.ask(
             "complete_multipart_upload",
             self._key,
-            again=SURELY_NOT_DONE,
+            again=RETRY_CONDITIONAL,
             UploadId=upload_id,
             MultipartUpload={"Parts": self._parts},
             **IF_ABSENT,
         )
 
     def _outcome(self, refused: Refused) -> DestinationError:
-        if refused.kind is Kind.PRECONDITION:
+        if refused.kind is Cause.PRECONDITION:
             return NameTaken(self._uri)
-        if refused.kind is Kind.NO_SUCH_UPLOAD and self._is_there():
+        if refused.kind is Cause.NO_SUCH_UPLOAD and self._is_there():
             # Put together by an earlier request whose answer was lost, or somebody else's.
             return NameTaken(self._uri)
         return refused.error(changing=True)
@@ -230,7 +230,7 @@ class S3Upload:
         try:
             self._bucket.ask("head_object", self._key)
         except Refused as refused:
-            if refused.kind is Kind.NO_SUCH_KEY:
+            if refused.kind is Cause.NO_SUCH_KEY:
                 return False
             raise refused.error() from refused
         return True
@@ -242,11 +242,11 @@ class S3Upload:
             self._bucket.ask(
                 "abort_multipart_upload",
                 self._key,
-                again=(Kind.THROTTLED, Kind.SERVER),
+                again=(Cause.THROTTLED, Cause.SERVER),
                 UploadId=upload_id,
             )
         except Refused as refused:
-            if refused.kind is not Kind.NO_SUCH_UPLOAD:
+            if refused.kind is not Cause.NO_SUCH_UPLOAD:
                 log.warning("upload couldn't be aborted", uri=self._uri, failure=str(refused))
 
 

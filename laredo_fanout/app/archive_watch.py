@@ -13,7 +13,7 @@ from typing import Any
 
 from laredo_archive import timeline
 from laredo_archive.errors import ArchiveError
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_fanout.app import options
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config
@@ -34,7 +34,7 @@ class Look:
     """An archive as it was at a moment; or why it couldn't be read."""
 
     at: datetime
-    found: Found | None
+    found: FoundArchive | None
     problem: str | None
     covers_journal: bool = False
     """Whether the archive led to the table's journal then: else it brings no client level."""

@@ -15,7 +15,7 @@ import structlog
 from laredo_archive import fetched, location, manifest_parser
 from laredo_archive.destination import Destination
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_archive.manifest import Artifact, FormatEntry, Manifest
 from laredo_archive.naming import manifest_key
 from laredo_fanout.serving.archive_store import destination_of
@@ -45,7 +45,7 @@ class Reading:
     """The archive as it was at `at`, in the loop's time; or why it couldn't be read."""
 
     at: float
-    found: Found | None
+    found: FoundArchive | None
     problem: str
 
 
@@ -75,7 +75,7 @@ class TableArchive:
         """One client's replay came to this."""
         self._told(self.table, outcome)
 
-    async def found(self, *, newest: bool) -> tuple[Found, bool]:
+    async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
         """The archive, with a manifest that is FRESH_S old at most (or: read now).
 
         Clients that ask together are answered by one read. The second value: whether
@@ -119,7 +119,7 @@ class TableArchive:
         self._reading, self._read = None, reading
         return reading
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundArchive:
         """In a thread; one at a time."""
         if self._destination is None:
             self._destination = destination_of(self._options)
@@ -130,9 +130,9 @@ class TableArchive:
             raise ArchiveMissing(where, "The snapshotter writes it there, if it is told so")
         if self._manifest is None or self._manifest[0] != read.version.etag:
             self._manifest = read.version.etag, manifest_parser.parse(read.data, where)
-        return Found(destination, key, self._manifest[1], location.as_it_is)
+        return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
 
-    def check(self, found: Found, diffs: tuple[Artifact, ...]) -> None:
+    def check(self, found: FoundArchive, diffs: tuple[Artifact, ...]) -> None:
         """See that each diff is there in a format to be read, and wasn't broken a moment ago.
 
         :raises NoReplay: one isn't.
@@ -153,7 +153,7 @@ class TableArchive:
         self._bad |= dict.fromkeys(diff.keys, now)
 
     def changes(
-        self, found: Found, diff: Artifact, columns: tuple[Column, ...]
+        self, found: FoundArchive, diff: Artifact, columns: tuple[Column, ...]
     ) -> Iterator[Change]:
         """A diff's changes, proven; in a thread. Raises like `fetched.changes`."""
         _, entry = fetched.choose(found, diff, self._options.formats)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import structlog
 
 from laredo_archive.errors import ArchiveError
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_archive.manifest import Artifact
 from laredo_fanout.serving import replay, slices
 from laredo_fanout.serving.archives import TableArchive
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     """
 
     archive: TableArchive
-    found: Found
+    found: FoundArchive
     chain: Chain
     view: TableView
     after: int
@@ -99,7 +99,7 @@ async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
 
 
 def _chain(
-    archive: TableArchive, found: Found, asked: SyncAsked, shared: Shared
+    archive: TableArchive, found: FoundArchive, asked: SyncAsked, shared: Shared
 ) -> tuple[Chain, TableView]:
     view, source = read_table(shared, asked.table)
     if not same_history(asked, source):

@@ -16,7 +16,7 @@ import structlog
 
 from laredo_archive.commit import TableArchive
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import Artifact, Mark
+from laredo_archive.manifest import Artifact, EpochPosition
 from laredo_archive.notices import Published
 from laredo_model import position as position_
 from laredo_model.retry import Backoff
@@ -50,7 +50,7 @@ class SinkState(NamedTuple):
     name: str
     outstanding: int
     missed: int
-    last_notified: Mark | None
+    last_notified: EpochPosition | None
     last_notified_at: datetime | None
     trouble: Trouble | None
 
@@ -86,7 +86,7 @@ class Notifier:
             _Teller(archive, table, sink, counters=counters, retry=retry, changed=self._tell_change)
             for sink in sinks
         ]
-        self._recorded: dict[str, Mark | None] = {}
+        self._recorded: dict[str, EpochPosition | None] = {}
         self._recorded_at = time.monotonic()
 
     def start(self) -> None:
@@ -131,10 +131,10 @@ class Notifier:
             return False
         return now - self._recorded_at >= idle
 
-    def _told(self) -> dict[str, Mark | None]:
+    def _told(self) -> dict[str, EpochPosition | None]:
         return self._archive.notices.told
 
-    def _notified(self) -> dict[str, Mark | None]:
+    def _notified(self) -> dict[str, EpochPosition | None]:
         published = self._archive.published
         return dict(published.manifest.notified) if published else {}
 

@@ -7,7 +7,7 @@ from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.iam import iam_action
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import AMBIENT
 from laredo_snapshotter.config_places import SinkConfig
 from laredo_snapshotter.events.errors import SinkError, SinkRefused
@@ -41,17 +41,17 @@ _CONNECTIONS = 64
 
 _NOT_THE_NOTICE = frozenset(
     {
-        Kind.THROTTLED,
-        Kind.DENIED,
-        Kind.EXPIRED,
-        Kind.CLOCK_SKEW,
-        Kind.NO_CREDENTIALS,
-        Kind.ROLE,
-        Kind.KMS,
-        Kind.GONE,
-        Kind.CONNECT,
-        Kind.LOST,
-        Kind.SERVER,
+        Cause.THROTTLED,
+        Cause.DENIED,
+        Cause.EXPIRED,
+        Cause.CLOCK_SKEW,
+        Cause.NO_CREDENTIALS,
+        Cause.ROLE,
+        Cause.KMS,
+        Cause.GONE,
+        Cause.CONNECT,
+        Cause.LOST,
+        Cause.SERVER,
     }
 )
 """Failures that say nothing about the notice itself."""

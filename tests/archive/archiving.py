@@ -7,8 +7,8 @@ from laredo_archive import manifest_parser
 from laredo_archive.base import Base, BaseUpload
 from laredo_archive.commit import TableArchive
 from laredo_archive.destination import Destination, Version
-from laredo_archive.errors import OutcomeUnclear
-from laredo_archive.holding import Surroundings
+from laredo_archive.errors import CommitStateUnknown
+from laredo_archive.holding import Environment
 from laredo_archive.manifest import Artifact, Manifest
 from laredo_model.change import Action, Change
 from laredo_model.history import History
@@ -68,7 +68,7 @@ class ScriptedDestination(MemoryDestination):
         version = super().swap(key, data, expected)
         if self.answers_lost:
             self.answers_lost -= 1
-            raise OutcomeUnclear(self.uri_of(key), "the answer was lost")
+            raise CommitStateUnknown(self.uri_of(key), "the answer was lost")
         return version
 
     def finish(self, key: str, data: bytes) -> None:
@@ -94,14 +94,14 @@ def memory(count: int = 1) -> list[ScriptedDestination]:
     return [ScriptedDestination(MemoryStore(world, f"s{index}")) for index in range(count)]
 
 
-def surroundings(destination: ScriptedDestination) -> Surroundings:
+def surroundings(destination: ScriptedDestination) -> Environment:
     """The store's time, and no waiting."""
     world = destination.store.world
 
     def wait(seconds: float) -> None:
         world.now += seconds
 
-    return Surroundings(now=lambda: world.date, pause=wait, chance=world.chance, at_once=tasks_done)
+    return Environment(now=lambda: world.date, pause=wait, chance=world.chance, at_once=tasks_done)
 
 
 def opened(destinations: Sequence[Destination], writer_id: str = "w1", **more) -> TableArchive:  # type: ignore[no-untyped-def]

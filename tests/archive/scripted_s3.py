@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
 from laredo_archive import manifest_parser
-from laredo_archive.destination import Found, ObjectInfo, Upload, Version
-from laredo_archive.errors import DestinationUnavailable, OutcomeUnclear
+from laredo_archive.destination import ObjectInfo, StoredObject, Upload, Version
+from laredo_archive.errors import CommitStateUnknown, DestinationUnavailable
 from laredo_archive.manifest import Manifest
 from laredo_archive.s3.destination import S3Destination
 from tests.archive.archiving import MANIFEST
@@ -115,10 +115,12 @@ class ScriptedS3:
     def uri_of(self, key: str) -> str:
         return self._s3.uri_of(key)
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str) -> StoredObject | None:
         self._travel(key)
         found = self._s3.get(key)
-        return found and Found(found.data, Version(found.version.etag, self.store.world.date))
+        return found and StoredObject(
+            found.data, Version(found.version.etag, self.store.world.date)
+        )
 
     def head(self, key: str) -> ObjectInfo | None:
         self.requests.append(("head", key))
@@ -143,7 +145,7 @@ class ScriptedS3:
         self.store.objects.stamp(key)
         if self.answers_lost:
             self.answers_lost -= 1
-            raise OutcomeUnclear(self.uri_of(key), "the answer was lost")
+            raise CommitStateUnknown(self.uri_of(key), "the answer was lost")
         return Version(version.etag, self.store.world.date)
 
     def upload(self, key: str) -> "ScriptedUpload":

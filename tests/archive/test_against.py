@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from laredo_archive import against
-from laredo_archive.against import Outcome, compare
+from laredo_archive.against import Comparison, compare
 from laredo_archive.database import Database
 from laredo_archive.errors import DatabaseUnusable
 from laredo_archive.reader import Archive
@@ -81,11 +81,11 @@ def live(database: OwnDatabase, tmp_path: Path) -> Iterator[Live]:
 
 
 def test_equal_to_the_head(live: Live) -> None:
-    assert live.compare().outcome is Outcome.EQUAL
+    assert live.compare().outcome is Comparison.EQUAL
     live.execute("UPDATE users SET name = NULL WHERE id < 20", "DELETE FROM users WHERE id > 400")
     live.diff()
     verdict = live.compare()
-    assert verdict.outcome is Outcome.EQUAL
+    assert verdict.outcome is Comparison.EQUAL
     assert "400 rows" in verdict.reason
 
 
@@ -96,7 +96,7 @@ def test_different_if_the_archive_knows_that_nothing_changed(live: Live) -> None
     live.execute("SELECT pg_logical_emit_message(true, 'x', 'moves the WAL on')")
     live.built.seen = live.position() + (1 << 20)
     verdict = live.compare()
-    assert verdict.outcome is Outcome.DIFFERENT
+    assert verdict.outcome is Comparison.DIFFERENT
     assert "the database has 500 rows" in verdict.reason
     assert "499 rows" in verdict.reason
 
@@ -105,7 +105,7 @@ def test_undecided_while_the_archive_is_behind(live: Live) -> None:
     live.see()
     live.execute("DELETE FROM users WHERE id = 1")
     verdict = live.compare()
-    assert verdict.outcome is Outcome.UNDECIDED
+    assert verdict.outcome is Comparison.UNDECIDED
     assert "the archive has seen the table up to" in verdict.reason
 
 
@@ -122,7 +122,7 @@ def test_waits_for_the_archive(live: Live) -> None:
 
     verdict = compare(archive, live.dsn, wait_s=60, progress=catch_up)
     assert waited.is_set()
-    assert verdict.outcome is Outcome.EQUAL
+    assert verdict.outcome is Comparison.EQUAL
 
 
 def test_undecided_where_the_table_changed_between_boundaries(live: Live) -> None:
@@ -137,7 +137,7 @@ def test_undecided_where_the_table_changed_between_boundaries(live: Live) -> Non
             live.built.write()
 
     verdict = compare(archive, live.dsn, wait_s=60, progress=go_past)
-    assert verdict.outcome is Outcome.UNDECIDED
+    assert verdict.outcome is Comparison.UNDECIDED
     assert "the table changed around" in verdict.reason
 
 
@@ -158,10 +158,10 @@ def test_lock_decides_and_keeps_writers_out(live: Live) -> None:
 
     verdict = compare(archive, live.dsn, lock=True, wait_s=60, progress=write_meanwhile)
     assert refused
-    assert verdict.outcome is Outcome.DIFFERENT
+    assert verdict.outcome is Comparison.DIFFERENT
     live.execute("DELETE FROM users WHERE id = 2")  # the lock is gone
     live.diff()
-    assert live.compare(lock=True).outcome is Outcome.EQUAL
+    assert live.compare(lock=True).outcome is Comparison.EQUAL
 
 
 def test_difference_isn_t_claimed_while_somebody_writes(live: Live) -> None:
@@ -169,11 +169,11 @@ def test_difference_isn_t_claimed_while_somebody_writes(live: Live) -> None:
     live.built.diff(live.position(), {})
     live.built.seen = live.position() + (1 << 20)
     archive = live.archive()
-    assert compare(archive, live.dsn).outcome is Outcome.DIFFERENT
+    assert compare(archive, live.dsn).outcome is Comparison.DIFFERENT
     with psycopg.connect(live.dsn) as writer:
         writer.execute("UPDATE users SET name = 'open' WHERE id = 3")
         verdict = compare(archive, live.dsn)
-    assert verdict.outcome is Outcome.UNDECIDED
+    assert verdict.outcome is Comparison.UNDECIDED
     assert "transactions were writing" in verdict.reason
 
 
@@ -184,7 +184,7 @@ def test_another_database_or_timeline(live: Live) -> None:
     for other, outcome in (
         (history._replace(database_oid=5), None),
         (history._replace(system_identifier=9), None),
-        (history._replace(timeline=7), Outcome.UNDECIDED),
+        (history._replace(timeline=7), Comparison.UNDECIDED),
     ):
         artifacts = [replace(artifact, history=other) for artifact in archive.manifest.artifacts]
         archive.manifest = replace(archive.manifest, artifacts=tuple(artifacts))
@@ -198,7 +198,7 @@ def test_another_database_or_timeline(live: Live) -> None:
 def test_a_schema_that_the_archive_hasn_t_followed(live: Live) -> None:
     live.execute("ALTER TABLE users DROP COLUMN n")
     verdict = live.compare()
-    assert verdict.outcome is Outcome.UNDECIDED
+    assert verdict.outcome is Comparison.UNDECIDED
     assert "(n)" in verdict.reason
 
 
@@ -209,7 +209,7 @@ def test_a_column_that_isn_t_published_is_left_out(live: Live) -> None:
     )
     live.see()
     verdict = live.compare()
-    assert verdict.outcome is Outcome.EQUAL
+    assert verdict.outcome is Comparison.EQUAL
     assert verdict.reason.endswith("(leaving out secret, which the archive doesn't have)")
 
 

@@ -18,7 +18,7 @@ from laredo_archive.errors import (
     SpoolUnavailable,
 )
 from laredo_archive.local import LocalDestination
-from laredo_archive.manifest import Mark
+from laredo_archive.manifest import EpochPosition
 from laredo_model.position import Position
 from tests.archive.archiving import (
     EMPTY,
@@ -423,10 +423,12 @@ def test_what_sinks_were_told_is_in_the_next_commit(new_stores: NewStores) -> No
     archive.notices.tell("a", manifest.artifacts[0])
     assert archive.notices.outstanding("a", manifest) == [manifest.artifacts[1]]
     diffed(archive, 20, 30, TWO, THREE)
-    assert [place.manifest.notified for place in stores] == [{"a": Mark(1, 10), "b": None}] * 2  # type: ignore[arg-type]
+    assert [place.manifest.notified for place in stores] == [
+        {"a": EpochPosition(1, 10), "b": None}
+    ] * 2  # type: ignore[arg-type]
     archive.notices.tell("b", stores[0].manifest.artifacts[2])
     archive.record_notices()
-    assert stores[1].manifest.notified["b"] == Mark(1, Position(30))
+    assert stores[1].manifest.notified["b"] == EpochPosition(1, Position(30))
     revision = stores[0].manifest.revision
     archive.record_notices()
     assert stores[0].manifest.revision == revision
@@ -450,7 +452,7 @@ def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: New
     manifest = again.manifest
     assert manifest is not None
     assert [a.to_position for a in again.notices.outstanding("a", manifest)] == [20]
-    assert again.notices.told["new"] == Mark(1, Position(10)), "a new sink gets the newest"
+    assert again.notices.told["new"] == EpochPosition(1, Position(10)), "a new sink gets the newest"
 
 
 def test_threads_take_turns(tmp_path: Path) -> None:

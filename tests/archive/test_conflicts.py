@@ -11,13 +11,13 @@ import pytest
 
 from laredo_archive.commit import TableArchive
 from laredo_archive.errors import (
+    CommitStateUnknown,
     CommitUnavailable,
     DestinationUnavailable,
     Fenced,
     ManifestDamaged,
     ManifestLost,
     ManifestNewer,
-    OutcomeUnclear,
 )
 from laredo_archive.garbage import Policy, collect
 from laredo_model.position import Position
@@ -216,7 +216,7 @@ def test_reading_settles_only_yes(
         raise DestinationUnavailable(destination.uri, "away")
 
     def lost() -> None:
-        raise OutcomeUnclear(destination.uri, "time-out")
+        raise CommitStateUnknown(destination.uri, "time-out")
 
     revision = destination.manifest.revision
     destination.before_swap += [lost, lost, away]

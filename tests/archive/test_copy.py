@@ -22,8 +22,8 @@ from laredo_archive.errors import (
 )
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.local import LocalDestination
-from laredo_archive.location import Found
-from laredo_archive.manifest import Mark
+from laredo_archive.location import FoundArchive
+from laredo_archive.manifest import EpochPosition
 from laredo_archive.progress import Unwatched
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
@@ -75,7 +75,7 @@ def copied(source: object, target: object, **more: object) -> Copied:
     return copy(location.find(str(source)), place, **more)  # type: ignore[arg-type]
 
 
-def assert_is_copy(source: object, target: object) -> Found:
+def assert_is_copy(source: object, target: object) -> FoundArchive:
     """``target`` is sound, and has the same artifacts, each whole and under its own name."""
     ours, theirs = location.find(str(source)), location.find(str(target))
     assert list(chain.check(theirs.manifest)) == []
@@ -194,7 +194,7 @@ def test_what_sinks_were_told_goes_along(tmp_path: Path) -> None:
         archive.record_notices()
     copied(tmp_path / "from" / TABLE, tmp_path / "to" / TABLE)
     notified = location.find(str(tmp_path / "to" / TABLE)).manifest.notified
-    assert notified == {"arn:one": Mark(1, Position(20))}
+    assert notified == {"arn:one": EpochPosition(1, Position(20))}
 
 
 # Where it doesn't go.
@@ -240,7 +240,7 @@ def test_a_writer_that_claims_the_target_meanwhile_wins(source: Path, target: Pa
         copied(source, target, progress=At("looking at", claim))
     with writers[0] as writer:
         rebased(writer, 5, ONE, continues=False)
-    assert location.find(str(target)).manifest.head == Mark(1, Position(5))
+    assert location.find(str(target)).manifest.head == EpochPosition(1, Position(5))
 
 
 def test_not_over_another_table_s_archive(source: Path, tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_the_source_retires_what_is_being_copied(
 
     copied(source, target, progress=At("diff-0_A-0_14.jsonl", retire))
     found = assert_is_copy(source, target)
-    assert found.manifest.head == Mark(2, Position(30))
+    assert found.manifest.head == EpochPosition(2, Position(30))
     superseded = objects(found.destination) - {entry.key for entry in found.manifest.named()}
     assert len(superseded) == 3
     assert superseded == found.manifest.retired_keys() | {found.manifest_key}
@@ -391,7 +391,7 @@ def test_the_source_grows_meanwhile(source: Path, target: Path) -> None:
 
     copied(source, target, progress=At("looking at", grow))
     assert verify(Archive.at(str(target))).sound
-    assert location.find(str(target)).manifest.head == Mark(1, Position(30))
+    assert location.find(str(target)).manifest.head == EpochPosition(1, Position(30))
     copied(source, target)
     assert_is_copy(source, target)
 
@@ -445,7 +445,7 @@ class Buckets:
         self.access = S3Access(endpoint=maker.server.endpoint, addressing="path")
         self.uri = f"s3://{maker.server.new_bucket()}/archives"
 
-    def found(self, uri: str) -> Found:
+    def found(self, uri: str) -> FoundArchive:
         return location.find(uri, self.access)
 
     def copied(self, source: object, target: object) -> Copied:

@@ -11,9 +11,9 @@ from laredo_archive.destination import Destination
 from laredo_archive.errors import (
     ArtifactMissing,
     BadKey,
+    CommitConflict,
     DestinationUnavailable,
     NameTaken,
-    SwapLost,
 )
 from tests.archive.archiving import anybodys
 
@@ -163,20 +163,20 @@ def test_what_isnt_there(destination: Destination) -> None:
 
 
 def test_a_swap_needs_the_version_that_is_there(destination: Destination) -> None:
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         destination.swap("t/m", b"one", '"an etag"')
     first = destination.swap("t/m", b"one", None)
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         destination.swap("t/m", b"two", None)
     second = destination.swap("t/m", b"two", first.etag)
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         destination.swap("t/m", b"three", first.etag)
     found = destination.get("t/m")
     assert found is not None
     assert (found.data, found.version.etag) == (b"two", second.etag)
     assert abs(found.version.date - datetime.now(UTC)) < timedelta(minutes=5)
     destination.delete("t/m")
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         destination.swap("t/m", b"three", second.etag)
     assert destination.get("t/m") is None
 
@@ -192,7 +192,7 @@ def test_swaps_that_race_are_one_after_the_other(destination: Destination, store
             count, etag = (int(found.data), found.version.etag) if found else (0, None)
             try:
                 destination.swap("t/m", b"%d" % (count + 1), etag)
-            except SwapLost:
+            except CommitConflict:
                 continue
             done += 1
 

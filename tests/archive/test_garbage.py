@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from laredo_archive.errors import (
+    CommitStateUnknown,
     DestinationUnavailable,
     ManifestDamaged,
     NotCollectable,
-    OutcomeUnclear,
 )
 from laredo_archive.garbage import Collected, Policy, collect
 from laredo_archive.local import LocalDestination
@@ -183,7 +183,7 @@ def test_a_deletion_that_is_unclear_keeps_its_name_for_a_grace_period(
     def unclear_for_a(key: str) -> None:
         real(key)
         if key.endswith(A):
-            raise OutcomeUnclear(destination.uri_of(key), "time-out")
+            raise CommitStateUnknown(destination.uri_of(key), "time-out")
 
     monkeypatch.setattr(destination, "delete", unclear_for_a)
     assert run(destination).deleted == [f"{PREFIX}epoch=1/{B}"]

@@ -11,10 +11,10 @@ import pytest
 
 from laredo_archive import failpoint
 from laredo_archive.errors import (
+    CommitConflict,
+    CommitStateUnknown,
     DestinationDenied,
     DestinationUnavailable,
-    OutcomeUnclear,
-    SwapLost,
 )
 from laredo_archive.local import LocalDestination
 from laredo_archive.local_upload import UNFINISHED
@@ -65,7 +65,7 @@ def _add_one(directory: Path, times: int) -> None:
         count, etag = (int(found.data), found.version.etag) if found else (0, None)
         try:
             local.swap("t/m", b"%d" % (count + 1), etag)
-        except SwapLost:
+        except CommitConflict:
             continue
         done += 1
 
@@ -199,7 +199,7 @@ def test_what_could_not_be_synced_is_unclear_and_finished_again(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fail_second)
-    with pytest.raises(OutcomeUnclear, match="directory couldn't be synced"):
+    with pytest.raises(CommitStateUnknown, match="directory couldn't be synced"):
         upload.finish()
     upload.finish()
     assert read(local, "t/a") == b"one"

@@ -24,7 +24,7 @@ class Root:
         self.uri = uri
         self._access = reach
 
-    def find(self, path: str) -> location.Found:
+    def find(self, path: str) -> location.FoundArchive:
         return location.find(f"{self.uri}{path}", self._access)
 
     def destination(self, path: str) -> Destination:

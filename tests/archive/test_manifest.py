@@ -8,7 +8,7 @@ import pytest
 
 from laredo_archive import chain
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
-from laredo_archive.manifest import Kind, Manifest, Mark, Retired
+from laredo_archive.manifest import ArtifactKind, EpochPosition, Manifest, Retired
 from laredo_archive.manifest_parser import parse
 from laredo_model.history import History
 
@@ -113,7 +113,7 @@ def test_what_is_written_is_formats_example_field_by_field() -> None:
 def test_reading_gives_types() -> None:
     manifest = parsed(document())
     snapshot, diff = manifest.artifacts
-    assert (snapshot.kind, diff.kind) == (Kind.SNAPSHOT, Kind.DIFF)
+    assert (snapshot.kind, diff.kind) == (ArtifactKind.SNAPSHOT, ArtifactKind.DIFF)
     assert snapshot.to_position == 0x19F000
     assert diff.from_position == 0x19F000
     assert manifest.history == History(7300, 1, 16384)
@@ -123,7 +123,7 @@ def test_reading_gives_types() -> None:
     assert snapshot.formats["jsonl"].splits == (("1", 0), ("31", 16777301))
     assert manifest.notified["https://queue"] is None
     told = manifest.notified["arn:aws:sns:eu-west-1:1:topic"]
-    assert told == Mark(2, diff.to_position) == manifest.head
+    assert told == EpochPosition(2, diff.to_position) == manifest.head
     assert manifest.retired[1] == Retired("users/b")
     assert list(chain.check(manifest)) == []
 

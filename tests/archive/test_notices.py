@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from laredo_archive import chain
-from laredo_archive.manifest import Artifact, Kind, Manifest, Mark
+from laredo_archive.manifest import Artifact, ArtifactKind, EpochPosition, Manifest
 from laredo_archive.notices import Notices
 from laredo_model.position import Position
 from tests.archive.archiving import HISTORY, OTHER_HISTORY
@@ -18,11 +18,15 @@ EMPTY = Manifest("public.t", NOW)
 
 
 def base(epoch: int, position: int) -> Artifact:
-    return Artifact(Kind.SNAPSHOT, epoch, None, Position(position), NOW, {}, history=HISTORY)
+    return Artifact(
+        ArtifactKind.SNAPSHOT, epoch, None, Position(position), NOW, {}, history=HISTORY
+    )
 
 
 def diff(epoch: int, start: int, end: int) -> Artifact:
-    return Artifact(Kind.DIFF, epoch, Position(start), Position(end), NOW, {}, history=HISTORY)
+    return Artifact(
+        ArtifactKind.DIFF, epoch, Position(start), Position(end), NOW, {}, history=HISTORY
+    )
 
 
 @st.composite
@@ -39,11 +43,13 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return replace(EMPTY, artifacts=tuple(artifacts))
 
 
-MARKS = st.none() | st.builds(Mark, st.integers(0, 5), st.integers(0, 12).map(Position))
+MARKS = st.none() | st.builds(EpochPosition, st.integers(0, 5), st.integers(0, 12).map(Position))
 
 
 @given(manifests(), MARKS)
-def test_outstanding_is_what_comes_after_the_mark(manifest: Manifest, mark: Mark | None) -> None:
+def test_outstanding_is_what_comes_after_the_mark(
+    manifest: Manifest, mark: EpochPosition | None
+) -> None:
     notices = Notices(["s"], [replace(manifest, notified={"s": mark})])
     expected = [
         artifact
@@ -68,10 +74,10 @@ def test_what_is_told_late_takes_no_mark_back() -> None:
     notices = Notices(["s"], [])
     notices.tell("s", diff(2, 10, 20))
     notices.tell("s", diff(1, 30, 40))
-    assert notices.told == {"s": Mark(2, Position(20))}
+    assert notices.told == {"s": EpochPosition(2, Position(20))}
 
 
-def followed(before: Manifest, after: Manifest, mark: Mark | None) -> int:
+def followed(before: Manifest, after: Manifest, mark: EpochPosition | None) -> int:
     notices = Notices(["s"], [replace(before, notified={"s": mark})])
     notices.follow(before, after)
     return notices.missed["s"]
@@ -84,15 +90,15 @@ def test_a_diff_that_a_re_base_took_along_is_not_missed() -> None:
     after = chain.with_base(LONG, base(2, 20), keep_epochs=1)
     assert [a.to_position for a in after.artifacts] == [20, 30, 40]
     assert followed(LONG, after, None) == 2
-    assert followed(LONG, after, Mark(1, Position(10))) == 1
-    assert followed(LONG, after, Mark(1, Position(20))) == 0
+    assert followed(LONG, after, EpochPosition(1, Position(10))) == 1
+    assert followed(LONG, after, EpochPosition(1, Position(20))) == 0
 
 
 def test_diffs_of_another_history_are_missed() -> None:
     other = replace(base(2, 20), history=OTHER_HISTORY)
     after = chain.with_base(LONG, other, keep_epochs=1)
     with capture_logs() as logs:
-        assert followed(LONG, after, Mark(1, Position(10))) == 3
+        assert followed(LONG, after, EpochPosition(1, Position(10))) == 3
     assert [(line["sink"], line["artifacts"]) for line in logs] == [("s", 3)]
 
 

@@ -9,7 +9,7 @@ from laredo_archive import location
 from laredo_archive.copy import copy
 from laredo_archive.garbage import Policy, collect
 from laredo_archive.local import LocalDestination
-from laredo_archive.location import Found
+from laredo_archive.location import FoundArchive
 from laredo_archive.reader import Archive
 from laredo_archive.verify import verify
 from tests.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
@@ -41,7 +41,7 @@ def test_the_command_line_gives_what_it_gives_of_jsonl(archive: Path, tmp_path: 
     assert run("verify", archive).returncode == 0
 
 
-def _exact(found: Found) -> list[bool]:
+def _exact(found: FoundArchive) -> list[bool]:
     return [
         artifact.formats["parquet"].exact
         for artifact in found.manifest.artifacts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from laredo_archive.against import Outcome, compare
+from laredo_archive.against import Comparison, compare
 from laredo_archive.reader import Archive
 from tests.fanout.app.fanout_program import fanout
 from tests.fix_postgres import Database
@@ -58,7 +58,9 @@ class Programs:
         :raises AssertionError: it isn't, or doesn't catch up.
         """
         verdict = compare(self.archive(table), self.dsn, wait_s=120)
-        assert verdict.outcome is Outcome.EQUAL, f"{table}: {verdict.reason}\n{self.writer.tail()}"
+        assert verdict.outcome is Comparison.EQUAL, (
+            f"{table}: {verdict.reason}\n{self.writer.tail()}"
+        )
 
     @contextmanager
     def running(self) -> Iterator[None]:

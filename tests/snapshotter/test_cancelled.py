@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
 from laredo_snapshotter import cancelled as cancelled_
-from laredo_snapshotter.buffer import ChangeBuffer, Outcome, Sealed
+from laredo_snapshotter.buffer import ChangeBuffer, DiffSummary, Sealed
 from laredo_snapshotter.cancelled import Cancelled
 from tests.snapshotter.test_buffer import Row, State, Stream, checksum_of, take
 
@@ -42,7 +42,7 @@ class Window:
             and any(state.get(key) != after.get(key) for state in self.states)
         }
 
-    def check(self, sealed: Sealed, outcome: Outcome) -> None:
+    def check(self, sealed: Sealed, outcome: DiffSummary) -> None:
         if outcome.truncate:
             return
         if not (self.truncated or self.spilled):

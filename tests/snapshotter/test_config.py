@@ -7,7 +7,7 @@ import pytest
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config, config_places
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.config_places import LocalDestination, S3Destination
+from laredo_snapshotter.config_places import LocalDestinationBlock, S3DestinationBlock
 from laredo_snapshotter.errors import ConfigRefused
 from tests.archive.test_codec_parquet import without_pyarrow
 
@@ -41,7 +41,7 @@ def test_the_short_form_has_every_default(tmp_path: Path) -> None:
     assert table.triggers.min_interval == 0
     assert table.triggers.max_interval is None
     (place,) = table.destinations
-    assert isinstance(place, LocalDestination) and place.directory == tmp_path / "archive"
+    assert isinstance(place, LocalDestinationBlock) and place.directory == tmp_path / "archive"
     assert (table.sinks, table.profiles) == ([], {})
 
 
@@ -106,7 +106,7 @@ def test_the_full_example_has_every_key() -> None:
             config.SnapshotBlock,
             config.FormatsBlock,
             config.RetentionBlock,
-            config_places.S3Destination,
+            config_places.S3DestinationBlock,
             config_places.SnsSink,
             config_places.SqsSink,
             config_places.KinesisSink,
@@ -272,7 +272,7 @@ def test_destinations_and_sinks_keep_their_order_and_their_profiles(tmp_path: Pa
         "s3://archive/",
     ]
     third = table.destinations[2]
-    assert isinstance(third, S3Destination) and third.tags == {"team": "data"}
+    assert isinstance(third, S3DestinationBlock) and third.tags == {"team": "data"}
     assert [sink.type for sink in table.sinks] == ["sqs", "sns"]
     assert table.sinks[1].credentials == "here"
     assert list(table.profiles) == ["here", "there"]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from laredo_archive.manifest import Artifact, FormatEntry, Kind, Manifest
+from laredo_archive.manifest import Artifact, ArtifactKind, FormatEntry, Manifest
 from laredo_model.position import Position
 from laredo_snapshotter.trigger_history import fired, told
 from laredo_snapshotter.triggers import Triggers
@@ -14,7 +14,7 @@ START = datetime(2026, 6, 1, tzinfo=UTC)
 GB, MIB = 1_000_000_000, 1 << 20
 
 
-def artifact(kind: Kind, minute: float, size: int, **more: object) -> Artifact:
+def artifact(kind: ArtifactKind, minute: float, size: int, **more: object) -> Artifact:
     return replace(
         Artifact(
             kind,
@@ -23,8 +23,8 @@ def artifact(kind: Kind, minute: float, size: int, **more: object) -> Artifact:
             Position(16 + int(minute * 100)),
             START + timedelta(minutes=minute),
             {"jsonl": FormatEntry("", size, "")},
-            row_count=1_000_000 if kind is Kind.SNAPSHOT else None,
-            change_count=1000 if kind is Kind.DIFF else None,
+            row_count=1_000_000 if kind is ArtifactKind.SNAPSHOT else None,
+            change_count=1000 if kind is ArtifactKind.DIFF else None,
             rows=1_000_000,
             continues=True,
         ),
@@ -37,10 +37,10 @@ def archive(*artifacts: Artifact) -> Manifest:
 
 
 def diffs(count: int, size: int, **more: object) -> list[Artifact]:
-    return [artifact(Kind.DIFF, minute, size, **more) for minute in range(1, count + 1)]
+    return [artifact(ArtifactKind.DIFF, minute, size, **more) for minute in range(1, count + 1)]
 
 
-BASE = artifact(Kind.SNAPSHOT, 0, 10 * GB)
+BASE = artifact(ArtifactKind.SNAPSHOT, 0, 10 * GB)
 DAY = archive(BASE, *diffs(1440, 8 * MIB))
 
 
@@ -66,7 +66,7 @@ def test_a_day_of_a_table_of_10_gb(triggers: Triggers, expected: dict[str, int])
 
 
 def test_a_quiet_tables_intervals_count() -> None:
-    quiet = archive(BASE, artifact(Kind.DIFF, 600, 100))
+    quiet = archive(BASE, artifact(ArtifactKind.DIFF, 600, 100))
     found = fired(Triggers(max_interval=7200), quiet)
     assert found is not None
     assert dict(found.by_trigger) == {"max_interval": 5}
@@ -74,7 +74,7 @@ def test_a_quiet_tables_intervals_count() -> None:
 
 def test_bases_of_other_settings_count_for_nothing_and_forced_ones_begin_anew() -> None:
     parts = diffs(9, 1000)
-    between = artifact(Kind.SNAPSHOT, 4.5, 10 * GB)
+    between = artifact(ArtifactKind.SNAPSHOT, 4.5, 10 * GB)
     asked = archive(BASE, *parts[:4], between, *parts[4:])
     forced = archive(BASE, *parts[:4], replace(between, continues=False), *parts[4:])
     triggers = Triggers(max_diffs=6)

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_spark.sync_directory import SyncDirectory
-from laredo_spark.sync_plan import Level, Merge, Rebuild, Step
+from laredo_spark.sync_plan import Level, Merge, Rebuild, SyncAction
 from tests.fix_postgres import Database
 from tests.spark.test_postgres import (
     DEEP,
@@ -44,7 +44,7 @@ class Copies:
     seen: set[Path] = field(default_factory=set)
     turn: int = 0
 
-    def sync(self, *, anew: bool = False) -> Sequence[Step]:
+    def sync(self, *, anew: bool = False) -> Sequence[SyncAction]:
         """Bring all level; by Spark one of them is what PostgreSQL has, and the others are it.
 
         ``anew``: with all files of the archive.
@@ -85,7 +85,7 @@ def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     return table.sort_by([(key, "ascending") for key in keys])
 
 
-def all_are(steps: Sequence[Step], kind: type[Step]) -> bool:
+def all_are(steps: Sequence[SyncAction], kind: type[SyncAction]) -> bool:
     return all(isinstance(step, kind) for step in steps)
 
 
@@ -149,5 +149,5 @@ def test_level_with_postgres(spark: SparkSession, database: Database, tmp_path: 
         assert all_are(pairs.sync(), Merge)
 
 
-def _reasons(steps: Sequence[Step], reason: str) -> bool:
+def _reasons(steps: Sequence[SyncAction], reason: str) -> bool:
     return all(isinstance(step, Rebuild) and reason in step.reason for step in steps)

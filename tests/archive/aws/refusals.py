@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from tests.archive.aws.answering import REQUEST_ID, Answer
 
 
@@ -10,7 +10,7 @@ from tests.archive.aws.answering import REQUEST_ID, Answer
 class Case:
     operation: str
     answer: Answer
-    kind: Kind
+    kind: Cause
     says: tuple[str, ...]
 
 
@@ -38,13 +38,13 @@ CASES = [
                 " action",
             ),
         ),
-        Kind.DENIED,
+        Cause.DENIED,
         ("AccessDenied: User: arn:aws:iam", "allow s3:PutObject on it", "bucket's too", "HTTP 403"),
     ),
     Case(
         "PutObject",
         Answer(403, s3("AccessDenied", DENIED_USER + "s3:PutObjectTagging on resource: x")),
-        Kind.DENIED,
+        Cause.DENIED,
         ("allow s3:PutObjectTagging on it",),
     ),
     Case(
@@ -57,13 +57,13 @@ CASES = [
                 " control policy",
             ),
         ),
-        Kind.DENIED,
+        Cause.DENIED,
         ("a policy denies s3:DeleteObject expressly",),
     ),
     Case(
         "GetObject",
         Answer(403, s3("AccessDenied", "Access Denied")),
-        Kind.DENIED,
+        Cause.DENIED,
         ("without s3:ListBucket an object that isn't there",),
     ),
     Case(
@@ -77,7 +77,7 @@ CASES = [
                 " the kms:GenerateDataKey action",
             ),
         ),
-        Kind.KMS,
+        Cause.KMS,
         ("kms:GenerateDataKey and kms:Decrypt", "kms_key_id"),
     ),
     Case(
@@ -86,31 +86,31 @@ CASES = [
             400,
             s3("KMS.DisabledException", "arn:aws:kms:us-east-1:123456789012:key/k is disabled."),
         ),
-        Kind.KMS,
+        Cause.KMS,
         ("be enabled", "is disabled (HTTP 400"),
     ),
     Case(
         "PutObject",
         Answer(400, s3("KMS.NotFoundException", "Invalid keyId 'k'")),
-        Kind.KMS,
+        Cause.KMS,
         ("has to exist in that region",),
     ),
     Case(
         "PutObject",
         Answer(404, s3("NoSuchBucket", "The specified bucket does not exist")),
-        Kind.NO_SUCH_BUCKET,
+        Cause.NO_SUCH_BUCKET,
         ("create the bucket or correct its name",),
     ),
     Case(
         "GetObject",
         Answer(404, s3("NoSuchKey", "The specified key does not exist.")),
-        Kind.NO_SUCH_KEY,
+        Cause.NO_SUCH_KEY,
         ("lifecycle rule",),
     ),
     Case(
         "UploadPart",
         Answer(404, s3("NoSuchUpload", "The specified upload does not exist.")),
-        Kind.NO_SUCH_UPLOAD,
+        Cause.NO_SUCH_UPLOAD,
         ("finished or aborted",),
     ),
     Case(
@@ -123,7 +123,7 @@ CASES = [
                 "<Token-0>FwoG</Token-0>",
             ),
         ),
-        Kind.EXPIRED,
+        Cause.EXPIRED,
         ("the session of writer is over", "its base"),
     ),
     Case(
@@ -137,7 +137,7 @@ CASES = [
                 "</ServerTime><MaxAllowedSkewMilliseconds>900000</MaxAllowedSkewMilliseconds>",
             ),
         ),
-        Kind.CLOCK_SKEW,
+        Cause.CLOCK_SKEW,
         (
             "the service's clock says 2019-11-02T15:56:35Z",
             "this machine's said 2019-11-02T15:30:31Z",
@@ -156,7 +156,7 @@ CASES = [
             ),
             {"x-amz-bucket-region": "eu-west-1"},
         ),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ('it is in eu-west-1: set region = "eu-west-1"',),
     ),
     Case(
@@ -170,7 +170,7 @@ CASES = [
                 "<Region>eu-central-1</Region>",
             ),
         ),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ('set region = "eu-central-1"',),
     ),
     Case(
@@ -183,7 +183,7 @@ CASES = [
                 " 'eu-central-1'",
             ),
         ),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ('set region = "eu-central-1"',),
     ),
     Case(
@@ -196,7 +196,7 @@ CASES = [
                 " provided in the credential.",
             ),
         ),
-        Kind.NO_CREDENTIALS,
+        Cause.NO_CREDENTIALS,
         ("give credentials.writer, or its base, keys that are valid",),
     ),
     Case(
@@ -209,7 +209,7 @@ CASES = [
                 " endpoint this request was sent to.",
             ),
         ),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ("it is in another region",),
     ),
     Case(
@@ -221,7 +221,7 @@ CASES = [
                 "The AWS Access Key Id you provided does not exist in our records.",
             ),
         ),
-        Kind.NO_CREDENTIALS,
+        Cause.NO_CREDENTIALS,
         ("it was deleted",),
     ),
     Case(
@@ -233,13 +233,13 @@ CASES = [
                 "The request signature we calculated does not match the signature you provided.",
             ),
         ),
-        Kind.NO_CREDENTIALS,
+        Cause.NO_CREDENTIALS,
         ("secret key doesn't fit",),
     ),
     Case(
         "PutObject",
         Answer(400, s3("InvalidToken", "The provided token is malformed or otherwise invalid.")),
-        Kind.NO_CREDENTIALS,
+        Cause.NO_CREDENTIALS,
         ("has to be opted into",),
     ),
     Case(
@@ -252,7 +252,7 @@ CASES = [
                 "<Condition>If-None-Match</Condition>",
             ),
         ),
-        Kind.PRECONDITION,
+        Cause.PRECONDITION,
         ("someone else changed or made the object",),
     ),
     Case(
@@ -265,7 +265,7 @@ CASES = [
                 " this resource.",
             ),
         ),
-        Kind.CONFLICT,
+        Cause.CONFLICT,
         ("it is tried again",),
     ),
     Case(
@@ -278,7 +278,7 @@ CASES = [
                 " resource. Please try again.",
             ),
         ),
-        Kind.CONFLICT,
+        Cause.CONFLICT,
         ("it is tried again",),
     ),
     Case(
@@ -291,25 +291,25 @@ CASES = [
                 "<Header>If-None-Match</Header>",
             ),
         ),
-        Kind.NOT_IMPLEMENTED,
+        Cause.NOT_IMPLEMENTED,
         ("use one that does",),
     ),
     Case(
         "PutObject",
         Answer(503, s3("SlowDown", "Please reduce your request rate.")),
-        Kind.THROTTLED,
+        Cause.THROTTLED,
         ("more slowly",),
     ),
     Case(
         "PutObject",
         Answer(500, s3("InternalError", "We encountered an internal error. Please try again.")),
-        Kind.SERVER,
+        Cause.SERVER,
         ("may have been done",),
     ),
     Case(
         "CompleteMultipartUpload",
         Answer(200, s3("InternalError", "We encountered an internal error. Please try again.")),
-        Kind.SERVER,
+        Cause.SERVER,
         ("s3:PutObject", "may have been done"),
     ),
     Case(
@@ -322,7 +322,7 @@ CASES = [
                 " timeout period. Idle connections will be closed.",
             ),
         ),
-        Kind.SERVER,
+        Cause.SERVER,
         ("it is tried again",),
     ),
     Case(
@@ -334,7 +334,7 @@ CASES = [
                 "The SHA256 you specified did not match the calculated checksum.",
             ),
         ),
-        Kind.CHECKSUM,
+        Cause.CHECKSUM,
         ("changed on the way",),
     ),
     Case(
@@ -346,7 +346,7 @@ CASES = [
                 "The value specified in the x-amz-checksum-sha256 header does not match",
             ),
         ),
-        Kind.CHECKSUM,
+        Cause.CHECKSUM,
         ("changed on the way",),
     ),
     Case(
@@ -355,7 +355,7 @@ CASES = [
             400,
             s3("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size"),
         ),
-        Kind.TOO_LARGE,
+        Cause.TOO_LARGE,
         ("raise the limit",),
     ),
     Case(
@@ -368,37 +368,42 @@ CASES = [
                 "<StorageClass>GLACIER</StorageClass>",
             ),
         ),
-        Kind.DENIED,
+        Cause.DENIED,
         ("archive storage class",),
     ),
     Case(
         "PutObject",
         Answer(400, s3("InvalidStorageClass", "The storage class you specified is not valid")),
-        Kind.OTHER,
+        Cause.OTHER,
         ("storage_class isn't one of this store's",),
     ),
     # S3's HEAD: no body, so no code.
-    Case("HeadObject", Answer(404), Kind.NO_SUCH_KEY, ("s3:GetObject on",)),
-    Case("HeadBucket", Answer(404), Kind.NO_SUCH_BUCKET, ("s3:ListBucket on", "create the bucket")),
-    Case("HeadObject", Answer(403), Kind.DENIED, ("allow s3:GetObject on it",)),
-    Case("HeadObject", Answer(412), Kind.PRECONDITION, ("it is read again",)),
-    Case("HeadObject", Answer(503), Kind.SERVER, ("HTTP 503",)),
+    Case("HeadObject", Answer(404), Cause.NO_SUCH_KEY, ("s3:GetObject on",)),
+    Case(
+        "HeadBucket",
+        Answer(404),
+        Cause.NO_SUCH_BUCKET,
+        ("s3:ListBucket on", "create the bucket"),
+    ),
+    Case("HeadObject", Answer(403), Cause.DENIED, ("allow s3:GetObject on it",)),
+    Case("HeadObject", Answer(412), Cause.PRECONDITION, ("it is read again",)),
+    Case("HeadObject", Answer(503), Cause.SERVER, ("HTTP 503",)),
     Case(
         "HeadObject",
         Answer(400, headers={"x-amz-bucket-region": "eu-west-1"}),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ('set region = "eu-west-1"',),
     ),
     Case(
         "HeadBucket",
         Answer(301, headers={"x-amz-bucket-region": "eu-west-1"}),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ('set region = "eu-west-1"',),
     ),
-    Case("HeadObject", Answer(400), Kind.OTHER, ("s3:GetObject on",)),
+    Case("HeadObject", Answer(400), Cause.OTHER, ("s3:GetObject on",)),
     # A store that resembles S3, with codes of its own.
-    Case("PutObject", Answer(429, s3("Busy", "later")), Kind.THROTTLED, ("Busy: later",)),
-    Case("PutObject", Answer(507, s3("StorageFull", "no room")), Kind.SERVER, ("no room",)),
-    Case("PutObject", Answer(413, "<html>too big</html>"), Kind.TOO_LARGE, ("HTTP 413",)),
-    Case("PutObject", Answer(502, "<html>Bad Gateway</html>"), Kind.SERVER, ("HTTP 502",)),
+    Case("PutObject", Answer(429, s3("Busy", "later")), Cause.THROTTLED, ("Busy: later",)),
+    Case("PutObject", Answer(507, s3("StorageFull", "no room")), Cause.SERVER, ("no room",)),
+    Case("PutObject", Answer(413, "<html>too big</html>"), Cause.TOO_LARGE, ("HTTP 413",)),
+    Case("PutObject", Answer(502, "<html>Bad Gateway</html>"), Cause.SERVER, ("HTTP 502",)),
 ]

@@ -1,6 +1,6 @@
 """What SNS, SQS and Kinesis answer when they refuse, and what that has to be taken for."""
 
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from tests.archive.aws.answering import REQUEST_ID, Answer
 from tests.archive.aws.refusals import DENIED_USER, Case
 
@@ -35,23 +35,33 @@ CASES = [
     Case(
         "Publish",
         Answer(404, query("NotFound", "Topic does not exist")),
-        Kind.GONE,
+        Cause.GONE,
         ("sns:Publish on", "no such topic", "topic_arn"),
     ),
     Case(
         "Publish",
         Answer(403, query("AuthorizationError", DENIED_USER + "SNS:Publish on resource: x")),
-        Kind.DENIED,
+        Cause.DENIED,
         ("allow sns:Publish on it", "sns resource's too"),
     ),
     Case(
         "Publish",
         Answer(400, query("InvalidParameter", "Invalid parameter: Message too long")),
-        Kind.TOO_LARGE,
+        Cause.TOO_LARGE,
         ("raise the limit",),
     ),
-    Case("Publish", Answer(400, query("Throttling", "Rate exceeded")), Kind.THROTTLED, ("quota",)),
-    Case("Publish", Answer(400, query("KMSDisabled", "key k is disabled")), Kind.KMS, ("enabled",)),
+    Case(
+        "Publish",
+        Answer(400, query("Throttling", "Rate exceeded")),
+        Cause.THROTTLED,
+        ("quota",),
+    ),
+    Case(
+        "Publish",
+        Answer(400, query("KMSDisabled", "key k is disabled")),
+        Cause.KMS,
+        ("enabled",),
+    ),
     Case(
         "Publish",
         Answer(
@@ -62,7 +72,7 @@ CASES = [
                 " (20230822T194757Z - 15 min.)",
             ),
         ),
-        Kind.CLOCK_SKEW,
+        Cause.CLOCK_SKEW,
         ("clock says 2023-08-22T19:47:57Z", "said 2023-08-22T07:25:29Z"),
     ),
     Case(
@@ -71,7 +81,7 @@ CASES = [
             403,
             query("InvalidClientTokenId", "The security token included in the request is invalid."),
         ),
-        Kind.NO_CREDENTIALS,
+        Cause.NO_CREDENTIALS,
         ("deactivated",),
     ),
     Case(
@@ -80,10 +90,10 @@ CASES = [
             403,
             query("ExpiredToken", "The security token included in the request is expired"),
         ),
-        Kind.EXPIRED,
+        Cause.EXPIRED,
         ("is over",),
     ),
-    Case("Publish", Answer(500, query("InternalFailure", "oops")), Kind.SERVER, ("oops",)),
+    Case("Publish", Answer(500, query("InternalFailure", "oops")), Cause.SERVER, ("oops",)),
     # SQS: JSON, with the code of its older protocol in a header.
     Case(
         "SendMessage",
@@ -92,7 +102,7 @@ CASES = [
             json("com.amazonaws.sqs#QueueDoesNotExist", "The specified queue does not exist."),
             sqs_headers("AWS.SimpleQueueService.NonExistentQueue"),
         ),
-        Kind.GONE,
+        Cause.GONE,
         ("sqs:SendMessage on", "no such queue", "queue_url"),
     ),
     Case(
@@ -101,7 +111,7 @@ CASES = [
             400,
             json("com.amazonaws.sqs#QueueDoesNotExist", "The specified queue does not exist."),
         ),
-        Kind.GONE,
+        Cause.GONE,
         ("no such queue",),
     ),
     Case(
@@ -115,7 +125,7 @@ CASES = [
             ),
             sqs_headers("InvalidParameterValue"),
         ),
-        Kind.TOO_LARGE,
+        Cause.TOO_LARGE,
         ("raise the limit",),
     ),
     Case(
@@ -125,7 +135,7 @@ CASES = [
             json("com.amazonaws.sqs#RequestThrottled", "Rate exceeded"),
             sqs_headers("RequestThrottled"),
         ),
-        Kind.THROTTLED,
+        Cause.THROTTLED,
         ("quota",),
     ),
     Case(
@@ -138,7 +148,7 @@ CASES = [
             ),
             sqs_headers("AccessDenied"),
         ),
-        Kind.DENIED,
+        Cause.DENIED,
         ("allow sqs:sendmessage on it",),
     ),
     Case(
@@ -148,7 +158,7 @@ CASES = [
             json("com.amazonaws.sqs#KmsDisabled", "the key is disabled"),
             sqs_headers("KMS.DisabledException"),
         ),
-        Kind.KMS,
+        Cause.KMS,
         ("be enabled",),
     ),
     # Kinesis.
@@ -159,7 +169,7 @@ CASES = [
             json("ResourceNotFoundException", "Stream users under account 123456789012 not found."),
             KINESIS,
         ),
-        Kind.GONE,
+        Cause.GONE,
         ("kinesis:PutRecord on", "no such stream"),
     ),
     Case(
@@ -172,7 +182,7 @@ CASES = [
             ),
             KINESIS,
         ),
-        Kind.THROTTLED,
+        Cause.THROTTLED,
         ("more slowly",),
     ),
     Case(
@@ -186,7 +196,7 @@ CASES = [
             ),
             KINESIS,
         ),
-        Kind.DENIED,
+        Cause.DENIED,
         ("allow kinesis:PutRecord on it",),
     ),
     Case(
@@ -200,7 +210,7 @@ CASES = [
             ),
             KINESIS,
         ),
-        Kind.CLOCK_SKEW,
+        Cause.CLOCK_SKEW,
         ("clock says 2021-05-02T17:36:40Z", "said 2021-05-02T18:36:40Z"),
     ),
     Case(
@@ -213,7 +223,7 @@ CASES = [
             ),
             KINESIS,
         ),
-        Kind.WRONG_REGION,
+        Cause.WRONG_REGION,
         ("set region",),
     ),
     Case(
@@ -227,13 +237,13 @@ CASES = [
             ),
             KINESIS,
         ),
-        Kind.TOO_LARGE,
+        Cause.TOO_LARGE,
         ("raise the limit",),
     ),
     Case(
         "PutRecord",
         Answer(400, json("KMSAccessDeniedException", "The ciphertext refers to a key"), KINESIS),
-        Kind.KMS,
+        Cause.KMS,
         ("kms:GenerateDataKey",),
     ),
     Case(
@@ -243,13 +253,13 @@ CASES = [
             json("UnrecognizedClientException", "The security token is invalid."),
             KINESIS,
         ),
-        Kind.NO_CREDENTIALS,
+        Cause.NO_CREDENTIALS,
         ("region is off",),
     ),
     Case(
         "PutRecord",
         Answer(500, json("InternalFailure", "internal"), KINESIS),
-        Kind.SERVER,
+        Cause.SERVER,
         ("may come twice",),
     ),
 ]

@@ -10,7 +10,7 @@ import pytest
 from laredo_archive.aws.clients import Called, Clients
 from laredo_archive.aws.errors import AwsError, ProfileError, RegionUnknown
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, answering
 from tests.fix_aws import AwsServer
@@ -42,7 +42,7 @@ def test_every_request_is_told_with_its_profile_and_status(moto: AwsServer) -> N
         credentials=None,
         resource=f"s3://{bucket}/other",
     )
-    assert explained.kind is Kind.NO_SUCH_KEY
+    assert explained.kind is Cause.NO_SUCH_KEY
 
 
 @pytest.mark.parametrize("server", ["moto", "ministack"])

@@ -8,7 +8,7 @@ import pytest
 from laredo_archive.aws import kinds
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.explain import Explained, explain, failures
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws import refusals, refusals_of_sinks
 from tests.archive.aws.answering import REQUEST_ID, Answer, Answering, answering
@@ -106,8 +106,8 @@ def test_an_answer_is_told_apart(clients: Clients, server: Answering, case: refu
 
 
 def test_every_kind_of_refusal_has_been_seen() -> None:
-    without_answer = {Kind.CONNECT, Kind.LOST, Kind.ROLE}
-    assert {case.kind for case in ALL} == set(Kind) - without_answer
+    without_answer = {Cause.CONNECT, Cause.LOST, Cause.ROLE}
+    assert {case.kind for case in ALL} == set(Cause) - without_answer
 
 
 def test_no_code_means_two_things() -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from laredo_archive.aws import role
 from laredo_archive.aws.clients import Called, Clients
 from laredo_archive.aws.explain import Explained, explain, failures
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, Answering, Asked, answering
 from tests.fix_aws import AwsServer
@@ -215,7 +215,7 @@ def test_while_sts_is_away_the_old_session_serves_as_long_as_it_can(
     ]
     assert logged[-1]["profile"] == "writer"
     assert [record.exc_info for record in caplog.records] == [None]
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert f"sts:AssumeRole on {ARN}writer (credentials.writer)" in explained.message
     sts.tell(session("KEY2", START + timedelta(hours=2)))
     ask(clients, store)
@@ -245,7 +245,7 @@ def test_a_refused_role_is_told_once_with_all_names(
 ) -> None:
     sts.tell(DENIED)
     explained = refused(Clients(writer(sts), now=clock), store)
-    assert (explained.kind, explained.sent) == (Kind.ROLE, False)
+    assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert len(sts.asked) == 1
     message = explained.message
     assert message.startswith("s3:ListBucket on s3://b/ as profile writer: its role wasn't assumed")
@@ -261,7 +261,7 @@ def test_a_refused_base_is_told_through_all_roles(
     sts.tell(DENIED)
     outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="writer")}
     explained = refused(Clients({**writer(sts), **outer}, now=clock), store, "outer")
-    assert (explained.kind, explained.sent) == (Kind.ROLE, False)
+    assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert "(credentials.outer) as profile writer: its role wasn't" in explained.message
     assert "(credentials.writer) as profile ambient: AccessDenied" in explained.message
     assert len(sts.asked) == 1
@@ -273,7 +273,7 @@ def test_a_role_above_one_that_waits_for_sts_does_not_ask_for_it_again(
     sts.tell(refusal(503, "ServiceUnavailable", "later"))
     outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="writer")}
     explained = refused(Clients({**writer(sts), **outer}, now=clock), store, "outer")
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert len(sts.asked) == role.ATTEMPTS
 
 
@@ -299,7 +299,7 @@ def test_a_session_that_has_ended_as_it_comes_is_a_wrong_clock(
 ) -> None:
     clock.now = START + timedelta(hours=3)
     explained = refused(Clients(writer(sts), now=clock), store)
-    assert (explained.kind, explained.sent) == (Kind.ROLE, False)
+    assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert "ends at 2026-03-01T13:00:00Z" in explained.message
     assert "this machine's clock says 2026-03-01T15:00:00Z" in explained.message
 

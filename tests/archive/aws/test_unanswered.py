@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from laredo_archive.aws import clients as clients_module
 from laredo_archive.aws.clients import Called, Clients
 from laredo_archive.aws.explain import Explained, explain, failures
-from laredo_archive.aws.kinds import Kind
+from laredo_archive.aws.kinds import Cause
 from tests.archive.aws.answering import Answer, answering
 from tests.processes import free_port
 
@@ -56,7 +56,7 @@ def failed(clients: Clients, endpoint: str) -> Explained:
 def test_nobody_listens(clients: Clients, calls: list[Called]) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     explained = failed(clients, endpoint)
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert f"{endpoint}/b?list-type=2" in explained.message
     assert "nothing was sent" in explained.message
     assert [(call.operation, call.status) for call in calls] == [("ListObjectsV2", None)]
@@ -64,7 +64,7 @@ def test_nobody_listens(clients: Clients, calls: list[Called]) -> None:
 
 def test_no_such_host(clients: Clients) -> None:
     explained = failed(clients, "http://s3.eu-wst-1.invalid")
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert "a typing error?" in explained.message
 
 
@@ -78,7 +78,7 @@ def test_a_host_that_takes_no_connection(clients: Clients) -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         explained = failed(clients, f"http://127.0.0.1:{full.getsockname()[1]}")
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
 
 
 def test_a_proxy_that_is_not_there(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,20 +86,20 @@ def test_a_proxy_that_is_not_there(clients: Clients, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     explained = failed(clients, "http://s3.example.invalid")
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
 
 
 def test_tls_where_none_is_spoken(clients: Clients) -> None:
     with answering(Answer()) as server:
         explained = failed(clients, server.endpoint.replace("http:", "https:"))
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
 
 
 def test_a_certificate_of_nobody(clients: Clients, tmp_path: Path) -> None:
     with answering(Answer(body=LISTING), tls=self_signed(tmp_path)) as server:
         explained = failed(clients, server.endpoint)
         assert server.asked == []
-    assert (explained.kind, explained.sent) == (Kind.CONNECT, False)
+    assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert "the certificates" in explained.message
 
 
@@ -143,7 +143,7 @@ def test_a_request_without_an_answer_may_have_been_done(clients: Clients, answer
         explained = failed(clients, server.endpoint)
         server.closing.set()
         assert len(server.asked) == 1
-    assert (explained.kind, explained.sent) == (Kind.LOST, True), explained
+    assert (explained.kind, explained.sent) == (Cause.LOST, True), explained
     assert "may have been done" in explained.message
 
 
@@ -153,7 +153,7 @@ def test_nobody_to_sign_as(clients: Clients, monkeypatch: pytest.MonkeyPatch) ->
     with answering(Answer(body=LISTING)) as server:
         explained = failed(clients, server.endpoint)
         assert server.asked == []
-    assert (explained.kind, explained.sent) == (Kind.NO_CREDENTIALS, False)
+    assert (explained.kind, explained.sent) == (Cause.NO_CREDENTIALS, False)
     assert "AWS_PROFILE" in explained.message
 
 
@@ -162,7 +162,7 @@ def test_half_a_key(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(Answer(body=LISTING)) as server:
         explained = failed(clients, server.endpoint)
         assert server.asked == []
-    assert (explained.kind, explained.sent) == (Kind.NO_CREDENTIALS, False)
+    assert (explained.kind, explained.sent) == (Cause.NO_CREDENTIALS, False)
     assert "missing: AWS_SECRET_ACCESS_KEY" in explained.message
 
 
@@ -172,7 +172,7 @@ def test_credentials_that_appear_later_are_found(
     with answering(Answer(body=LISTING)) as server, monkeypatch.context() as without:
         without.delenv("AWS_ACCESS_KEY_ID")
         without.delenv("AWS_SECRET_ACCESS_KEY")
-        assert failed(clients, server.endpoint).kind is Kind.NO_CREDENTIALS
+        assert failed(clients, server.endpoint).kind is Cause.NO_CREDENTIALS
         without.undo()
         s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint, addressing="path")
         assert s3.list_objects_v2(Bucket="b")["Name"] == "b"
@@ -185,7 +185,7 @@ def test_what_cannot_be_asked_is_not_sent(clients: Clients) -> None:
     explained = explain(
         caught.value, service="s3", operation="GetObject", credentials=None, resource="s3://b/"
     )
-    assert (explained.kind, explained.sent) == (Kind.OTHER, False)
+    assert (explained.kind, explained.sent) == (Cause.OTHER, False)
 
 
 def test_a_body_that_is_not_what_its_checksum_says(clients: Clients) -> None:
@@ -197,7 +197,7 @@ def test_a_body_that_is_not_what_its_checksum_says(clients: Clients) -> None:
     explained = explain(
         caught.value, service="s3", operation="GetObject", credentials=None, resource="s3://b/k"
     )
-    assert (explained.kind, explained.sent) == (Kind.CHECKSUM, True)
+    assert (explained.kind, explained.sent) == (Cause.CHECKSUM, True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from laredo_archive.commit import TableArchive
 from laredo_archive.errors import CommitUnavailable, Fenced
-from laredo_archive.holding import Surroundings
+from laredo_archive.holding import Environment
 from laredo_archive.s3.destination import S3Destination
 from laredo_model.position import Position
 from tests.archive.archiving import (
@@ -23,7 +23,7 @@ from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
 from tests.faults.proxy import FaultProxy
 
-AT_ONCE = Surroundings(pause=lambda _: None)
+AT_ONCE = Environment(pause=lambda _: None)
 
 
 @pytest.mark.parametrize("formats", [("jsonl",), ("jsonl", "protobuf")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_archive.errors import DestinationDenied, DestinationUnavailable, OutcomeUnclear
+from laredo_archive.errors import CommitStateUnknown, DestinationDenied, DestinationUnavailable
 from laredo_archive.s3.asking import ATTEMPTS
 from tests.archive.s3.conftest import Way
 from tests.faults.fault import Fault, answer, drop, late, reset
@@ -28,7 +28,7 @@ UNCLEAR = [
 @pytest.mark.parametrize("fault", UNCLEAR, ids=str)
 def test_one_without_an_answer_may_yet_come(way: Way, fault: Fault) -> None:
     way.meets(fault, "DeleteObject")
-    with pytest.raises(OutcomeUnclear, match="epoch=1/a"):
+    with pytest.raises(CommitStateUnknown, match="epoch=1/a"):
         way.faulty.delete(KEY)
     way.proxy.settle()
     assert way.sent("DeleteObject") == 1
@@ -39,7 +39,7 @@ def test_a_throttled_one_is_sent_again(way: Way) -> None:
     way.faulty.delete(KEY)
     assert way.read(KEY) is None
     way.meets(answer(503, "SlowDown"), "DeleteObject", times=None)
-    with pytest.raises(OutcomeUnclear):
+    with pytest.raises(CommitStateUnknown):
         way.faulty.delete(KEY)
     assert way.sent("DeleteObject") == 4 + ATTEMPTS
 

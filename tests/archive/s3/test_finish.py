@@ -9,12 +9,12 @@ from threading import Event
 import pytest
 
 from laredo_archive.errors import (
+    CommitStateUnknown,
     DestinationDenied,
     DestinationUnavailable,
     NameTaken,
-    OutcomeUnclear,
 )
-from laredo_archive.holding import Surroundings
+from laredo_archive.holding import Environment
 from laredo_archive.naming import NewNames
 from laredo_archive.placing import Content, place
 from laredo_archive.s3.asking import ATTEMPTS
@@ -54,7 +54,7 @@ def nothing_is_left(way: Way):  # type: ignore[no-untyped-def]
 def test_one_that_didnt_come_in_is_finished_again(way: Way, data: bytes, fault: Fault) -> None:
     way.meets(fault, LAST[data])
     upload = way.begun(KEY, data)
-    with pytest.raises(OutcomeUnclear, match="epoch=1/a"):
+    with pytest.raises(CommitStateUnknown, match="epoch=1/a"):
         upload.finish()
     assert way.read(KEY) is None
     upload.finish()
@@ -66,7 +66,7 @@ def test_one_that_didnt_come_in_is_finished_again(way: Way, data: bytes, fault: 
 def test_a_put_whose_answer_was_lost_finds_itself(way: Way, fault: Fault) -> None:
     way.meets(fault, "PutObject")
     upload = way.begun(KEY, SMALL)
-    with pytest.raises(OutcomeUnclear):
+    with pytest.raises(CommitStateUnknown):
         upload.finish()
     with pytest.raises(NameTaken):
         upload.finish()
@@ -89,7 +89,7 @@ def test_parts_that_were_put_together_find_themselves(
     way.meets(fault, "CompleteMultipartUpload")
     way.meets(second, "CompleteMultipartUpload")
     upload = way.begun(KEY, LARGE)
-    with pytest.raises(OutcomeUnclear):
+    with pytest.raises(CommitStateUnknown):
         upload.finish()
     with pytest.raises(NameTaken):
         upload.finish()
@@ -100,7 +100,7 @@ def test_parts_that_were_put_together_find_themselves(
 def test_parts_that_somebody_dropped_are_gone(way: Way) -> None:
     way.meets(drop(), "CompleteMultipartUpload")
     upload = way.begun(KEY, LARGE)
-    with pytest.raises(OutcomeUnclear):
+    with pytest.raises(CommitStateUnknown):
         upload.finish()
     assert way.direct.collect_unfinished("", timedelta(0), anybodys) == 1
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_in_the_end_it_is_there_once_under_its_name(way: Way, data: bytes, fault
     way.meets(fault, LAST[data], times=2)
     sha256 = hashlib.sha256(data).hexdigest()
     content = Content("here", len(data), sha256, lambda: closing(io.BytesIO(data)))
-    surroundings = Surroundings(pause=lambda _: None)
+    surroundings = Environment(pause=lambda _: None)
     name = place(
         way.faulty, KEY, content, avoid=(), new_names=NewNames("w"), surroundings=surroundings
     )
@@ -137,7 +137,7 @@ def test_a_conflict_is_tried_again(way: Way, data: bytes) -> None:
 def test_conflicts_without_end_are_unclear(way: Way, data: bytes) -> None:
     way.meets(answer(409, "ConditionalRequestConflict"), LAST[data], times=None)
     upload = way.begun(KEY, data)
-    with pytest.raises(OutcomeUnclear, match="ConditionalRequestConflict"):
+    with pytest.raises(CommitStateUnknown, match="ConditionalRequestConflict"):
         upload.finish()
     assert way.sent(LAST[data]) == ATTEMPTS
     upload.abort()
@@ -156,7 +156,7 @@ def test_an_error_in_a_200_is_no_success(way: Way) -> None:
     """CompleteMultipartUpload sends its 200 before it knows."""
     way.meets(error_in_200(), "CompleteMultipartUpload")
     upload = way.begun(KEY, LARGE)
-    with pytest.raises(OutcomeUnclear, match="InternalError"):
+    with pytest.raises(CommitStateUnknown, match="InternalError"):
         upload.finish()
     assert way.read(KEY) is None
     upload.finish()

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from laredo_archive.errors import (
+    CommitConflict,
+    CommitStateUnknown,
     DestinationDenied,
     DestinationUnavailable,
-    OutcomeUnclear,
-    SwapLost,
 )
 from laredo_archive.s3.asking import ATTEMPTS
 from tests.archive.conftest import S3Maker
@@ -58,7 +58,7 @@ DONE = [
 @pytest.mark.parametrize("fault", [*NOT_DONE, *DONE], ids=str)
 def test_what_may_be_done_is_unclear(way: Way, etag: str, fault: Fault) -> None:
     way.meets(fault, "PutObject")
-    with pytest.raises(OutcomeUnclear, match=r"t/manifest\.json"):
+    with pytest.raises(CommitStateUnknown, match=r"t/manifest\.json"):
         way.faulty.swap(KEY, b"after", etag)
     assert way.read(KEY) == (b"after" if fault in DONE else b"before")
     assert way.sent("PutObject") == 1, "a change is never sent again of itself"
@@ -68,14 +68,14 @@ def test_what_may_be_done_is_unclear(way: Way, etag: str, fault: Fault) -> None:
 def test_a_time_out_is_unclear(s3: S3Maker, proxy: FaultProxy) -> None:
     way = Way(S3Maker(s3.server), proxy)
     way.meets(delay(1.5, after=True), "PutObject")
-    with pytest.raises(OutcomeUnclear, match=r"[Tt]imed? ?out"):
+    with pytest.raises(CommitStateUnknown, match=r"[Tt]imed? ?out"):
         way.faulty.swap(KEY, b"after", None)
     assert way.read(KEY) == b"after"
 
 
 def test_a_swap_that_comes_late_is_unclear(way: Way, etag: str) -> None:
     way.meets(late(0.05), "PutObject")
-    with pytest.raises(OutcomeUnclear):
+    with pytest.raises(CommitStateUnknown):
         way.faulty.swap(KEY, b"after", etag)
     way.proxy.settle()
     assert way.read(KEY) == b"after"
@@ -83,7 +83,7 @@ def test_a_swap_that_comes_late_is_unclear(way: Way, etag: str) -> None:
 
 def test_our_own_swap_sent_twice_is_lost_to_itself(way: Way, etag: str) -> None:
     way.meets(duplicate(), "PutObject")
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         way.faulty.swap(KEY, b"after", etag)
     assert way.read(KEY) == b"after"
 
@@ -91,7 +91,7 @@ def test_our_own_swap_sent_twice_is_lost_to_itself(way: Way, etag: str) -> None:
 @pytest.mark.parametrize("etag_wanted", ["stale", None])
 def test_another_version_is_kept(way: Way, etag: str, etag_wanted: str | None) -> None:
     way.direct.swap(KEY, b"theirs", etag)
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         way.faulty.swap(KEY, b"ours", etag if etag_wanted else None)
     assert way.read(KEY) == b"theirs"
 
@@ -108,7 +108,7 @@ def test_a_conflict_is_tried_again(way: Way, etag: str) -> None:
 
 def test_conflicts_without_end_are_unclear(way: Way, etag: str) -> None:
     way.meets(CONFLICT, "PutObject", times=None)
-    with pytest.raises(OutcomeUnclear, match="ConditionalRequestConflict"):
+    with pytest.raises(CommitStateUnknown, match="ConditionalRequestConflict"):
         way.faulty.swap(KEY, b"after", etag)
     assert way.sent("PutObject") == ATTEMPTS
 
@@ -160,7 +160,7 @@ def test_an_etag_that_is_no_md5(way: Way) -> None:
     found = way.faulty.get(KEY)
     assert found is not None
     assert (found.data, found.version.etag) == (b"two", second.etag)
-    with pytest.raises(SwapLost):
+    with pytest.raises(CommitConflict):
         way.faulty.swap(KEY, b"three", first.etag)
 
 

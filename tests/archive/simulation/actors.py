@@ -28,9 +28,9 @@ from laredo_archive.errors import (
     NotCollectable,
 )
 from laredo_archive.garbage import Policy, collect
-from laredo_archive.holding import Surroundings
-from laredo_archive.location import Found, as_it_is, read_manifest
-from laredo_archive.manifest import Artifact, Manifest, Mark
+from laredo_archive.holding import Environment
+from laredo_archive.location import FoundArchive, as_it_is, read_manifest
+from laredo_archive.manifest import Artifact, EpochPosition, Manifest
 from laredo_archive.progress import UNWATCHED
 from laredo_model.change import Action
 from laredo_model.position import Position
@@ -64,7 +64,7 @@ class Scene:
     without_optional: bool = False
     sinks: int = 1
     told: set[tuple[str, str, int, Position]] = field(default_factory=set)
-    entered: dict[str, Mark] = field(default_factory=dict)
+    entered: dict[str, EpochPosition] = field(default_factory=dict)
     """Where a sink that was added is told from on."""
     happened: Counter[str] = field(default_factory=Counter)
 
@@ -97,7 +97,7 @@ class Writer:
         self._sinks = SINKS[: scene.sinks]
         self._idle_updates = self._chance.random() < 0.3
         skew = timedelta(hours=self._chance.uniform(-48, 48))
-        self._around = Surroundings(
+        self._around = Environment(
             now=lambda: scene.world.date + skew,
             pause=actor.step,
             chance=random.Random(self._chance.random()),
@@ -283,7 +283,7 @@ class Collector:
                     TABLE,
                     key_prefix=PREFIX,
                     policy=Policy(timedelta(seconds=CUT_OFF_S), timedelta(seconds=GRACE_S)),
-                    surroundings=Surroundings(
+                    surroundings=Environment(
                         now=lambda: self._scene.world.date,
                         pause=self._actor.step,
                         chance=random.Random(chance.random()),
@@ -347,8 +347,8 @@ class Copier:
         slow = SlowDestination(store, self._actor, self._chance.choice([0.0, 30.0, 200.0]))
         target = Target(MemoryDestination(scene.copy, self._actor), PREFIX)
         try:
-            source = Found(slow, MANIFEST, read_manifest(slow, MANIFEST), as_it_is)
-            around = Surroundings(
+            source = FoundArchive(slow, MANIFEST, read_manifest(slow, MANIFEST), as_it_is)
+            around = Environment(
                 now=lambda: scene.world.date,
                 pause=self._actor.step,
                 chance=random.Random(self._chance.random()),

@@ -14,13 +14,13 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
-from laredo_archive.destination import Found, ObjectInfo, Version
+from laredo_archive.destination import ObjectInfo, StoredObject, Version
 from laredo_archive.errors import (
     ArtifactMissing,
+    CommitConflict,
+    CommitStateUnknown,
     DestinationUnavailable,
     NameTaken,
-    OutcomeUnclear,
-    SwapLost,
 )
 from tests.archive.simulation.world import Actor, World
 
@@ -92,7 +92,7 @@ class MemoryStore:
     def swap(self, key: str, data: bytes, expected: str | None) -> Version:
         before = self.objects.get(key)
         if (etag_of(before[0]) if before else None) != expected:
-            raise SwapLost(self.uri + key)
+            raise CommitConflict(self.uri + key)
         self.on_swap(self, key, before[0] if before else None, data)
         self.objects[key] = (data, self.world.date)
         return Version(etag_of(data), self.world.date)
@@ -153,12 +153,12 @@ class MemoryDestination:
     def uri_of(self, key: str) -> str:
         return self._store.uri + key
 
-    def get(self, key: str) -> Found | None:
-        def answer() -> Found | None:
+    def get(self, key: str) -> StoredObject | None:
+        def answer() -> StoredObject | None:
             found = self._store.objects.get(key)
             if found is None:
                 return None
-            return Found(found[0], Version(etag_of(found[0]), self._store.world.date))
+            return StoredObject(found[0], Version(etag_of(found[0]), self._store.world.date))
 
         return self._ask(key, answer)
 
@@ -242,7 +242,7 @@ class MemoryDestination:
         for _ in range(3):
             try:
                 return self._change(key, effect)
-            except OutcomeUnclear:
+            except CommitStateUnknown:
                 continue
             except NoSuchUpload:
                 raise DestinationUnavailable(self.uri_of(key), "the upload is gone") from None
@@ -289,22 +289,22 @@ class MemoryDestination:
             done = effect()
             self._actor.step(self._chance.expovariate(20))
             return done
-        raise OutcomeUnclear(self.uri_of(key), f"409, {CONFLICTS} times")
+        raise CommitStateUnknown(self.uri_of(key), f"409, {CONFLICTS} times")
 
     def _lost(self, key: str, effect: Callable[[], T]) -> T:
         self._actor.step(self._chance.uniform(0, 5))
-        raise OutcomeUnclear(self.uri_of(key), "time-out")
+        raise CommitStateUnknown(self.uri_of(key), "time-out")
 
     def _answer_lost(self, key: str, effect: Callable[[], T]) -> T:
         _whatever_comes(effect)
         self._actor.step(self._chance.uniform(0, 5))
-        raise OutcomeUnclear(self.uri_of(key), "connection reset")
+        raise CommitStateUnknown(self.uri_of(key), "connection reset")
 
     def _late(self, key: str, effect: Callable[[], T]) -> T:
         delay = self._chance.uniform(0, LATEST_S)
         self._store.world.later(delay, lambda: _whatever_comes(effect))
         self._actor.step(self._chance.uniform(0, 5))
-        raise OutcomeUnclear(self.uri_of(key), "time-out")
+        raise CommitStateUnknown(self.uri_of(key), "time-out")
 
     def _twice(self, key: str, effect: Callable[[], T]) -> T:
         """The first answer was lost, and the request was sent again: 412, or no such upload."""
@@ -321,7 +321,7 @@ class MemoryDestination:
 
 
 def _whatever_comes(effect: Callable[[], object]) -> None:
-    with suppress(SwapLost, NameTaken, NoSuchUpload):
+    with suppress(CommitConflict, NameTaken, NoSuchUpload):
         effect()
 
 

@@ -11,11 +11,11 @@ import structlog
 from laredo_archive import base, chain, commit, copy, garbage, holding, level, offer, placing
 from laredo_archive.copy import _Copy
 from laredo_archive.destination import Version
-from laredo_archive.errors import ArchiveError, OutcomeUnclear, SwapLost
-from laredo_archive.holding import Claim, Holding
+from laredo_archive.errors import ArchiveError, CommitConflict, CommitStateUnknown
+from laredo_archive.holding import Claim, ManifestStore
 from laredo_archive.manifest import Artifact, Manifest, Retired
 from laredo_archive.notices import Notices
-from laredo_archive.offer import Offer
+from laredo_archive.offer import PendingCommit
 from tests.archive.simulation.store import MemoryDestination, MemoryStore, etag_of
 from tests.archive.simulation.test_simulation import simulate
 
@@ -65,7 +65,10 @@ def what_leaves_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def unclear_counts_as_done(patch: pytest.MonkeyPatch) -> None:
     def rewrite(
-        self: Holding, change: holding.Change, claim: Claim | None, absent: Manifest | None = None
+        self: ManifestStore,
+        change: holding.Change,
+        claim: Claim | None,
+        absent: Manifest | None = None,
     ) -> Manifest:
         manifest = self._claimed(self.current() or absent, claim)
         changed = change(manifest)
@@ -73,24 +76,26 @@ def unclear_counts_as_done(patch: pytest.MonkeyPatch) -> None:
             return manifest
         try:
             return self.swap(changed)
-        except OutcomeUnclear:
+        except CommitStateUnknown:
             return manifest
-        except SwapLost:
+        except CommitConflict:
             return rewrite(self, change, claim, absent)
 
-    patch.setattr(Holding, "rewrite", rewrite)
+    patch.setattr(ManifestStore, "rewrite", rewrite)
 
 
 def offered_again_without_looking_whether_it_is_in(patch: pytest.MonkeyPatch) -> None:
-    def offered(self: Offer, at: Holding, _: object, manifest: Manifest) -> Manifest:
+    def offered(self: PendingCommit, at: ManifestStore, _: object, manifest: Manifest) -> Manifest:
         return self._follow(manifest, self._as_named_by(at))
 
-    patch.setattr(Offer, "_offered", offered)
+    patch.setattr(PendingCommit, "_offered", offered)
 
 
 def durable_means_on_one(patch: pytest.MonkeyPatch) -> None:
-    real = Offer.commit
-    patch.setattr(Offer, "commit", lambda self, holdings, claim: real(self, holdings[:1], claim))
+    real = PendingCommit.commit
+    patch.setattr(
+        PendingCommit, "commit", lambda self, holdings, claim: real(self, holdings[:1], claim)
+    )
 
 
 def levelled_to_the_one_behind(patch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def example_on(server: AwsServer) -> Iterator[Example]:
     """The example, with its bucket, topic, queue and stream."""
     [table] = config.tables(config.load(EXAMPLES / "snapshotter.conf"))
     [block] = table.destinations
-    assert isinstance(block, config_places.S3Destination)
+    assert isinstance(block, config_places.S3DestinationBlock)
     place = replace(block.s3_place, endpoint=server.endpoint, addressing="path")
     sinks = [sink.model_copy(update={"endpoint": server.endpoint}) for sink in table.sinks]
     profiles = {

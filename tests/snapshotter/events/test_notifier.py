@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import Clients
 from laredo_archive.commit import TableArchive
-from laredo_archive.manifest import Artifact, FormatEntry, Kind, Mark
+from laredo_archive.manifest import Artifact, ArtifactKind, EpochPosition, FormatEntry
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
 from laredo_snapshotter.events import notifier as notifier_
@@ -93,7 +93,7 @@ def test_everything_is_told_in_order_as_it_is_committed(
         (2, 40, "diff"),  # its epoch is another one now
     ]
     assert recorder.artifacts(sink.name) == told
-    assert archive.notices.told == {sink.name: Mark(2, Position(40))}
+    assert archive.notices.told == {sink.name: EpochPosition(2, Position(40))}
 
 
 def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
@@ -123,7 +123,7 @@ def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
         assert len(proxy.requests()) == 1
     assert statuses[well.name].outstanding == 0
     assert statuses[well.name].trouble is None
-    assert statuses[well.name].last_notified == Mark(1, Position(210))
+    assert statuses[well.name].last_notified == EpochPosition(1, Position(210))
     assert statuses[hanging.name].outstanding == statuses[refusing.name].outstanding == 21
     trouble = statuses[refusing.name].trouble
     assert trouble is not None
@@ -133,7 +133,7 @@ def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
     assert archive.manifest.notified == {
         hanging.name: None,
         refusing.name: None,
-        well.name: Mark(1, Position(210)),
+        well.name: EpochPosition(1, Position(210)),
     }
 
 
@@ -344,7 +344,7 @@ def diffs(count: int) -> list[Artifact]:
     """Entries such as a manifest has, without their objects."""
     return [
         Artifact(
-            kind=Kind.DIFF,
+            kind=ArtifactKind.DIFF,
             epoch=1,
             from_position=Position(10 + number),
             to_position=Position(11 + number),
