@@ -58,19 +58,19 @@ class BaseUpload:
     """Takes a base's rows, in key order. Left without finish(), nothing of it remains."""
 
     def __init__(
-        self, plan: BasePlan, holdings: Sequence[ManifestStore], new_names: NewNames
+        self, plan: BasePlan, stores: Sequence[ManifestStore], new_names: NewNames
     ) -> None:
         self._plan = plan
-        self._holdings = holdings
+        self._stores = stores
         self._checksum = StateChecksum()
         self._keys: dict[tuple[int, str], str] = {}
         self._uploads: dict[tuple[int, str], Upload] = {}
-        self._at_once = holdings[0].surroundings.at_once
+        self._at_once = stores[0].environment.at_once
         try:
             self._at_once(
                 [
                     partial(self._begin, (index, format_id), new_names)
-                    for index in range(len(holdings))
+                    for index in range(len(stores))
                     for format_id in plan.formats
                 ]
             )
@@ -80,16 +80,16 @@ class BaseUpload:
 
     def _begin(self, place: tuple[int, str], new_names: NewNames) -> None:
         index, format_id = place
-        holding = self._holdings[index]
-        key = self._free_name(holding, format_id, new_names)
+        store = self._stores[index]
+        key = self._free_name(store, format_id, new_names)
         self._keys[place] = key
-        self._uploads[place] = holding.destination.upload(key)
+        self._uploads[place] = store.destination.upload(key)
 
-    def _free_name(self, holding: ManifestStore, format_id: str, new_names: NewNames) -> str:
+    def _free_name(self, store: ManifestStore, format_id: str, new_names: NewNames) -> str:
         plan = self._plan
         key = naming.snapshot_key(plan.key_prefix, plan.epoch, plan.position, format_id)
-        retired = holding.manifest.retired_keys() if holding.manifest else set()
-        if key in retired or holding.destination.head(key) is not None:
+        retired = store.manifest.retired_keys() if store.manifest else set()
+        if key in retired or store.destination.head(key) is not None:
             return new_names.instead_of(key)
         return key
 
@@ -133,7 +133,7 @@ class BaseUpload:
             epoch=plan.epoch,
             from_position=None,
             to_position=plan.position,
-            created_at=created_at or self._holdings[0].surroundings.now(),
+            created_at=created_at or self._stores[0].environment.now(),
             formats={id_: self._entry(id_, result) for id_, result in encoded.items()},
             row_count=self._checksum.rows,
             history=plan.history,
@@ -144,20 +144,18 @@ class BaseUpload:
             key_fields=plan.key_fields,
         )
         placed = {
-            (self._holdings[index].destination.place, id_): key
+            (self._stores[index].destination.place, id_): key
             for (index, id_), key in self._keys.items()
         }
         return Base(artifact, placed)
 
     def _finish_one(self, place: tuple[int, str], upload: Upload, encoded: Encoded) -> None:
-        holding = self._holdings[place[0]]
+        store = self._stores[place[0]]
         try:
-            finish(upload, holding.surroundings)
+            finish(upload, store.environment)
         except NameTaken:
-            found = stored(
-                holding.destination, self._keys[place], encoded.size_bytes, encoded.sha256
-            )
-            if not holds(holding.destination, self._keys[place], found):
+            found = stored(store.destination, self._keys[place], encoded.size_bytes, encoded.sha256)
+            if not holds(store.destination, self._keys[place], found):
                 raise
         reach("base.uploaded")
 
@@ -173,7 +171,7 @@ class BaseUpload:
 
     def _lost(self, failure: DestinationError) -> CommitUnavailable:
         self.abort()
-        place = self._holdings[0].counts.note(failure, self._holdings)
+        place = self._stores[0].counts.note(failure, self._stores)
         return CommitUnavailable(self._plan.table, failure.uri, failure, place)
 
     def __enter__(self) -> Self:

@@ -34,9 +34,9 @@ class _Overtaken(Exception):
 
 
 def claim(
-    holdings: Sequence[ManifestStore], table: str, writer_id: str, sinks: Iterable[str] = ()
+    stores: Sequence[ManifestStore], table: str, writer_id: str, sinks: Iterable[str] = ()
 ) -> Claim:
-    """Claim all of ``holdings`` for ``writer_id``, which has never had all of them before.
+    """Claim all of ``stores`` for ``writer_id``, which has never had all of them before.
 
     Sinks that a manifest doesn't know are entered at the artifact before the newest.
 
@@ -47,52 +47,52 @@ def claim(
     :raises ManifestDamaged, ManifestNewer: if one can't be used; then none is claimed.
     """
     names = tuple(sinks)
-    new = [holding for holding in holdings if holding.read() is None]
-    for holding in new:
-        neighbours.refuse_other_prefix(holding.destination, table, holding.key_prefix)
+    new = [store for store in stores if store.read() is None]
+    for store in new:
+        neighbours.refuse_other_prefix(store.destination, table, store.key_prefix)
     for attempt in range(ROUNDS):
-        seen = [holding.read() if attempt else holding.current() for holding in holdings]
+        seen = [store.read() if attempt else store.current() for store in stores]
         term = 1 + max((manifest.writer_term for manifest in seen if manifest), default=0)
         wanted = Claim(writer_id, term)
         try:
-            for holding in holdings:
-                _claim_one(holding, table, wanted, names)
+            for store in stores:
+                _claim_one(store, table, wanted, names)
         except _Overtaken:
             log.info("claim starts over: another writer claims too", table=table, term=term)
-            holdings[0].surroundings.back_off(attempt)
+            stores[0].environment.back_off(attempt)
         else:
             log.info("archive claimed", table=table, writer_id=writer_id, term=term)
-            for holding in new:
-                neighbours.report(holding.destination, holding.key_prefix)
+            for store in new:
+                neighbours.report(store.destination, store.key_prefix)
             return wanted
     raise DestinationUnavailable(
-        holdings[0].uri, f"other writers keep claiming it: given up after {ROUNDS} rounds"
+        stores[0].uri, f"other writers keep claiming it: given up after {ROUNDS} rounds"
     )
 
 
-def _claim_one(holding: ManifestStore, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
+def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
     for attempt in range(ATTEMPTS):
-        manifest = holding.current()
+        manifest = store.current()
         if manifest is not None and wanted.owns(manifest):
             return
         if manifest is not None and manifest.writer_term >= wanted.term:
             raise _Overtaken
         try:
             reach("claim.swap")
-            holding.swap(_claimed(manifest or _empty(holding, table), wanted, sinks))
+            store.swap(_claimed(manifest or _empty(store, table), wanted, sinks))
         except (CommitConflict, CommitStateUnknown) as failure:
-            holding.note(failure, attempt)
-            holding.surroundings.back_off(attempt)
+            store.note(failure, attempt)
+            store.environment.back_off(attempt)
         else:
             reach("claim.swapped")
             return
-    raise DestinationUnavailable(holding.uri, f"it couldn't be claimed in {ATTEMPTS} tries").at(
-        holding.destination.place
+    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} tries").at(
+        store.destination.place
     )
 
 
-def _empty(holding: ManifestStore, table: str) -> Manifest:
-    return Manifest(table=table, updated_at=holding.surroundings.now())
+def _empty(store: ManifestStore, table: str) -> Manifest:
+    return Manifest(table=table, updated_at=store.environment.now())
 
 
 def _claimed(manifest: Manifest, wanted: Claim, sinks: tuple[str, ...]) -> Manifest:
@@ -113,18 +113,18 @@ def _before_newest(manifest: Manifest) -> EpochPosition | None:
     return EpochPosition(before.epoch, before.to_position)
 
 
-def drop_unfinished(holding: ManifestStore) -> None:
+def drop_unfinished(store: ManifestStore) -> None:
     """What writers before us were uploading when they ended; they are fenced now.
 
     Nothing depends on it, so a failure doesn't keep the archive closed: the collector
     tries again.
     """
-    destination, prefix = holding.destination, holding.key_prefix
+    destination, prefix = store.destination, store.key_prefix
     is_ours = partial(naming.is_begun, key_prefix=prefix)
     try:
         dropped = destination.collect_unfinished(prefix, timedelta(0), is_ours)
     except DestinationError as failure:
-        holding.counts.count_error(destination.place)
+        store.counts.count_error(destination.place)
         log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
         return
     if dropped:

@@ -59,7 +59,7 @@ class TableArchive:
 
     def __init__(
         self,
-        holdings: Sequence[ManifestStore],
+        stores: Sequence[ManifestStore],
         owner: Claim,
         table: str,
         key_prefix: str,
@@ -71,7 +71,7 @@ class TableArchive:
         spool_directory: Path | None,
     ) -> None:
         """Use :meth:`open`."""
-        self._holdings = tuple(holdings)
+        self._stores = tuple(stores)
         self._first = first
         self._claim = owner
         self._table = table
@@ -79,9 +79,9 @@ class TableArchive:
         self._notices = notices
         self._spool_directory = spool_directory
         self._new_names = new_names
-        self._counts = holdings[0].counts
-        self._surroundings = holdings[0].surroundings
-        self._entering = ManifestUpdates(notices, keep_epochs, self._surroundings.now)
+        self._counts = stores[0].counts
+        self._environment = stores[0].environment
+        self._entering = ManifestUpdates(notices, keep_epochs, self._environment.now)
         self._turn = threading.RLock()
         self._fenced: Fenced | None = None
         self._offer: PendingCommit | None = None
@@ -102,7 +102,7 @@ class TableArchive:
         keep_epochs: int | None = None,
         sinks: Iterable[str] = (),
         spool_directory: Path | None = None,
-        surroundings: Environment | None = None,
+        environment: Environment | None = None,
         counts: Counts | None = None,
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and bring all to one state.
@@ -117,30 +117,30 @@ class TableArchive:
         :raises HistoriesDiffer: if they don't hold the same archive.
         :raises Fenced: if another writer claimed it meanwhile.
         """
-        around, counted = surroundings or Environment(), counts or Counts()
-        holdings = [
+        around, counted = environment or Environment(), counts or Counts()
+        stores = [
             ManifestStore(destination, table, key_prefix, around, counted)
             for _, destination in sorted({held.place: held for held in destinations}.items())
         ]
         names = tuple(sinks)
         try:
-            owner = claim(holdings, table, writer_id or secrets.token_hex(8), names)
-            for holding in holdings:
-                drop_unfinished(holding)
+            owner = claim(stores, table, writer_id or secrets.token_hex(8), names)
+            for store in stores:
+                drop_unfinished(store)
             new_names = NewNames(owner.writer_id)
-            level(holdings, owner, new_names)
+            level(stores, owner, new_names)
         except DestinationError as failure:
-            counted.note(failure, holdings)
+            counted.note(failure, stores)
             raise
         archive = cls(
-            holdings,
+            stores,
             owner,
             table,
             key_prefix,
             new_names,
             keep_epochs=keep_epochs,
-            notices=Notices(names, [holding.manifest for holding in holdings]),
-            first=next(h for h in holdings if h.destination.place == destinations[0].place),
+            notices=Notices(names, [store.manifest for store in stores]),
+            first=next(h for h in stores if h.destination.place == destinations[0].place),
             spool_directory=spool_directory,
         )
         reach("archive.open")
@@ -165,8 +165,8 @@ class TableArchive:
     def heads(self) -> dict[str, Position | None]:
         """By place, the head of each destination's manifest; one may be an artifact behind."""
         return {
-            holding.destination.place: holding.manifest.head_position if holding.manifest else None
-            for holding in self._holdings
+            store.destination.place: store.manifest.head_position if store.manifest else None
+            for store in self._stores
         }
 
     @property
@@ -217,7 +217,7 @@ class TableArchive:
                 key_fields=tuple(key_fields),
                 formats=tuple(dict.fromkeys(formats)),
             )
-            return BaseUpload(plan, self._holdings, self._new_names)
+            return BaseUpload(plan, self._stores, self._new_names)
 
     def commit_base(self, base: Base, *, continues: bool, reason: str | None = None) -> Artifact:
         """Begin a new epoch with ``base``; the diffs after its position become that epoch's.
@@ -297,7 +297,7 @@ class TableArchive:
                 changes,
                 formats=tuple(dict.fromkeys(formats)),
                 columns=(self._head.columns if self._head else None) or (),
-                created_at=self._surroundings.now(),
+                created_at=self._environment.now(),
                 spool_directory=self._spool_directory,
             )
             reach("diff.encoded")
@@ -332,8 +332,8 @@ class TableArchive:
                     f"{self._table}: {positions.text(position)} can't be seen: it isn't at or"
                     " after the archive's head"
                 )
-            for holding in self._holdings:
-                holding.rewrite(lambda known: self._entering.seen(known, position), self._claim)
+            for store in self._stores:
+                store.rewrite(lambda known: self._entering.seen(known, position), self._claim)
             self._look()
 
     def record_notices(self) -> None:
@@ -343,8 +343,8 @@ class TableArchive:
         """
         with self._my_turn():
             self._finish_offer()
-            for holding in self._holdings:
-                holding.rewrite(self._entering.told, self._claim)
+            for store in self._stores:
+                store.rewrite(self._entering.told, self._claim)
             self._look()
 
     def close(self) -> None:
@@ -364,8 +364,8 @@ class TableArchive:
         if offer is None:
             return None
         try:
-            offer.place(self._holdings)
-            offer.commit(self._holdings, self._claim)
+            offer.place(self._stores)
+            offer.commit(self._stores, self._claim)
         except ArtifactMissing:
             if not offer.begun:
                 self._drop_offer()
@@ -389,7 +389,7 @@ class TableArchive:
             self._spool = None
 
     def _look(self) -> None:
-        before, self._manifest = self._manifest, self._holdings[0].manifest
+        before, self._manifest = self._manifest, self._stores[0].manifest
         self._notices.follow(before, self._manifest)
         shown = self._first.manifest
         self._published = Published(self._first.uri, shown) if shown else None
@@ -408,6 +408,6 @@ class TableArchive:
                 log.error("another writer has taken over", table=self._table, reason=str(fenced))
                 raise
             except DestinationError as failure:
-                place = self._counts.note(failure, self._holdings)
+                place = self._counts.note(failure, self._stores)
                 log.warning("commit waits", table=self._table, reason=str(failure))
                 raise CommitUnavailable(self._table, failure.uri, failure, place) from failure

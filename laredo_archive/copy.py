@@ -73,7 +73,7 @@ def copy(
     *,
     take_over: bool = False,
     progress: Progress = UNWATCHED,
-    surroundings: Environment | None = None,
+    environment: Environment | None = None,
 ) -> Copied:
     """Make ``place`` the same archive as ``source``.
 
@@ -86,7 +86,7 @@ def copy(
     :raises ArchiveError: if a manifest can't be read, or the target's not be written.
     """
     target = target_at(place, source)
-    return _Copy(source, target, take_over, progress, surroundings or Environment()).run()
+    return _Copy(source, target, take_over, progress, environment or Environment()).run()
 
 
 class _Copy:
@@ -96,17 +96,17 @@ class _Copy:
         target: Target,
         take_over: bool,
         progress: Progress,
-        surroundings: Environment,
+        environment: Environment,
     ) -> None:
         self._source = source
         self._source_uri = source.destination.uri_of(source.manifest_key)
         self._target = target
         self._take_over = take_over
-        self._holding = ManifestStore(
-            target.destination, source.manifest.table, target.key_prefix, surroundings, Counts()
+        self._store = ManifestStore(
+            target.destination, source.manifest.table, target.key_prefix, environment, Counts()
         )
         self._carrier = Carrier(
-            target.destination, NewNames(secrets.token_hex(8)), surroundings, progress
+            target.destination, NewNames(secrets.token_hex(8)), environment, progress
         )
         self._progress = progress
         self._kept = 0
@@ -114,10 +114,10 @@ class _Copy:
     def run(self) -> Copied:
         for _ in range(ROUNDS):
             wanted = self._sound(self._source.manifest)
-            absent = Manifest(wanted.table, self._holding.surroundings.now())
+            absent = Manifest(wanted.table, self._store.environment.now())
             try:
                 change = partial(self._changed, wanted)
-                manifest = self._holding.rewrite(change, None, absent=absent)
+                manifest = self._store.rewrite(change, None, absent=absent)
             except CopyStopped as stopped:
                 if not self._has_left(stopped.__cause__):
                     raise

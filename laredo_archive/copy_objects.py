@@ -50,14 +50,14 @@ class Carrier:
         self,
         destination: Destination,
         new_names: NewNames,
-        surroundings: Environment,
+        environment: Environment,
         progress: Progress,
     ) -> None:
         self.tally = Tally()
         self.names: dict[str, str] = {}
         self._destination = destination
         self._new_names = new_names
-        self._surroundings = surroundings
+        self._environment = environment
         self._progress = progress
         self._lock = threading.Lock()
 
@@ -115,7 +115,7 @@ class Carrier:
             replace(one.load.content, open=one.open),
             avoid=avoid,
             new_names=self._new_names,
-            surroundings=self._surroundings,
+            environment=self._environment,
         )
         with self._lock:
             self.names[one.load.content.origin] = name

@@ -75,7 +75,7 @@ def collect(
     key_prefix: str,
     policy: Policy | None = None,
     dry_run: bool = False,
-    surroundings: Environment | None = None,
+    environment: Environment | None = None,
     progress: Progress = UNWATCHED,
     on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
@@ -88,10 +88,10 @@ def collect(
     :raises ManifestDamaged, ManifestNewer: if it can't be read.
     :raises DestinationUnavailable: if listing or deleting fails; what was done is entered.
     """
-    holding = ManifestStore(destination, table, key_prefix, surroundings or Environment(), Counts())
+    store = ManifestStore(destination, table, key_prefix, environment or Environment(), Counts())
     if not key_prefix.endswith("/"):
-        raise NotCollectable(holding.uri, NO_DIRECTORY)
-    run = _Run(holding, key_prefix, policy or Policy(), progress, dry_run=dry_run)
+        raise NotCollectable(store.uri, NO_DIRECTORY)
+    run = _Run(store, key_prefix, policy or Policy(), progress, dry_run=dry_run)
     run.on_deleted = on_deleted
     return run.run()
 
@@ -99,34 +99,34 @@ def collect(
 class _Run:
     def __init__(
         self,
-        holding: ManifestStore,
+        store: ManifestStore,
         prefix: str,
         policy: Policy,
         progress: Progress,
         *,
         dry_run: bool,
     ) -> None:
-        self._holding = holding
-        self._destination = holding.destination
+        self._store = store
+        self._destination = store.destination
         self._prefix = prefix
         self._policy = policy
         self._progress = progress
         self._token = secrets.token_hex(8)
-        self._result = Collected(holding.destination.uri_of(holding.key), dry_run)
+        self._result = Collected(store.destination.uri_of(store.key), dry_run)
         self._listed: list[ObjectInfo] = []
         self.on_deleted: Callable[[str], None] | None = None
 
     def run(self) -> Collected:
-        manifest = self._holding.read()
+        manifest = self._store.read()
         if manifest is None or not manifest.artifacts:
             reason = "there is no manifest" if manifest is None else "it names no artifacts"
-            raise NotCollectable(self._holding.uri, reason)
+            raise NotCollectable(self._store.uri, reason)
         self._listed = self._list()
         if self._result.dry_run:
             self._planned(manifest)
         else:
             reach("garbage.listed")
-            marked = self._holding.rewrite(self._marked, None)
+            marked = self._store.rewrite(self._marked, None)
             reach("garbage.marked")
             entered = marked.retired_keys() - manifest.retired_keys()
             self._result.orphans = [found for found in self._listed if found.key in entered]
@@ -162,7 +162,7 @@ class _Run:
     def _marked(self, manifest: Manifest) -> Manifest | None:
         """Orphans entered, what is due announced; every change also dates the undated."""
         if not manifest.artifacts:
-            raise NotCollectable(self._holding.uri, "it names no artifacts")
+            raise NotCollectable(self._store.uri, "it names no artifacts")
         date = self._date()
         orphans = self._orphans(manifest, date)
         undated = any(entry.at is None for entry in manifest.retired)
@@ -178,13 +178,13 @@ class _Run:
         return replace(manifest, retired=tuple(retired))
 
     def _date(self) -> datetime:
-        date = self._holding.date
+        date = self._store.date
         assert date is not None, "the manifest was read"
         return date
 
     def _orphans(self, manifest: Manifest, date: datetime) -> list[ObjectInfo]:
         known = manifest.retired_keys() | {entry.key for entry in manifest.named()}
-        known.add(self._holding.key)
+        known.add(self._store.key)
         limit = date - self._policy.cut_off
         return [
             found for found in self._listed if found.key not in known and found.modified < limit
@@ -214,7 +214,7 @@ class _Run:
         finally:
             if self._result.deleted:
                 reach("garbage.deleted")
-                self._holding.rewrite(self._without_deleted, None)
+                self._store.rewrite(self._without_deleted, None)
                 reach("garbage.dropped")
         self._result.waiting -= len(self._result.deleted)
 
@@ -248,7 +248,7 @@ class _Run:
     def _report(self) -> None:
         log.info(
             "garbage collected" if not self._result.dry_run else "garbage looked at",
-            manifest=self._holding.uri,
+            manifest=self._store.uri,
             orphans=len(self._result.orphans),
             deleted=len(self._result.deleted),
             waiting=self._result.waiting,

@@ -68,11 +68,11 @@ class Counts:
     standings: Standings = field(default_factory=Standings)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def note(self, failure: DestinationError, holdings: Sequence["ManifestStore"]) -> str | None:
+    def note(self, failure: DestinationError, stores: Sequence["ManifestStore"]) -> str | None:
         """Count ``failure`` for the destination that it is about; gives that one's place."""
         for other in failure.others:
-            self.note(other, holdings)
-        place = failure.place or _place_of(failure.uri, holdings)
+            self.note(other, stores)
+        place = failure.place or _place_of(failure.uri, stores)
         if place is not None:
             self.failed(place, failure)
         return place
@@ -108,14 +108,14 @@ class ManifestStore:
         destination: Destination,
         table: str,
         key_prefix: str,
-        surroundings: Environment,
+        environment: Environment,
         counts: Counts,
     ) -> None:
         self.destination = destination
         self.key_prefix = key_prefix
         self.key = naming.manifest_key(key_prefix)
         self.uri = destination.uri_of(self.key)
-        self.surroundings = surroundings
+        self.environment = environment
         self.counts = counts
         self._table = table
         self._manifest: Manifest | None = None
@@ -171,7 +171,7 @@ class ManifestStore:
             changed = chain.with_dates(changed, shown, version.date)
         changed = replace(
             changed,
-            updated_at=self.surroundings.now(),
+            updated_at=self.environment.now(),
             revision=(shown.revision if shown else 0) + 1,
         )
         self._known = False
@@ -206,7 +206,7 @@ class ManifestStore:
             except (CommitConflict, CommitStateUnknown) as failure:
                 trouble = failure
                 self.note(failure, attempt)
-                self.surroundings.back_off(attempt)
+                self.environment.back_off(attempt)
             else:
                 reach("commit.swapped")
                 return done
@@ -242,6 +242,6 @@ class ManifestStore:
         )
 
 
-def _place_of(uri: str, holdings: Sequence[ManifestStore]) -> str | None:
-    within = [held.destination for held in holdings if uri.startswith(held.destination.uri)]
+def _place_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
+    within = [held.destination for held in stores if uri.startswith(held.destination.uri)]
     return max(within, key=lambda destination: len(destination.uri)).place if within else None

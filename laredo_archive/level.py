@@ -18,26 +18,26 @@ from laredo_model.history import History
 log = structlog.get_logger(__name__)
 
 
-def level(holdings: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
+def level(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
     """Bring every destination to the list of the one with the greater (epoch, head).
 
     :raises HistoriesDiffer: if one can't be an earlier state of the one ahead.
     :raises Fenced: if another writer takes over meanwhile.
     :raises DestinationError: if one is away, or an object to be copied isn't whole.
     """
-    with_artifacts = [holding for holding in holdings if _list_of(holding).artifacts]
+    with_artifacts = [store for store in stores if _list_of(store).artifacts]
     if not with_artifacts:
         return
-    ahead = max(with_artifacts, key=lambda holding: _list_of(holding).head or (0, 0))
-    behind = [holding for holding in holdings if holding is not ahead]
-    for holding in behind:
-        _refuse_unfit(ahead, holding)
-    for holding in behind:
-        _Levelling(ahead, holding, new_names).run(claim)
+    ahead = max(with_artifacts, key=lambda store: _list_of(store).head or (0, 0))
+    behind = [store for store in stores if store is not ahead]
+    for store in behind:
+        _refuse_unfit(ahead, store)
+    for store in behind:
+        _Levelling(ahead, store, new_names).run(claim)
 
 
-def _list_of(holding: ManifestStore) -> Manifest:
-    manifest = holding.current()
+def _list_of(store: ManifestStore) -> Manifest:
+    manifest = store.current()
     assert manifest is not None, "claimed manifests exist"
     return manifest
 
@@ -186,7 +186,7 @@ class _Levelling:
             content,
             avoid=avoid | others,
             new_names=self._new_names,
-            surroundings=self._behind.surroundings,
+            environment=self._behind.environment,
         )
         reach("level.copied")
         return self._copied[entry.key]

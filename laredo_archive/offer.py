@@ -54,50 +54,50 @@ class PendingCommit:
         """
         return self._begun
 
-    def place(self, holdings: Sequence[ManifestStore]) -> None:
+    def place(self, stores: Sequence[ManifestStore]) -> None:
         """Upload to every destination what isn't there yet.
 
         :raises DestinationError: if one is away.
         """
         missing = [
-            (holding, format_id)
-            for holding in holdings
+            (store, format_id)
+            for store in stores
             for format_id in self.artifact.formats
-            if (holding.destination.place, format_id) not in self._placed
+            if (store.destination.place, format_id) not in self._placed
         ]
-        at_once = holdings[0].surroundings.at_once
-        known = self._current([holding for holding, _ in missing], at_once)
+        at_once = stores[0].environment.at_once
+        known = self._current([store for store, _ in missing], at_once)
         at_once(
             [
-                partial(self._place_one, holding, holdings, manifest, format_id)
-                for holding, format_id in missing
-                if (manifest := known[holding.destination.place]) is not None
+                partial(self._place_one, store, stores, manifest, format_id)
+                for store, format_id in missing
+                if (manifest := known[store.destination.place]) is not None
             ]
         )
         reach("commit.placed")
 
-    def commit(self, holdings: Sequence[ManifestStore], claim: Claim) -> None:
+    def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
         """Bring it into every manifest, one after the other.
 
         :raises Fenced: if another writer has taken one over.
         :raises ArtifactMissing: if its bytes are gone everywhere.
         :raises DestinationError: if one is away.
         """
-        self._look(holdings)
-        for holding in holdings:
-            holding.rewrite(partial(self._offered, holding, holdings), claim)
+        self._look(stores)
+        for store in stores:
+            store.rewrite(partial(self._offered, store, stores), claim)
             self._begun = True
 
-    def _look(self, holdings: Sequence[ManifestStore]) -> None:
+    def _look(self, stores: Sequence[ManifestStore]) -> None:
         """See what is there, everywhere at once, for the manifests as they are now."""
         self._looked.clear()
-        at_once = holdings[0].surroundings.at_once
-        known = self._current(holdings, at_once)
+        at_once = stores[0].environment.at_once
+        known = self._current(stores, at_once)
         at_once(
             [
-                partial(self._look_at, holding, manifest, format_id)
-                for holding in holdings
-                if (manifest := known[holding.destination.place]) is not None
+                partial(self._look_at, store, manifest, format_id)
+                for store in stores
+                if (manifest := known[store.destination.place]) is not None
                 and not self._is_in(manifest)
                 for format_id in self.artifact.formats
             ]
@@ -106,59 +106,59 @@ class PendingCommit:
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
-    def _look_at(self, holding: ManifestStore, manifest: Manifest, format_id: str) -> None:
-        place = holding.destination.place, format_id
+    def _look_at(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
+        place = store.destination.place, format_id
         key = self._placed.get(place)
         if key is None:
             return
-        if is_there(holding.destination, key, self.artifact.formats[format_id].size_bytes):
+        if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
             self._looked[place] = manifest, key
 
     def _current(
-        self, holdings: Sequence[ManifestStore], at_once: AtOnce
+        self, stores: Sequence[ManifestStore], at_once: AtOnce
     ) -> dict[str, Manifest | None]:
         """Their manifests as last seen, by place; looked up only where that is out of date."""
-        distinct = list({holding.destination.place: holding for holding in holdings}.values())
-        manifests = at_once([holding.current for holding in distinct])
+        distinct = list({store.destination.place: store for store in stores}.values())
+        manifests = at_once([store.current for store in distinct])
         return {
-            holding.destination.place: manifest
-            for holding, manifest in zip(distinct, manifests, strict=True)
+            store.destination.place: manifest
+            for store, manifest in zip(distinct, manifests, strict=True)
         }
 
     def _offered(
-        self, holding: ManifestStore, holdings: Sequence[ManifestStore], manifest: Manifest
+        self, store: ManifestStore, stores: Sequence[ManifestStore], manifest: Manifest
     ) -> Manifest | None:
         if self._is_in(manifest):
             return None
         retired = manifest.retired_keys()
         for format_id in self.artifact.formats:
-            key = self._placed[holding.destination.place, format_id]
-            if key in retired or not self._is_there(holding, manifest, format_id):
-                self._place_one(holding, holdings, manifest, format_id, unheard_of=True)
-        return self._follow(manifest, self._as_named_by(holding))
+            key = self._placed[store.destination.place, format_id]
+            if key in retired or not self._is_there(store, manifest, format_id):
+                self._place_one(store, stores, manifest, format_id, unheard_of=True)
+        return self._follow(manifest, self._as_named_by(store))
 
-    def _is_there(self, holding: ManifestStore, manifest: Manifest, format_id: str) -> bool:
+    def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
         # What has been seen counts for one swap of the version it was seen with: who takes an
         # object away changes the manifest first.
-        place = holding.destination.place, format_id
+        place = store.destination.place, format_id
         key = self._placed[place]
         seen = self._looked.pop(place, None)
         if seen is not None and seen[0] is manifest and seen[1] == key:
             return True
         size = self.artifact.formats[format_id].size_bytes
-        return is_there(holding.destination, key, size)
+        return is_there(store.destination, key, size)
 
-    def _as_named_by(self, holding: ManifestStore) -> Artifact:
+    def _as_named_by(self, store: ManifestStore) -> Artifact:
         formats: dict[str, FormatEntry] = {}
         for format_id, entry in self.artifact.formats.items():
-            key = self._placed[holding.destination.place, format_id]
-            formats[format_id] = replace(entry, key=key, uri=holding.destination.uri_of(key))
+            key = self._placed[store.destination.place, format_id]
+            formats[format_id] = replace(entry, key=key, uri=store.destination.uri_of(key))
         return replace(self.artifact, formats=formats)
 
     def _place_one(
         self,
-        holding: ManifestStore,
-        holdings: Sequence[ManifestStore],
+        store: ManifestStore,
+        stores: Sequence[ManifestStore],
         manifest: Manifest,
         format_id: str,
         *,
@@ -166,25 +166,25 @@ class PendingCommit:
     ) -> None:
         key = self.artifact.formats[format_id].key
         avoid = manifest.retired_keys() | {entry.key for entry in manifest.named()}
-        self._placed[holding.destination.place, format_id] = place(
-            holding.destination,
+        self._placed[store.destination.place, format_id] = place(
+            store.destination,
             self._new_names.instead_of(key) if unheard_of else key,
-            self._content(format_id, holdings),
+            self._content(format_id, stores),
             avoid=avoid,
             new_names=self._new_names,
-            surroundings=holding.surroundings,
+            environment=store.environment,
         )
 
-    def _content(self, format_id: str, holdings: Sequence[ManifestStore]) -> Content:
+    def _content(self, format_id: str, stores: Sequence[ManifestStore]) -> Content:
         if format_id in self._contents:
             return self._contents[format_id]
         entry = self.artifact.formats[format_id]
-        for holding in holdings:
-            key = self._placed.get((holding.destination.place, format_id))
-            if key is not None and is_there(holding.destination, key, entry.size_bytes):
-                return stored(holding.destination, key, entry.size_bytes, entry.sha256)
+        for store in stores:
+            key = self._placed.get((store.destination.place, format_id))
+            if key is not None and is_there(store.destination, key, entry.size_bytes):
+                return stored(store.destination, key, entry.size_bytes, entry.sha256)
         raise ArtifactMissing(
-            holdings[0].destination.uri_of(entry.key),
+            stores[0].destination.uri_of(entry.key),
             "it was uploaded, and something deleted it before the commit; the base has to be"
             " made again",
         )

@@ -55,7 +55,7 @@ def place(
     *,
     avoid: Collection[str],
     new_names: NewNames,
-    surroundings: Environment,
+    environment: Environment,
 ) -> str:
     """Upload ``content`` as ``key``, or under a new name if that is taken; the name it got.
 
@@ -69,23 +69,23 @@ def place(
     for attempt in range(ATTEMPTS):
         if name in avoid:
             name = new_names.instead_of(key)
-        if _put(destination, name, content, surroundings):
+        if _put(destination, name, content, environment):
             if name != key:
                 log.info("name taken, another used", key=key, name=name, uri=destination.uri)
             return name
         name = new_names.instead_of(key)
-        surroundings.back_off(attempt)
+        environment.back_off(attempt)
     raise DestinationUnavailable(
         destination.uri_of(key), f"no free name for it found in {ATTEMPTS} tries"
     ).at(destination.place)
 
 
-def _put(destination: Destination, name: str, content: Content, surroundings: Environment) -> bool:
+def _put(destination: Destination, name: str, content: Content, environment: Environment) -> bool:
     upload = destination.upload(name)
     try:
         _copy(content, upload)
         reach("upload.written")
-        finish(upload, surroundings)
+        finish(upload, environment)
     except NameTaken:
         return holds(destination, name, content)
     finally:
@@ -94,7 +94,7 @@ def _put(destination: Destination, name: str, content: Content, surroundings: En
     return True
 
 
-def finish(upload: Upload, surroundings: Environment) -> None:
+def finish(upload: Upload, environment: Environment) -> None:
     """Finish an upload, asking again as long as the outcome is unclear.
 
     :raises NameTaken: there is such an object; perhaps this upload, sent twice.
@@ -106,7 +106,7 @@ def finish(upload: Upload, surroundings: Environment) -> None:
         except CommitStateUnknown as failure:
             unclear = failure
             log.warning("upload to be finished again", uri=failure.uri, failure=str(failure))
-            surroundings.back_off(attempt)
+            environment.back_off(attempt)
         else:
             return
     raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}").at(

@@ -2,7 +2,7 @@
 
 A destination that is away holds the queue: the same commit is offered again and
 again, with a growing wait, until it is in. Whoever fills the queue looks at
-:attr:`Committer.holding` and at how much memory waits here.
+:attr:`Committer.blocked` and at how much memory waits here.
 
 An artifact that ends at a position waits until the boundary has passed it: until then a statement
 that rewrote values in silence may lie before the position, unknown to the server, and the
@@ -107,7 +107,7 @@ class Committer:
         self._counters = counters
         self._unwritten = Unwritten()
         self._jobs: deque[_Job] = deque()
-        self._holding: CommitBlocked | None = None
+        self._blocked: CommitBlocked | None = None
         self._boundary: int | None = None
         self._working: _Job | None = None
         self._waits_since = time.monotonic()
@@ -122,9 +122,9 @@ class Committer:
         """When the manifest was last written, monotonic."""
 
     @property
-    def holding(self) -> CommitBlocked | None:
+    def blocked(self) -> CommitBlocked | None:
         """Not None while a destination is away."""
-        return self._holding
+        return self._blocked
 
     @property
     def boundary(self) -> int | None:
@@ -330,9 +330,9 @@ class Committer:
             before_sleep=partial(self._hold, job),
         )
         result: object = await retrying(self._attempt, job)
-        if self._holding is not None:
-            self._log.info("goes on", what=job.what, attempts=self._holding.attempts)
-        self._holding = None
+        if self._blocked is not None:
+            self._log.info("goes on", what=job.what, attempts=self._blocked.attempts)
+        self._blocked = None
         return result
 
     async def _attempt(self, job: _Job) -> object:
@@ -341,8 +341,8 @@ class Committer:
     def _hold(self, job: _Job, state: RetryCallState) -> None:
         assert state.outcome is not None
         failure = str(state.outcome.exception())
-        since = time.monotonic() if self._holding is None else self._holding.since
-        self._holding = CommitBlocked(failure, since, state.attempt_number)
+        since = time.monotonic() if self._blocked is None else self._blocked.since
+        self._blocked = CommitBlocked(failure, since, state.attempt_number)
         self._log.warning(
             "commit held",
             what=job.what,

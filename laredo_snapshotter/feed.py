@@ -148,7 +148,7 @@ class Feed:
 
     def cut(self, position: int) -> None:
         """Seal at ``position``, now or as soon as the stream has passed it."""
-        if self._live and self._outlet.holding is None:
+        if self._live and self._outlet.blocked is None:
             self._owe(position)
 
     def cut_exactly(self, position: int) -> "asyncio.Future[Sealed | None]":
@@ -405,7 +405,7 @@ class Feed:
                     await asyncio.to_thread(buffer.spill)
                 self._log.info("transaction spilled", spilled_bytes=buffer.spilled_bytes)
         while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_on_disk:
-            if outlet.holding is not None:
+            if outlet.blocked is not None:
                 raise Reopen("a destination is away and the buffer is full", self._settled)
             if self._outlet.unverified is not None:
                 # The next handshake tells the boundary before it sends more.

@@ -13,7 +13,7 @@ class Outlet(Protocol):
     """Where sealed buffers go."""
 
     @property
-    def holding(self) -> object | None:
+    def blocked(self) -> object | None:
         """Not None while a destination is away."""
 
     @property

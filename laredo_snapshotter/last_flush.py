@@ -168,9 +168,9 @@ class LastFlush:
             drained.cancel()
 
     def _reason(self) -> str:
-        holding, unverified = self._committer.holding, self._committer.unverified
-        if holding is not None:
-            return holding.reason
+        blocked, unverified = self._committer.blocked, self._committer.unverified
+        if blocked is not None:
+            return blocked.reason
         if unverified is not None:
             return (
                 f"the server's verified position {position_.text(unverified.boundary)} hasn't "

@@ -313,7 +313,7 @@ class Life:
             self._log.warning("the journal doesn't reach back any more", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
-        if not self.feed.live or self.committer.holding is not None or self.base_waits:
+        if not self.feed.live or self.committer.blocked is not None or self.base_waits:
             return
         self.rebase_reason = reason
         self._rebasing = asyncio.create_task(self._run_rebase(reason))

@@ -37,8 +37,8 @@ def _state(writer: "TableWriter") -> tuple[State, str | None]:
     life = writer.life
     if life is None or writer.final:
         return writer.state, writer.problem
-    if life.committer.holding is not None:
-        return State.HOLDING, life.committer.holding.reason
+    if life.committer.blocked is not None:
+        return State.HOLDING, life.committer.blocked.reason
     if life.feed.problem is not None:
         return State.CONNECTING, life.feed.problem
     if writer.counters.disconnected_because is not None:
@@ -141,7 +141,7 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "journal": None,
         }
     feed, committer = life.feed, life.committer
-    holding, waiting = committer.holding, committer.unverified
+    blocked, waiting = committer.blocked, committer.unverified
     reach = life.journal.latest if life.journal is not None else None
     base_rows = life.base.rows if life.base is not None else None
     return {
@@ -157,11 +157,11 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
         "last_rebase_problem": life.rebase_problem,
         "cuts_forgotten": feed.cuts_forgotten,
         "holding": None
-        if holding is None
+        if blocked is None
         else {
-            "reason": holding.reason,
-            "seconds": round(time.monotonic() - holding.since, 1),
-            "attempts": holding.attempts,
+            "reason": blocked.reason,
+            "seconds": round(time.monotonic() - blocked.since, 1),
+            "attempts": blocked.attempts,
             "stream_closed": feed.closed_because,
         },
         "boundary_position": committer.boundary,

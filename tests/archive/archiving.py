@@ -94,7 +94,7 @@ def memory(count: int = 1) -> list[ScriptedDestination]:
     return [ScriptedDestination(MemoryStore(world, f"s{index}")) for index in range(count)]
 
 
-def surroundings(destination: ScriptedDestination) -> Environment:
+def environment(destination: ScriptedDestination) -> Environment:
     """The store's time, and no waiting."""
     world = destination.store.world
 
@@ -108,7 +108,7 @@ def opened(destinations: Sequence[Destination], writer_id: str = "w1", **more) -
     """The table's archive, claimed by ``writer_id``."""
     first = destinations[0]
     if hasattr(first, "store"):
-        more.setdefault("surroundings", surroundings(first))
+        more.setdefault("environment", environment(first))
     more.setdefault("key_prefix", PREFIX)
     return TableArchive.open(destinations, TABLE, writer_id=writer_id, **more)
 

@@ -30,9 +30,9 @@ from tests.archive.archiving import (
     ScriptedDestination,
     base_of,
     diffed,
+    environment,
     opened,
     rebased,
-    surroundings,
 )
 from tests.archive.conftest import NewStores
 
@@ -67,7 +67,7 @@ def _collector(destination: ScriptedDestination, cut_off: timedelta = DAY) -> li
     store.objects["public.t/epoch=1/snapshot-0_1.jsonl"] = (b"x", store.world.date - 2 * DAY)
     policy = Policy(cut_off, grace=DAY)
     done = collect(
-        other, "public.t", key_prefix="public.t/", policy=policy, surroundings=surroundings(other)
+        other, "public.t", key_prefix="public.t/", policy=policy, environment=environment(other)
     )
     return [orphan.key for orphan in done.orphans]
 

@@ -22,9 +22,9 @@ from tests.archive.archiving import (
     TWO,
     ScriptedDestination,
     diffed,
+    environment,
     opened,
     rebased,
-    surroundings,
 )
 from tests.archive.conftest import NewStores
 
@@ -52,7 +52,7 @@ def run(destination: ScriptedDestination, **more) -> Collected:  # type: ignore[
         TABLE,
         key_prefix=PREFIX,
         policy=Policy(cut_off=DAY, grace=2 * DAY),
-        surroundings=surroundings(destination),
+        environment=environment(destination),
         **more,
     )
 

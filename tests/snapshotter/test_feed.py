@@ -31,7 +31,7 @@ class Collected:
     unverified = None
 
     def __init__(self) -> None:
-        self.holding: str | None = None
+        self.blocked: str | None = None
         self.sealed: list[Sealed] = []
 
     def put(self, sealed: Sealed) -> None:
@@ -179,13 +179,13 @@ def test_what_is_sealed_at_a_cut_is_the_state_there(seed: int) -> None:
 async def test_while_a_destination_is_away_intervals_make_one_diff() -> None:
     stream, outlet = Stream(5), Collected()
     feed = await live_feed(outlet, stream.position)
-    outlet.holding = "away"
+    outlet.blocked = "away"
     for _ in range(4):
         for batch in batches(stream.random, [stream.transaction()], 1):
             await feed.take(batch)
         feed.cut(stream.position)
     assert outlet.sealed == []
-    outlet.holding = None
+    outlet.blocked = None
     feed.cut(stream.position)
     (sealed,) = outlet.sealed
     assert_leads({}, sealed, stream.state)

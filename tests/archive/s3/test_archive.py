@@ -98,7 +98,7 @@ def test_buckets_of_the_same_name_are_two_places(
     faulty, other = alike
     assert faulty.uri == other.uri
     assert faulty.place != other.place
-    with opened(alike, surroundings=AT_ONCE) as archive:
+    with opened(alike, environment=AT_ONCE) as archive:
         rebased(archive, 10, ONE, continues=False)
         with proxy.away(), pytest.raises(CommitUnavailable) as caught:
             diffed(archive, 10, 20, ONE, TWO)
@@ -113,7 +113,7 @@ def test_buckets_of_the_same_name_are_two_places(
 def test_an_upload_that_fails_names_its_place(
     alike: list[S3Destination], proxy: FaultProxy
 ) -> None:
-    with opened(alike, surroundings=AT_ONCE) as archive:
+    with opened(alike, environment=AT_ONCE) as archive:
         with proxy.away(), pytest.raises(CommitUnavailable) as caught:
             unfinished_base(archive).finish(None)
         assert caught.value.place == alike[0].place
@@ -121,7 +121,7 @@ def test_an_upload_that_fails_names_its_place(
 
 def test_a_store_that_is_away_and_comes_back(way: Way, s3: S3Maker) -> None:
     near = s3()
-    with opened([near, way.faulty], surroundings=AT_ONCE) as archive:
+    with opened([near, way.faulty], environment=AT_ONCE) as archive:
         rebased(archive, 10, ONE, continues=False)
         with way.proxy.away():
             for _ in range(2):

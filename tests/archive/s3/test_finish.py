@@ -115,9 +115,9 @@ def test_in_the_end_it_is_there_once_under_its_name(way: Way, data: bytes, fault
     way.meets(fault, LAST[data], times=2)
     sha256 = hashlib.sha256(data).hexdigest()
     content = Content("here", len(data), sha256, lambda: closing(io.BytesIO(data)))
-    surroundings = Environment(pause=lambda _: None)
+    environment = Environment(pause=lambda _: None)
     name = place(
-        way.faulty, KEY, content, avoid=(), new_names=NewNames("w"), surroundings=surroundings
+        way.faulty, KEY, content, avoid=(), new_names=NewNames("w"), environment=environment
     )
     way.proxy.settle()
     assert name == KEY

@@ -133,7 +133,7 @@ class Writer:
                     writer_id=f"{self._chance.getrandbits(64):016x}",
                     keep_epochs=scene.keep_epochs,
                     sinks=self._sinks,
-                    surroundings=self._around,
+                    environment=self._around,
                 )
             except HistoriesDiffer as why:
                 scene.fill_anew(why)
@@ -283,7 +283,7 @@ class Collector:
                     TABLE,
                     key_prefix=PREFIX,
                     policy=Policy(timedelta(seconds=CUT_OFF_S), timedelta(seconds=GRACE_S)),
-                    surroundings=Environment(
+                    environment=Environment(
                         now=lambda: self._scene.world.date,
                         pause=self._actor.step,
                         chance=random.Random(chance.random()),

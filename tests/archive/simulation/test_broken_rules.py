@@ -94,7 +94,7 @@ def offered_again_without_looking_whether_it_is_in(patch: pytest.MonkeyPatch) ->
 def durable_means_on_one(patch: pytest.MonkeyPatch) -> None:
     real = PendingCommit.commit
     patch.setattr(
-        PendingCommit, "commit", lambda self, holdings, claim: real(self, holdings[:1], claim)
+        PendingCommit, "commit", lambda self, stores, claim: real(self, stores[:1], claim)
     )
 
 

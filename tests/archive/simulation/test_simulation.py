@@ -62,7 +62,7 @@ def simulate(seed: int) -> Scene:
 
 
 def one_seed_for_all(world: World, patch: pytest.MonkeyPatch) -> None:
-    """Chance and turns that aren't asked of the surroundings."""
+    """Chance and turns that aren't asked of the environment."""
 
     def token_hex(size: int) -> str:
         return f"{world.chance.getrandbits(8 * size):0{2 * size}x}"
