@@ -2,6 +2,9 @@
 
 Without columns (archives of other writers) values are read as they are, numbers
 by their value, and columns stand in the order of their names.
+
+By hand: the generated class takes 1.15 times as long for forty short columns, 1.05 times for ten
+of 28 bytes each (``benchmarks.struct_rows``).
 """
 
 import re

@@ -9,8 +9,10 @@ Struct's numbers are doubles, so by a column's type (FORMAT.md, protobuf):
 - whatever these rules would not give back (none of the types in FORMAT.md's
   table) is a struct_value with the one member ``json``: its text.
 
-Written by hand: several times as fast as the generated classes, which the tests
-hold it against. https://protobuf.dev/programming-guides/encoding/
+Written by hand, and held against the generated class by the tests: that takes 1.31 times as
+long for forty short columns, 0.93 times for ten of 28 bytes each (``benchmarks.struct_rows``; its
+map has to be sorted, else the bytes differ from process to process).
+https://protobuf.dev/programming-guides/encoding/
 """
 
 import re

@@ -1,5 +1,8 @@
 """Rows for base clients: a line as a google.protobuf.Struct, by hand.
 
+The generated class takes 2.3 times as long for forty short columns, 1.14 times for ten of 28 bytes
+each (``benchmarks.struct_rows``).
+
 Struct is lossy, and so is this form, in known ways: numbers are doubles, so an integer beyond
 +-2^53 is sent as a string; numbers inside json beyond 64 bits lose digits; of duplicate names in
 json the last stays; a lone surrogate becomes "?"; and a value nested deeper than protobuf parsers
