@@ -19,7 +19,7 @@ from laredo_spark.changes_rows import Piece, batches
 from laredo_spark.changes_shape import ChangesShape
 from laredo_spark.errors import ColumnsChanged, KeyMissing
 from laredo_spark.failure import each_in_one_message, in_one_message
-from laredo_spark.objects import Objects
+from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import ReadOptions
 
 TASK_BYTES = 64 << 20
@@ -188,12 +188,4 @@ def _gathered(asked: ReadOptions, pieces: Sequence[Piece]) -> list[list[Piece]]:
         share = -(-total // asked.partitions)
     else:
         share = min(TASK_BYTES, max(LEAST_BYTES, total // (asked.partitions_at_least or 2)))
-    found: list[list[Piece]] = []
-    gathered = share
-    for piece in pieces:
-        if gathered >= share:
-            found.append([])
-            gathered = 0
-        found[-1].append(piece)
-        gathered += piece.part.size_bytes
-    return found
+    return gathered(pieces, share)

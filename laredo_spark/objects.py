@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, TypeVar
 
 from laredo_archive import location
 from laredo_archive.arrow.errors import ValueLacking, ValueUnfit
@@ -160,3 +160,26 @@ def _drain(source: Checked | CheckedBlocks) -> None:
     while left := _DRAIN_BYTES if isinstance(source, Checked) else source.left:
         if not source.read(min(left, _DRAIN_BYTES)):
             return
+
+
+class Sized(Protocol):
+    """What a task reads: a slice of an object, and whatever else is known of it."""
+
+    @property
+    def part(self) -> Slice: ...
+
+
+Part = TypeVar("Part", bound=Sized)
+
+
+def gathered(parts: Iterable[Part], share: int) -> list[list[Part]]:
+    """They, in their order, in tasks of about ``share`` bytes; a larger one is a task alone."""
+    tasks: list[list[Part]] = []
+    size = share
+    for one in parts:
+        if size >= share:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(one)
+        size += one.part.size_bytes
+    return tasks

@@ -17,7 +17,7 @@ from laredo_archive.ranges import Slice
 from laredo_model import line as lines_
 from laredo_model.change import Action, Change
 from laredo_spark.failure import each_in_one_message, in_one_message
-from laredo_spark.objects import Objects
+from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import Mode, ReadOptions
 from laredo_spark.row_shape import RowShape
 from laredo_spark.table_read import TableRead
@@ -118,15 +118,7 @@ def _gathered(parts: Sequence[_Part]) -> list[list[_Part]]:
     """Some files to a task, two tasks at least."""
     total = sum(one.part.size_bytes for one in parts)
     share = min(TASK_BYTES, max(1, total // 2))
-    found: list[list[_Part]] = []
-    gathered = share
-    for one in parts:
-        if gathered >= share:
-            found.append([])
-            gathered = 0
-        found[-1].append(one)
-        gathered += one.part.size_bytes
-    return found
+    return gathered(parts, share)
 
 
 class _Task:
