@@ -44,15 +44,13 @@ def put_aside(source: Source) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, file)
 
 
-class _Ranged(io.RawIOBase):
-    def __init__(self, open_at: OpenAt, size_bytes: int) -> None:
+class Seekable(io.RawIOBase):
+    """A file of a known size that is read from anywhere; the reading itself is another's."""
+
+    def __init__(self, size_bytes: int) -> None:
         super().__init__()
-        self._open_at = open_at
         self._size = size_bytes
         self._at = 0
-        self._source: Source | None = None
-        self._source_at = 0
-        self._opened = ExitStack()
 
     def readable(self) -> bool:
         return True
@@ -67,6 +65,15 @@ class _Ranged(io.RawIOBase):
         begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
         self._at = begins[whence] + offset
         return self._at
+
+
+class _Ranged(Seekable):
+    def __init__(self, open_at: OpenAt, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self._open_at = open_at
+        self._source: Source | None = None
+        self._source_at = 0
+        self._opened = ExitStack()
 
     def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
         wanted = min(len(buffer), self._size - self._at)

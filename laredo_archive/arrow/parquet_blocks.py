@@ -11,6 +11,7 @@ from typing import BinaryIO, cast
 
 from laredo_archive.arrow.slices import OpenSlice
 from laredo_archive.codec.errors import BadBytes
+from laredo_archive.ranged_file import Seekable
 from laredo_archive.ranges import Block, Slice
 
 
@@ -39,35 +40,19 @@ def file_of(base: Slice, open_slice: OpenSlice) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_Blocks(base, base.blocks, open_slice)))
 
 
-class _Blocks(io.RawIOBase):
+class _Blocks(Seekable):
     """Holds the block that was read last."""
 
     def __init__(self, base: Slice, blocks: Sequence[Block], open_slice: OpenSlice) -> None:
-        super().__init__()
+        super().__init__(base.entry.size_bytes)
         self._base = base
         self._blocks = blocks
         self._open_slice = open_slice
         self._held = b""
         self._held_at = 0
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        size = self._base.entry.size_bytes
-        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: size}
-        self._at = begins[whence] + offset
-        return self._at
 
     def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
-        if self._at >= self._base.entry.size_bytes:
+        if self._at >= self._size:
             return 0
         if not self._held_at <= self._at < self._held_at + len(self._held):
             self._hold()
