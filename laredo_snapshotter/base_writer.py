@@ -7,11 +7,40 @@ from datetime import datetime
 from typing import TypeVar
 
 from laredo_archive.base import Base, BaseUpload
+from laredo_archive.commit import TableArchive
 from laredo_fanout.client.events import SnapshotEnd
 from laredo_model.checksum import StateChecksum
+from laredo_model.column import Column, key_columns
+from laredo_model.history import History
+from laredo_model.position import Position
+from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import SnapshotDamaged
 
 Result = TypeVar("Result")
+
+
+async def open_base(
+    archive: TableArchive,
+    config: TableConfig,
+    executor: Executor,
+    *,
+    position: Position,
+    history: History,
+    columns: tuple[Column, ...],
+) -> "BaseWriter":
+    """Begin a base of the table as it is at ``position``."""
+
+    def begin() -> BaseWriter:
+        upload = archive.snapshot(
+            position=position,
+            history=history,
+            columns=columns,
+            key_fields=[column.name for column in key_columns(columns)],
+            formats=config.formats.snapshot,
+        )
+        return BaseWriter(config.name, upload, executor)
+
+    return await asyncio.get_running_loop().run_in_executor(executor, begin)
 
 
 class BaseWriter:

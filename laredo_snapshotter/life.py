@@ -15,11 +15,11 @@ from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
 from laredo_fanout.client.table_status import table_status
 from laredo_model import position as position_
-from laredo_model.column import Column, key_columns
+from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
-from laredo_snapshotter.base_writer import BaseWriter
+from laredo_snapshotter.base_writer import BaseWriter, open_base
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import NeverVerified, StreamBehind
@@ -223,20 +223,16 @@ class Life:
         if head is not None and head.history == history and position < head.position:
             raise StreamBehind(self._config.name, position, head.position)
 
-        def open_writer() -> BaseWriter:
-            upload = self._archive.snapshot(
-                position=position,
-                history=history,
-                columns=columns,
-                key_fields=[column.name for column in key_columns(columns)],
-                formats=self._config.formats.snapshot,
-            )
-            return BaseWriter(self._config.name, upload, self._executor)
-
         began = datetime.now(UTC)
         reason = why_new_epoch(head, columns, history, begin.reason)
-        loop = asyncio.get_running_loop()
-        self.base = await loop.run_in_executor(self._executor, open_writer)
+        self.base = await open_base(
+            self._archive,
+            self._config,
+            self._executor,
+            position=position,
+            history=history,
+            columns=columns,
+        )
         self._log.info(
             "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
         )

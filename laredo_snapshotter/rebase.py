@@ -12,10 +12,9 @@ from laredo_archive.commit import TableArchive
 from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows
 from laredo_fanout.client.stream import SyncOptions, open_stream
 from laredo_model import position as position_
-from laredo_model.column import key_columns
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
-from laredo_snapshotter.base_writer import BaseWriter
+from laredo_snapshotter.base_writer import BaseWriter, open_base
 from laredo_snapshotter.buffer import Sealed
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
@@ -77,8 +76,16 @@ class Rebase:
         async with AsyncExitStack() as streams:
             begun, cut = await self._begin(streams)
             self._log.info("re-base begins", position=position_.text(begun.position))
-            writer = await self._open_writer(begun)
-            self._writer = writer
+            history = begun.handshake.history
+            assert history is not None, "it is the archive's head's"
+            self._writer = writer = await open_base(
+                self._archive,
+                self._config,
+                self._executor,
+                position=begun.position,
+                history=history,
+                columns=begun.handshake.columns,
+            )
             try:
                 end = await self._copy(begun.events, writer)
                 # The live stream may still have to pass the position: its next heartbeat does.
@@ -138,23 +145,6 @@ class Rebase:
             raise RebaseAbandoned(self._config.name, "the live stream isn't there")
         if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
-
-    async def _open_writer(self, begun: _Begun) -> BaseWriter:
-        config, columns = self._config, begun.handshake.columns
-        history = begun.handshake.history
-        assert history is not None
-
-        def open_upload() -> BaseWriter:
-            upload = self._archive.snapshot(
-                position=begun.position,
-                history=history,
-                columns=columns,
-                key_fields=[column.name for column in key_columns(columns)],
-                formats=config.formats.snapshot,
-            )
-            return BaseWriter(config.name, upload, self._executor)
-
-        return await asyncio.get_running_loop().run_in_executor(self._executor, open_upload)
 
     async def _copy(self, events: AsyncIterator[Event], writer: BaseWriter) -> SnapshotEnd:
         async for event in events:
