@@ -4,7 +4,7 @@ A destination that is away holds the queue: the same commit is offered again and
 again, with a growing wait, until it is in. Whoever fills the queue looks at
 :attr:`Committer.blocked` and at how much memory waits here.
 
-An artifact that ends at a position waits until the boundary has passed it: until then a statement
+An artifact that ends at a position waits until that is verified: until then a statement
 that rewrote values in silence may lie before the position, unknown to the server, and the
 artifact's rows may be of before it. One that is found to is thrown away.
 """
@@ -29,6 +29,7 @@ from laredo_model.retry import Backoff
 from laredo_snapshotter.buffer import Sealed
 from laredo_snapshotter.diff_commit import UNWRITTEN, DiffCommit, Unwritten, Written
 from laredo_snapshotter.errors import NeverVerified
+from laredo_snapshotter.verified import VerifiedPosition
 
 log = structlog.get_logger(__name__)
 
@@ -44,11 +45,12 @@ class CommitBlocked(NamedTuple):
 
 
 class Unverified(NamedTuple):
-    """What the next commit waits for: the boundary must pass ``position``; ``since`` is
+    """What the next commit waits for: ``position`` must be verified, which it is up to
+    ``verified``; ``since`` is
     monotonic."""
 
     position: int
-    boundary: int
+    verified: int
     since: float
 
 
@@ -72,7 +74,7 @@ class _Job(NamedTuple):
     done: "asyncio.Future[object] | None"
     """Who waits for it is told what went wrong; if nobody does, it ends the committer."""
     until: int | None = None
-    """Where it ends; None: it may be committed whatever the boundary is."""
+    """Where it ends; None: it may be committed whatever is verified."""
     sealed: Sealed | None = None
     number: int = 0
     """They count up."""
@@ -100,6 +102,8 @@ class Committer:
         diff_formats: tuple[str, ...],
         executor: Executor,
         counters: CommitCounters,
+        *,
+        verified: VerifiedPosition,
     ) -> None:
         self._archive = archive
         self._diff_formats = diff_formats
@@ -108,7 +112,8 @@ class Committer:
         self._unwritten = Unwritten()
         self._jobs: deque[_Job] = deque()
         self._blocked: CommitBlocked | None = None
-        self._boundary: int | None = None
+        self._verified = verified
+        verified.notify(self._notify)
         self._working: _Job | None = None
         self._waits_since = time.monotonic()
         self._changed = asyncio.Event()
@@ -127,24 +132,14 @@ class Committer:
         return self._blocked
 
     @property
-    def boundary(self) -> int | None:
-        """Up to where artifacts may end; None where the server doesn't tell."""
-        return self._boundary
-
-    @boundary.setter
-    def boundary(self, position: int | None) -> None:
-        if position != self._boundary:
-            self._boundary = position
-            self._notify()
-
-    @property
     def unverified(self) -> Unverified | None:
-        """Not None while the next commit waits for the boundary."""
+        """Not None while the next commit waits to be verified."""
         job = self._jobs[0] if self._jobs else None
         if job is None or job is self._working or not self._waits(job):
             return None
-        assert job.until is not None and self._boundary is not None
-        return Unverified(job.until, self._boundary, self._waits_since)
+        verified = self._verified.position
+        assert job.until is not None and verified is not None
+        return Unverified(job.until, verified, self._waits_since)
 
     def waiting(self, newest: int | None = None) -> Waiting:
         """What isn't committed of the jobs up to number ``newest``, or of all."""
@@ -234,7 +229,7 @@ class Committer:
     def cut_off(self) -> int:
         """Nothing that comes now may follow what was put: throw away what isn't verified.
 
-        What is will be committed whatever is said of the boundary from now on. How many
+        What is will be committed whatever the server says from now on. How many
         artifacts were thrown away.
         """
         kept: deque[_Job] = deque()
@@ -282,7 +277,7 @@ class Committer:
             await self.progress()
 
     def _waits(self, job: _Job) -> bool:
-        return job.until is not None and self._boundary is not None and job.until > self._boundary
+        return job.until is not None and not self._verified.covers(job.until)
 
     def _throw_away(self, job: _Job) -> None:
         if job.sealed is not None or job.done is not None:

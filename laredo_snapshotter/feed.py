@@ -38,6 +38,7 @@ from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.cuts import PendingCuts
 from laredo_snapshotter.errors import KeyFieldsDiffer, ServerUnfit
 from laredo_snapshotter.feed_ports import Outlet, StreamedBase, Table
+from laredo_snapshotter.verified import VerifiedPosition
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +48,7 @@ REFUSED = Backoff(initial=2.0, maximum=30.0)
 STOP_GRACE = 2.0
 
 UNVERIFIED_S = 0.2
-"""Between two looks at the boundary while nothing more is taken."""
+"""Between two looks at the verified position while nothing more is taken."""
 
 
 class Reopen(Exception):
@@ -67,6 +68,7 @@ class Feed:
         table: Table,
         outlet: Outlet,
         observer: Observer,
+        verified: VerifiedPosition,
         *,
         position: Position | None,
         history: History | None,
@@ -83,6 +85,7 @@ class Feed:
         self._table = table
         self._outlet = outlet
         self._observer = observer
+        self._verified = verified
         self._position = position
         self._history = history
         self._last_whole = position
@@ -105,14 +108,14 @@ class Feed:
 
     @property
     def cut_position(self) -> Position | None:
-        """Where to cut: everything taken is at it or before it, and the boundary passes it soon.
+        """Where to cut: everything taken is at it or before it, and it is verified soon.
 
         The stream's own position may be beyond what the server has a reason to look at.
         """
-        position, boundary = self._position, self._outlet.boundary
-        if position is None or boundary is None:
-            return position
-        return Position(max(self._last_whole or 0, self._last_seal, min(boundary, position)))
+        if self._position is None or self._verified.position is None:
+            return self._position
+        limit = self._verified.limit(self._position)
+        return Position(max(self._last_whole or 0, self._last_seal, limit))
 
     @property
     def seen_position(self) -> Position | None:
@@ -120,10 +123,9 @@ class Feed:
 
         None while that is before the last that was taken: something may have come and gone.
         """
-        position, boundary = self._position, self._outlet.boundary
-        if position is None or boundary is None:
-            return position
-        seen = Position(min(boundary, position))
+        if self._position is None or self._verified.position is None:
+            return self._position
+        seen = self._verified.limit(self._position)
         return seen if seen >= (self._last_whole or 0) else None
 
     @property
@@ -242,7 +244,7 @@ class Feed:
             if self._live and event.position is not None:
                 self._reached(event.position)
             if self._live and event.boundary is not None:
-                self._outlet.boundary = event.boundary
+                self._verified.tell(event.boundary)
         elif isinstance(event, Handshake):
             await self._shake_hands(event)
         elif isinstance(event, SnapshotRows):
@@ -269,7 +271,7 @@ class Feed:
         if handshake.snapshot_follows:
             self._log.info("a snapshot follows", had=self._text())
         elif self._position is not None and self._table.fits(handshake):
-            self._outlet.boundary = handshake.boundary
+            self._verified.tell(handshake.boundary)
             self._live = True
             self._log.info("following", position=self._text())
         else:
@@ -289,7 +291,7 @@ class Feed:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
         had = self._position
         self._close_chain()
-        self._outlet.boundary = 0 if self._tells_boundary else None
+        self._verified.tell(0 if self._tells_boundary else None)
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
@@ -311,7 +313,7 @@ class Feed:
         self._position = self._last_whole = end.position
         self._history = self._stream_history
         self.sequence = end.sequence
-        self._outlet.boundary = end.boundary
+        self._verified.tell(end.boundary)
         self._live = True
 
     def _begun(self) -> StreamedBase:

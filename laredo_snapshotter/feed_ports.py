@@ -26,16 +26,13 @@ class Outlet(Protocol):
 
     @property
     def unverified(self) -> object | None:
-        """Not None while the next commit waits for the boundary."""
-
-    boundary: int | None
-    """Up to where artifacts may end; None where the server doesn't tell."""
+        """Not None while the next commit waits to be verified."""
 
     def put(self, sealed: Sealed) -> None:
         """Commit it after all that was put before."""
 
     def cut_off(self) -> int:
-        """Throw away what lies beyond the boundary; how many artifacts that were."""
+        """Throw away what isn't verified; how many artifacts that were."""
 
     async def progress(self) -> None:
         """Wait until something was committed, or couldn't be."""

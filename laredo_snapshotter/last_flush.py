@@ -173,7 +173,7 @@ class LastFlush:
             return blocked.reason
         if unverified is not None:
             return (
-                f"the server's verified position {position_.text(unverified.boundary)} hasn't "
+                f"the server's verified position {position_.text(unverified.verified)} hasn't "
                 f"passed {position_.text(unverified.position)}"
             )
         return "the time was over, or the writer was told to end at once"

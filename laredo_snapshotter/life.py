@@ -33,6 +33,7 @@ from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.rebase import Rebase
 from laredo_snapshotter.shape import same_shape
 from laredo_snapshotter.triggers import SinceSnapshot
+from laredo_snapshotter.verified import VerifiedPosition
 
 log = structlog.get_logger(__name__)
 
@@ -67,13 +68,18 @@ class Life:
         self._epoch_committed = epoch_committed
         self._wanted = wanted
         self._log = log.bind(table=config.name)
-        self.committer = Committer(archive, config.name, config.formats.diff, executor, counters)
+        self.verified = VerifiedPosition()
+        """Told by the feed, waited for by the committer."""
+        self.committer = Committer(
+            archive, config.name, config.formats.diff, executor, counters, verified=self.verified
+        )
         head = usable(archive.head)
         self.feed = Feed(
             config,
             self,
             self.committer,
             counters,
+            self.verified,
             position=None if head is None else head.position,
             history=None if head is None else head.history,
         )

@@ -164,12 +164,12 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "attempts": blocked.attempts,
             "stream_closed": feed.closed_because,
         },
-        "boundary_position": committer.boundary,
+        "boundary_position": life.verified.position,
         "unverified": None
         if waiting is None
         else {
             "position": position_.text(waiting.position),
-            "boundary": position_.text(waiting.boundary),
+            "boundary": position_.text(waiting.verified),
             "seconds": round(time.monotonic() - waiting.since, 1),
         },
         "journal": reach._asdict() if reach is not None else None,

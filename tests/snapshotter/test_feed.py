@@ -16,6 +16,7 @@ from laredo_model.position import Position
 from laredo_snapshotter import config
 from laredo_snapshotter.buffer import Sealed
 from laredo_snapshotter.feed import Feed
+from laredo_snapshotter.verified import VerifiedPosition
 from tests.snapshotter.test_buffer import State, Stream, assert_leads
 
 HISTORY = history_.parse("7300000000000000001:1:16384")
@@ -27,7 +28,6 @@ class Collected:
 
     waiting_bytes = 0
     waiting_on_disk = False
-    boundary: int | None = None
     unverified = None
 
     def __init__(self) -> None:
@@ -67,8 +67,18 @@ SETTINGS = (
 (TABLE,) = config.tables(config.load(None, SETTINGS))
 
 
-async def live_feed(outlet: Collected, position: int) -> Feed:
-    feed = Feed(TABLE, Known(), outlet, Observer(), position=Position(position), history=HISTORY)
+async def live_feed(
+    outlet: Collected, position: int, verified: VerifiedPosition | None = None
+) -> Feed:
+    feed = Feed(
+        TABLE,
+        Known(),
+        outlet,
+        Observer(),
+        verified or VerifiedPosition(),
+        position=Position(position),
+        history=HISTORY,
+    )
     await feed.take(handshake(position))
     return feed
 
@@ -236,10 +246,10 @@ async def test_within_what_stands_for_many_transactions_nothing_is_cut() -> None
 
 
 async def test_nothing_is_seen_before_the_last_that_was_taken() -> None:
-    outlet = Collected()
-    feed = await live_feed(outlet, 100)
-    outlet.boundary = 150
+    verified = VerifiedPosition()
+    feed = await live_feed(Collected(), 100, verified)
+    verified.tell(150)
     await feed.take(inserted(b"a", 200))
     assert feed.seen_position is None
-    outlet.boundary = 200
+    verified.tell(200)
     assert feed.seen_position == 200

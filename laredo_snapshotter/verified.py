@@ -1,0 +1,44 @@
+"""How far the server has verified a table: an artifact may end there, and no further."""
+
+from collections.abc import Callable
+
+from laredo_model.position import Position
+
+
+class VerifiedPosition:
+    """The live stream tells it, the committer waits for it.
+
+    Behind it a statement may have rewritten values in silence, unknown to the server: what ends
+    there could have rows of before it.
+    """
+
+    def __init__(self) -> None:
+        self._position: int | None = None
+        self._changed: Callable[[], None] = _nobody
+
+    @property
+    def position(self) -> int | None:
+        """None where the server doesn't tell: then everything counts as verified."""
+        return self._position
+
+    def notify(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called whenever the position changes."""
+        self._changed = changed
+
+    def tell(self, position: int | None) -> None:
+        """What the server says now."""
+        if position != self._position:
+            self._position = position
+            self._changed()
+
+    def covers(self, position: int) -> bool:
+        """Whether an artifact may end at ``position``."""
+        return self._position is None or position <= self._position
+
+    def limit(self, position: Position) -> Position:
+        """``position``, or the verified one if that is before it."""
+        return position if self._position is None else Position(min(self._position, position))
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
