@@ -23,28 +23,37 @@ class ArchiveStore(Section):
     """
 
     path: Path | None = None
+    """Directory of the writer's destination."""
     bucket: str | None = None
+    """Bucket of the writer's destination."""
     prefix: str = ""
+    """What the destination is below, in the bucket."""
     region: str | None = None
+    """The bucket's region."""
     endpoint: str | None = None
+    """Another store that speaks S3."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
+    """``path``, or ``virtual``: the bucket in the host's name."""
     profile: str | None = None
+    """A profile of ~/.aws to ask as."""
     role_arn: str | None = None
+    """A role to assume."""
     external_id: Secret | None = None
+    """The external id that the role's trust policy asks for."""
 
 
 class Archive(Section):
-    """The table's archive, as laredo-snapshotter writes it: for clients behind the journal.
-
-    ``key_prefix`` defaults to "<table>/"; ``formats``: which to read, the first that there is.
-    """
+    """The table's archive, as laredo-snapshotter writes it: for clients behind the journal."""
 
     store: Literal["local", "s3"] = "local"
+    """Where the archive is."""
     store_config: ArchiveStore = ArchiveStore()
     key_prefix: str | None = None
+    """The writer's ``key_prefix``; by default ``<table>/``."""
     formats: tuple[Literal["jsonl", "protobuf"], ...] = Field(
         default=("jsonl", "protobuf"), min_length=1
     )
+    """Which formats of the diffs to read: the first that is there."""
 
     @field_validator("key_prefix")
     @classmethod

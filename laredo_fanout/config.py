@@ -1,4 +1,4 @@
-"""The server's configuration (DESIGN.md, Config): HOCON, environment prefix ``LAREDO_``."""
+"""The server's configuration (docs/server/configuration.md): HOCON, environment ``LAREDO_``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class State(Section):
     """Where the server keeps its state: the LMDB environment."""
 
     path: Path = Path("./.laredo-fanout")
+    """Directory of the durable store (LMDB)."""
     max_size: Size = Field(default=64 * 10**9, ge=1 << 20)
     """Address space of the map, in bytes; disk is used only for what is stored."""
 
@@ -41,8 +42,13 @@ class Publication(Section):
     """
 
     name: str = Field(default="laredo", min_length=1, max_length=63)
+    """The publication of the tables that have a key."""
     append_only_name: str | None = Field(default=None, min_length=1, max_length=63)
+    """The publication of tables that are ``append_only``; by default ``name`` and
+    ``_append``."""
     create: bool = True
+    """Make the publication when it is missing, and alter it as ``tables`` changes; false: an
+    owner does, and ``check`` prints how."""
 
 
 class Copy(Section):
@@ -54,9 +60,14 @@ class Copy(Section):
     """
 
     workers: int = Field(default=2, ge=1, le=16)
+    """Connections that copy one table at first, by key ranges, while the stream runs."""
     max_rows_per_second: int | None = Field(default=None, ge=1)
+    """How fast key ranges are begun, over all copies; no limit by default. Each range is read
+    at full speed, so that no lock and no snapshot lives longer for it."""
     max_memory: Size = Field(default=64 << 20, ge=1 << 20)
+    """What all copies together have read and not yet written."""
     max_connections: int | None = Field(default=None, ge=1, le=64)
+    """Connections of all copies together; as many as there are by default."""
 
 
 class Catchup(Section):
@@ -68,14 +79,26 @@ class Catchup(Section):
     """
 
     mode: Literal["off", "auto", "manual"] = "auto"
+    """auto: a backlog is split when it is large; manual: when ``laredo-fanout catchup`` or
+    POST /catchup asks for it; off: never."""
     threshold_bytes: Size = Field(default=1 << 30, ge=1)
+    """A backlog of more WAL than this, at three checks in a row, is split; below a quarter of
+    it the one slot is read again."""
     check_interval: Duration = Field(default=1.0, gt=0)
+    """How often the backlog is measured."""
     max_segments: int = Field(default=4, ge=1, le=64)
+    """How many segments there may be at once."""
     min_segment_bytes: Size = Field(default=64 * 10**6, ge=1)
+    """How small a segment may be, in bytes of WAL."""
     ordering: Literal["strict"] = "strict"
     reserve_slots: int = Field(default=2, ge=0)
+    """So many free replication slots and walsenders are left alone; with fewer of them there
+    are fewer segments."""
     spool_dir: Path | None = None
+    """A directory for nothing else, where decoded changes wait for their turn; by default
+    below ``state.path``."""
     spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
+    """Beyond this size of the spool the last segments wait."""
 
     @field_validator("ordering", mode="before")
     @classmethod
@@ -92,17 +115,23 @@ class Source(Section):
     """One PostgreSQL database and the slot in it. The connection may hold a password."""
 
     type: Literal["postgresql"] = "postgresql"
+    """The kind of database."""
     connection: Secret
+    """Connection string of the one database; a password belongs in PGPASSFILE."""
     slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
+    """The one replication slot; it is made when missing."""
     publication: Publication = Publication()
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
-    # What brings no sign of life for so long is broken off, and opened anew.
+    """How often an idle database's slot is advanced, and the catalog checked."""
     receive_timeout: Duration = Field(default=60.0, ge=1)
+    """A connection to PostgreSQL that has been silent for so long is closed and opened again."""
     # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
+    """What happens where changes are gone for good: ``recreate`` copies every table again,
+    ``fail`` waits for you."""
     # Removed; for one version it is an error of its own, not an unknown key.
     decode_workers: object = None
     catchup: Catchup = Catchup()
@@ -133,8 +162,11 @@ class Tls(Section):
     """PEM files; with ``client_ca`` clients must show a certificate that it signed."""
 
     cert: Path
+    """The server's certificate."""
     key: Path
+    """Its private key."""
     client_ca: Path | None = None
+    """Clients need a certificate that this CA signed."""
 
 
 class Grpc(Section):
@@ -150,13 +182,21 @@ class Grpc(Section):
     """
 
     host: str | None = None
+    """Address to listen on. By default 127.0.0.1; with ``tokens_file`` or ``tls`` every
+    address."""
     port: int = Field(default=4002, ge=0, le=65535)
+    """Port that clients connect to; 0: any free one."""
     workers: int = Field(default=1, ge=1, le=64)
+    """Serving processes that share the port."""
     max_clients: int = Field(default=500, ge=1)
+    """Clients of all serving processes together; one more gets RESOURCE_EXHAUSTED."""
     max_clients_per_identity: int | None = Field(default=None, ge=1)
+    """How many of them may be of one identity; by default nine tenths of ``max_clients``."""
     max_clients_per_client_id: int | None = Field(default=None, ge=1)
+    """How many of these may use the same client id; by default half of ``max_clients``."""
     tls: Tls | None = None
     tokens_file: Path | None = None
+    """File with one token a line; clients send theirs as ``authorization: Bearer``."""
 
     @property
     def listening_host(self) -> str:
@@ -175,49 +215,57 @@ class Grpc(Section):
 
 
 class Fanout(Section):
-    """The gRPC side. ``drain_grace``: how long clients may stay after GoAway.
-
-    ``spool_max_size``: disk, in bytes, for snapshots that slow clients haven't taken yet.
-    """
+    """The gRPC side."""
 
     grpc: Grpc = Grpc()
     drain_grace: Duration = Field(default=10.0, ge=0)
+    """How long clients may stay after GoAway."""
     spool_max_size: Size = Field(default=32 * 10**9, ge=1 << 20)
+    """Disk below ``state.path`` for snapshots that slow clients haven't taken yet."""
 
 
 class Http(HttpSettings):
     """Where /health/live, /health/ready, /status and /metrics are, POST /catchup and recopies."""
 
     port: int = Field(default=8081, ge=0, le=65535)
+    """Port of the HTTP side; 0: any free one."""
 
 
 class Journal(Section):
     """How much of a table's history stays for clients that come back; the earlier limit prunes."""
 
     max_entries: int = Field(default=1_000_000, ge=1)
+    """How many changes the journal keeps."""
     max_age: Duration = Field(default=86400.0, gt=0)
+    """How long it keeps them."""
 
 
 class LocalStore(Section):
     """A directory."""
 
     path: Path | None = None
+    """Directory of the snapshots; by default below ``state.path``."""
 
 
 class SnapshotRetention(Section):
     """Older snapshots go; the newest one always stays."""
 
     keep_count: int = Field(default=5, ge=1)
+    """So many snapshots are kept."""
     max_age: Duration = Field(default=3600.0, gt=0)
+    """Older ones go earlier."""
 
 
 class Snapshot(Section):
     """Periodic snapshots, for ListSnapshots and FetchSnapshot. Without the block there are none."""
 
     interval: Duration = Field(default=300.0, ge=1)
+    """How often a snapshot is taken."""
     store: Literal["local"] = "local"
+    """Where snapshots are kept."""
     store_config: LocalStore = LocalStore()
     serializer: Literal["jsonl"] = "jsonl"
+    """Their format."""
     retention: SnapshotRetention = SnapshotRetention()
 
 
@@ -225,38 +273,47 @@ class TargetGrpc(Section):
     """The short form of ``fanout.grpc``: it applies to the one listener."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
+    """``fanout.grpc.port``."""
     max_clients: int | None = Field(default=None, ge=1)
+    """``fanout.grpc.max_clients``."""
 
 
 class ClientBuffer(Section):
     """How far a live client's cursor may lie behind, in transactions, and what happens beyond."""
 
     max_size: int = Field(default=50_000, ge=1)
+    """How many changes a live client may be behind; one transaction counts once."""
     policy: Literal["drop_disconnect", "slow_down"] = "drop_disconnect"
+    """What happens beyond: ``drop_disconnect`` ends its stream, and it resumes by position;
+    ``slow_down`` lets it go on, and sends a new snapshot in the same stream once the journal
+    no longer reaches back to it."""
 
 
 class Target(Section):
     """What a table is replicated to: this server's clients."""
 
     type: Literal["replication-fanout"] = "replication-fanout"
+    """The kind of target."""
     journal: Journal = Journal()
     snapshot: Snapshot | None = None
     grpc: TargetGrpc = TargetGrpc()
     client_buffer: ClientBuffer = ClientBuffer()
     heartbeat_interval: Duration = Field(default=10.0, ge=0.05)
+    """How often a quiet stream says how far it is."""
     archive: Archive | None = None
 
 
 class Table(Section):
-    """One table and its target. ``source`` may be left out when there is one only.
-
-    ``append_only`` is for a table without a key, whose rows are only ever inserted.
-    """
+    """One table and its target."""
 
     source: str | None = None
+    """Name of the source; may be left out when there is one only."""
     namespace: SchemaName = Field(default="public", alias="schema")
+    """The table's schema; names are case-sensitive."""
     table: str = Field(min_length=1)
+    """The table's name."""
     append_only: bool = False
+    """For a table without a key, whose rows are only ever inserted."""
     targets: tuple[Target, ...] = (Target(),)
 
     @property

@@ -48,9 +48,13 @@ class TlsBlock(Section):
     """TLS towards the server; all PEM files."""
 
     ca: Path | None = None
+    """The CA that signed the server's certificate."""
     cert: Path | None = None
+    """The client's certificate."""
     key: Path | None = None
+    """Its private key."""
     server_name: str | None = None
+    """The name in the server's certificate, if it isn't the one in ``source.server``."""
 
     @model_validator(mode="after")
     def _pair(self) -> "TlsBlock":
@@ -63,32 +67,49 @@ class SourceBlock(Section):
     """Which table, and the laredo-fanout server that streams it."""
 
     server: str | None = None
+    """``host:port`` of the server's gRPC side; required."""
     schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
+    """The table's schema."""
     table: str | None = None
+    """The table's name; required."""
     client_id: str | None = None
+    """What the server knows this writer by; by default
+    ``laredo-snapshotter:<schema>.<table>``."""
     local_snapshot_path: Path | None = None
+    """Directory for a transaction larger than memory; by default $TMPDIR."""
     tls: TlsBlock | None = None
     token: Secret | None = None
+    """The token that the server asks for."""
 
 
 class DiffBlock(Section):
     """How often a diff is written, and how much may wait for it in memory."""
 
     interval: Annotated[Duration, Field(gt=0)] = 60.0
+    """How often changes become a diff; tables with the same interval cut at the same
+    position."""
     max_memory: Annotated[Size, Field(ge=64 * 1024)] = 16 * 1024 * 1024
+    """Memory of the changes that wait; more means an early diff."""
 
 
 class SnapshotBlock(Section):
     """When a new base is written; an omitted trigger is off, but for max_diffs."""
 
     min_interval: Annotated[Duration, Field(ge=0)] = 0.0
+    """Never a new base more often than this, whatever triggers say; from 10,000 diffs on (or
+    ``max_diffs``, if that is more) it no longer holds one back."""
     max_interval: Annotated[Duration, Field(gt=0)] | None = None
+    """A new base at least this often, on a quiet table too."""
     max_diff_bytes: Annotated[Size, Field(gt=0)] | None = None
+    """When the diffs since the base, each in its largest format, come to so much in sum."""
     max_diff_fraction: Positive | None = None
+    """When they come to this part of the base."""
     max_churn_records: Count | None = None
+    """When so many changes came since the base."""
     max_churn_fraction: Positive | None = None
+    """When that is this part of the rows that the table has now."""
     max_diffs: Annotated[int, Field(ge=0)] = 2000
-    """0: off."""
+    """When so many diffs came since the base; 0: off."""
 
     @model_validator(mode="after")
     def _order(self) -> "SnapshotBlock":
@@ -108,7 +129,9 @@ class FormatsBlock(Section):
     """The formats that each artifact is written in, all of them at once."""
 
     snapshot: Annotated[tuple[SnapshotFormat, ...], Field(min_length=1)] = ("jsonl",)
+    """Formats of bases: ``jsonl``, ``protobuf``, ``parquet``."""
     diff: Annotated[tuple[DiffFormat, ...], Field(min_length=1)] = ("jsonl",)
+    """Formats of diffs: ``jsonl``, ``protobuf``."""
 
     @field_validator("snapshot", "diff")
     @classmethod
@@ -127,10 +150,14 @@ class RetentionBlock(Section):
     """What stays in the manifest, and how the rest is deleted."""
 
     keep_epochs: Count | None = None
+    """Older epochs leave the manifest; all stay by default."""
     collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
-    """0: nothing is collected here; laredo-archive gc does it."""
+    """How often objects that left the manifest are retired and deleted; 0: ``laredo-archive gc``
+    does it."""
     cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
+    """An object that no manifest names is garbage when it is older than this."""
     grace: Annotated[Duration, Field(gt=0)] = DAY_S
+    """Retired objects are deleted after this; longer than the longest read."""
 
 
 class TableBlock(Section):
@@ -145,8 +172,12 @@ class TableBlock(Section):
     credentials: dict[str, CredentialsBlock] = Field(default_factory=dict)
     retention: RetentionBlock = RetentionBlock()
     key_prefix: str | None = None
+    """The archive's directory in each destination; by default ``<table>/``. ``users`` and
+    ``users/`` are the same."""
     key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """The key's columns; checked against the table's key, and refused if different."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
+    """How often a quiet table's manifest says that it is still followed; 0: never."""
 
     @field_validator("key_prefix")
     @classmethod
@@ -158,6 +189,7 @@ class HttpBlock(HttpSettings):
     """Health, status, metrics and POST /snapshot."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8082
+    """Port of the HTTP side; 0: any free one."""
 
     @property
     def dangers(self) -> list[str]:

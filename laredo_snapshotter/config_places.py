@@ -43,7 +43,9 @@ class LocalDestinationBlock(Section):
     """A directory."""
 
     type: Literal["local"]
+    """A directory."""
     path: Path
+    """The directory that archives are below."""
 
     @property
     def directory(self) -> Path:
@@ -69,16 +71,29 @@ class S3DestinationBlock(Section):
     """A bucket, or what is below a prefix of it; AWS's or any store that speaks S3."""
 
     type: Literal["s3"]
+    """A bucket."""
     bucket: str
+    """Its name."""
     prefix: str = ""
+    """Everything is kept below it; the whole bucket by default."""
     region: Region | None = None
+    """The bucket's own; by default the profile's, then ``AWS_REGION``."""
     endpoint: Endpoint | None = None
+    """Another store that speaks S3, such as ``http://minio:9000``; AWS by default."""
     credentials: str | None = None
+    """The profile to ask as; ``ambient`` by default."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
+    """``path``, or ``virtual``: the bucket in the host's name."""
     server_side_encryption: Literal["AES256", "aws:kms"] | None = None
+    """As the bucket is set up by default."""
     kms_key_id: str | None = None
+    """The KMS key, if it isn't the account's own."""
     storage_class: str | None = None
+    """Of artifacts; the bucket's by default. None that must be restored before it can be
+    read."""
     tags: dict[str, str] = Field(default_factory=dict)
+    """On every object, at most 10."""
+    # Removed; for one version it is an error of its own, not an unknown key.
     unsafe_single_writer: Annotated[None, BeforeValidator(_removed)] = None
 
     @model_validator(mode="after")
@@ -122,15 +137,20 @@ class SinkBlock(Section):
     """What the sinks have in common; without a region it is that of the name, if it has one."""
 
     region: Region | None = None
+    """By default that of the ARN or URL, then the profile's."""
     endpoint: Endpoint | None = None
+    """Another service than AWS's."""
     credentials: str | None = None
+    """The profile to ask as; ``ambient`` by default."""
 
 
 class SnsSink(SinkBlock):
     """An SNS topic, standard or FIFO."""
 
     type: Literal["sns"]
+    """An SNS topic."""
     topic_arn: Annotated[str, Field(pattern=r"^arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+$")]
+    """Its ARN."""
 
     @property
     def name(self) -> str:
@@ -142,7 +162,9 @@ class SqsSink(SinkBlock):
     """An SQS queue, standard or FIFO."""
 
     type: Literal["sqs"]
+    """An SQS queue."""
     queue_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/\S+$")]
+    """Its URL."""
 
     @property
     def name(self) -> str:
@@ -154,9 +176,11 @@ class KinesisSink(SinkBlock):
     """A Kinesis stream, by name or ARN."""
 
     type: Literal["kinesis"]
+    """A Kinesis stream."""
     stream: Annotated[
         str, Field(pattern=r"^(arn:[\w-]+:kinesis:[\w-]+:\d{12}:stream/)?[\w.-]{1,128}$")
     ]
+    """Its name or ARN."""
 
     @property
     def name(self) -> str:
@@ -176,14 +200,21 @@ class CredentialsBlock(Section):
     """
 
     type: Literal["ambient", "assume_role"]
+    """``ambient``: whoever the AWS SDK finds; ``assume_role``: takes on ``role_arn``."""
     role_arn: str | None = None
+    """The role to take on."""
     external_id: Secret | None = None
+    """The external id that its trust policy asks for."""
     session_name: str | None = None
+    """The session's name in AWS's logs."""
     base: str | None = None
+    """The profile that takes on the role; ``ambient`` by default."""
     region: Region | None = None
+    """Region of STS and of what is asked as this profile."""
     endpoint: Endpoint | None = None
     """Another STS than AWS's own."""
     profile: str | None = None
+    """A named profile of ~/.aws."""
 
 
 def profiles_of(credentials: Mapping[str, CredentialsBlock]) -> dict[str, Profile]:

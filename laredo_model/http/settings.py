@@ -16,16 +16,16 @@ class HttpSettings(Section):
     """Where HTTP is served, and who may ask."""
 
     host: str | None = None
-    """None: every address of the machine with a token, else 127.0.0.1."""
+    """Address to listen on. By default 127.0.0.1; with ``token`` every address."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """0: any free one."""
+    """Port of the HTTP side; 0: any free one."""
     token: Secret | None = None
-    """Every request must bring it, as ``Authorization: Bearer``; but for :attr:`public`."""
+    """Every request must bring it, as ``Authorization: Bearer``, but for ``public``."""
     public: tuple[Literal["health", "metrics"], ...] = ()
-    """What is answered to everybody all the same."""
+    """What is answered to everybody all the same: ``health``, ``metrics``."""
     allowed_hosts: tuple[str, ...] = ()
     """Without a token: names by which this listener is reached, beside its IP addresses,
-    localhost and :attr:`host`; ``.example.com`` stands for all below it."""
+    localhost and ``host``; ``.example.com`` stands for all below it."""
 
     @property
     def listening_host(self) -> str:

@@ -1,4 +1,4 @@
-"""Options are what README and help() say: all of them, with these defaults."""
+"""Options are what docs/spark/tables.md and help() say: all of them, with these defaults."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +10,7 @@ from laredo_spark.errors import OptionRefused
 from laredo_spark.options import ReadOptions, parse
 from laredo_spark.sync_parquet import given_options
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/spark/tables.md"
 TABLE = [line for line in (options.__doc__ or "").splitlines() if line.startswith("|")]
 OF_FIELD = {"format_id": "format", "max_diffs": "max_diffs_per_trigger"}
 """Where an option has another name inside."""
@@ -25,8 +25,8 @@ def described() -> dict[str, str]:
     return found
 
 
-def test_readme_has_the_table_that_help_shows() -> None:
-    assert "\n".join(TABLE) in README.read_text()
+def test_the_page_has_the_table_that_help_shows() -> None:
+    assert "\n".join(TABLE) in PAGE.read_text()
     assert len(TABLE) > 20
 
 
