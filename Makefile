@@ -62,7 +62,7 @@ $(DOCS_STAMP): pyproject.toml
 	@touch $(DOCS_STAMP)
 
 docs: $(DOCS_STAMP)  ## the documentation, into build/site; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 bench: $(STAMP)  ## each figure beside its limit, measured in the same run
 	$(BIN)/python -m benchmarks

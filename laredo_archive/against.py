@@ -1,4 +1,4 @@
-"""An archive proven against PostgreSQL (FORMAT.md, Proof).
+"""An archive proven against PostgreSQL (docs/commit-protocol.md, Proof).
 
 The database says what its table is at some moment between two positions. If that
 is what the archive says of a boundary there, they are equal. If the archive knows

@@ -1,4 +1,4 @@
-"""The claim: how the newest writer takes an archive over (FORMAT.md, commit protocol, 1).
+"""The claim: how the newest writer takes an archive over (docs/commit-protocol.md, 1).
 
 Every manifest is read, in the order of the destinations' URIs, and claimed by a
 swap that sets writer_id and writer_term. Whoever has all of them writes, until

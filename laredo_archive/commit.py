@@ -1,4 +1,4 @@
-"""One table's archive, as its one writer sees it: FORMAT.md, commit protocol.
+"""One table's archive, as its one writer sees it: docs/commit-protocol.md.
 
 Durable means: on every destination. Artifact k+1 is committed nowhere before k
 is everywhere, so what couldn't be finished is taken up again before anything else.

@@ -1,4 +1,4 @@
-"""The collector: what no manifest needs any more (FORMAT.md, retention and garbage).
+"""The collector: what no manifest needs any more (docs/commit-protocol.md, Retention and garbage).
 
 Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names,
 older than the cut-off, is entered into ``retired``. An entry that has been there

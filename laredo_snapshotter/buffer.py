@@ -1,6 +1,6 @@
 """The net-change buffer: per key the line before the window and the line after it.
 
-FORMAT.md, "A diff holds the NET change per key": DELETE then INSERT is UPDATE,
+docs/archive-format.md, "A diff holds the **net** change per key": DELETE then INSERT is UPDATE,
 INSERT then DELETE is nothing, old equal to new is nothing; after a TRUNCATE
 everything is INSERT.
 

@@ -1,7 +1,7 @@
 """The keys that changed in a window and are as they were before it: no diff mentions them.
 
 A reader that stopped in the middle of the window may hold such a key as it was
-in between, so a diff says how many there are (FORMAT.md's manifest, ``cancelled``).
+in between, so a diff says how many there are (``cancelled`` in docs/archive-format.md).
 At most so many: the count may be too high, and 0 is certain.
 """
 

@@ -1,6 +1,6 @@
 """Cuts: tables with the same diff interval end their diffs at the same position.
 
-FORMAT.md: "All tables of one writer with the same interval cut at the same
+docs/commit-protocol.md: "All tables of one writer with the same interval cut at the same
 position, so that they can be read together at it." At each tick the position is
 the highest that any of the streams has reached; every table seals there when
 its own stream has passed it. No table waits for another: one that is stuck

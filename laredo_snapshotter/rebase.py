@@ -1,4 +1,4 @@
-"""Re-base: a new base from a second stream, while diffs go on. FORMAT.md, "Re-base"."""
+"""Re-base: a new base from a second stream, while diffs go on. docs/commit-protocol.md, Re-base."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -4,7 +4,7 @@
 |---|---|---|
 | action | string | INSERT, UPDATE, DELETE, TRUNCATE; SNAPSHOT: a base's row after a gap |
 | position | string | where the diff (the base) ends, such as 0/19F000 |
-| key | string | FORMAT.md, the key of a row; null on TRUNCATE |
+| key | string | docs/archive-format.md, Rows; null on TRUNCATE |
 | old, new | struct of the table's columns | null where there is none; strings with ``lines`` |
 
 and, where option ``also`` names them, epoch (int), lsn (bigint; position as a number) and time

@@ -105,7 +105,7 @@ def _moment_in(zoned: bool) -> Callable[[object], datetime | None]:
 
 
 def _text_of_moment(moment: datetime) -> str:
-    """As PostgreSQL prints it (FORMAT.md): no zeros at a fraction's end."""
+    """As PostgreSQL prints it (docs/archive-format.md): no zeros at a fraction's end."""
     zone = "" if moment.tzinfo is None else "+00:00"
     text = moment.replace(tzinfo=None).isoformat()
     return (text.rstrip("0") if "." in text else text) + zone

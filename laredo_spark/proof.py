@@ -1,7 +1,7 @@
 """Does what Spark read have the rows and the checksum that the manifest says?
 
-The checksum of a state (FORMAT.md) is the sum, modulo 2^128, of the md5 of its lines. A Spark
-decimal has 38 digits and 2^128 has 39, so the four 32-bit parts are summed apart.
+The checksum of a state (docs/archive-format.md) is the sum, modulo 2^128, of the md5 of its
+lines. A Spark decimal has 38 digits and 2^128 has 39, so the four 32-bit parts are summed apart.
 """
 
 from collections.abc import Sequence

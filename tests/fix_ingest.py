@@ -210,7 +210,7 @@ class RunningIngest:
 
 
 def numbered_rows(lines: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Rows of a table without a key, under the keys that FORMAT gives them."""
+    """Rows of a table without a key, under the keys that docs/archive-format.md gives them."""
     numbers: Counter[bytes] = Counter()
     rows = {}
     for each in lines:

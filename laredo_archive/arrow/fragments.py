@@ -1,8 +1,9 @@
 """Blocks of lines taken apart into columns of JSON fragments, the fastest way that is exact.
 
 A fragment is a value verbatim, as it stands in the line: ``42``, ``"a\\n"``,
-``null``, ``{"b": 1}``. Only the wanted columns are made. Lines as FORMAT.md has them are
-peeled (``peeled``), others are looked at by one regular expression, or value by value.
+``null``, ``{"b": 1}``. Only the wanted columns are made. Lines as
+docs/archive-format.md has them are peeled (``peeled``), others are looked at by one regular
+expression, or value by value.
 """
 
 import re
@@ -17,7 +18,7 @@ from laredo_model.column import Column
 
 
 def nesting(columns: Sequence[Column]) -> Collection[str]:
-    """The columns whose values may hold objects: no other rule of FORMAT.md gives any."""
+    """The columns whose values may hold objects: by docs/archive-format.md no other rule does."""
     return {column.name for column in columns if column.type in JSONS}
 
 

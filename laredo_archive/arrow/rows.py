@@ -19,7 +19,7 @@ class RowReader:
     """
 
     as_format_says = True
-    """Whether lines are made as FORMAT.md says: by our own writer."""
+    """Whether lines are made as docs/archive-format.md says: by our own writer."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class RowReader:
 
 
 def keys_of(fragments: Mapping[str, pa.StringArray], columns: Sequence[Column]) -> pa.StringArray:
-    """The rows' keys (FORMAT.md, the key of a row), from the fragments of the key's columns."""
+    """The rows' keys (docs/archive-format.md, Rows), from the fragments of the key's columns."""
     names = [column.name for column in key_columns(columns)]
     if len(names) == 1:
         return texts(fragments[names[0]])

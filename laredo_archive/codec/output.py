@@ -1,7 +1,7 @@
 """What every encoder keeps while it writes: size, sha256, order and splits.
 
 Splits are (row key, byte offset) pairs about every block of a file, so that a
-reader can take one key range of it (FORMAT.md, Archive).
+reader can take one key range of it (docs/archive-format.md).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,12 +1,12 @@
 """Rows as google.protobuf.Struct and back, byte for byte.
 
-Struct's numbers are doubles, so by a column's type (FORMAT.md, protobuf):
+Struct's numbers are doubles, so by a column's type (docs/archive-format.md, protobuf):
 
 - a number that a double and its type's printing give back is a number_value,
   any other its digits in a string_value (integers beyond 2^53);
 - a json or jsonb value, or array of them, is its text in a string_value;
 - arrays are list_values of their element's rule;
-- whatever these rules would not give back (none of the types in FORMAT.md's
+- whatever these rules would not give back (none of the types in that page's
   table) is a struct_value with the one member ``json``: its text.
 
 Written by hand, and held against the generated class by the tests: that takes 1.31 times as

@@ -1,4 +1,4 @@
-"""Tells each sink of each artifact, after its commit: FORMAT.md, commit protocol, 5.
+"""Tells each sink of each artifact, after its commit: docs/commit-protocol.md, 5.
 
 Every sink has a thread of its own, which sends one notice at a time, in (epoch,
 position) order, and offers it again until the sink takes it. What is to be sent is

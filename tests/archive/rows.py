@@ -1,4 +1,4 @@
-"""Tables, rows and changes for property tests: every JSON value rule of FORMAT.md."""
+"""Tables, rows and changes for property tests: every JSON value rule of docs/archive-format.md."""
 
 import json
 from dataclasses import dataclass

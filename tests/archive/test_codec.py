@@ -1,4 +1,4 @@
-"""Every format gives back what went in; what others read of it is as FORMAT.md says."""
+"""Every format gives back what went in; others read it as docs/archive-format.md says."""
 
 import io
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""The hand-written protobuf against the generated classes and the rules of FORMAT.md."""
+"""The hand-written protobuf against the generated classes and docs/archive-format.md."""
 
 import io
 import math

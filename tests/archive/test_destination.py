@@ -100,7 +100,7 @@ def test_an_upload_never_replaces(destination: Destination, size: int) -> None:
 @pytest.mark.parametrize("size", [10, 9 << 20])
 def test_of_uploads_that_race_one_wins(destination: Destination, size: int, store: str) -> None:
     if store == "moto":
-        pytest.skip("its conditions aren't atomic (MEASURED.md)")
+        pytest.skip("its conditions aren't atomic (docs/benchmarks.md, S3 servers)")
     gate = threading.Barrier(4)
     outcomes = []
 
@@ -183,7 +183,7 @@ def test_a_swap_needs_the_version_that_is_there(destination: Destination) -> Non
 
 def test_swaps_that_race_are_one_after_the_other(destination: Destination, store: str) -> None:
     if store == "moto":
-        pytest.skip("its conditions aren't atomic (MEASURED.md)")
+        pytest.skip("its conditions aren't atomic (docs/benchmarks.md, S3 servers)")
 
     def add_one(_: int) -> None:
         done = 0

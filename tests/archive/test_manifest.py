@@ -1,4 +1,4 @@
-"""manifest.json: written as FORMAT.md says, read with care, unknown fields kept."""
+"""manifest.json: written as docs/archive-format.md says, read with care, unknown fields kept."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ COLUMN = {
 
 
 def document() -> dict[str, object]:
-    """FORMAT.md's example, with what it leaves out filled in."""
+    """The example of docs/archive-format.md, with what it leaves out filled in."""
     snapshot_key = "users/epoch=2/snapshot-0_19F000.jsonl"
     diff_key = "users/epoch=1/diff-0_19F000-0_1A2B3C.jsonl"
     return {

@@ -212,7 +212,7 @@ def _shown(rows: Rows) -> str:
 def boundaries(
     archive: Directory, key_fields: list[str] | None = None
 ) -> list[tuple[int, list[bytes]]]:
-    """Every boundary of a JSONL archive with its lines, folded as FORMAT's page says.
+    """Every boundary of a JSONL archive with its lines, folded as docs/archive-format.md says.
 
     ``key_fields``: as each epoch's snapshot says, unless given; none at all in a table without a
     key.

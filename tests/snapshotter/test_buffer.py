@@ -66,7 +66,7 @@ def take(buffer: ChangeBuffer, rows: list[Row], position: int, *, ends: bool) ->
 
 
 def assert_leads(before: State, sealed: Sealed, after: State) -> None:
-    """Folding ``sealed`` over ``before`` gives ``after``, by the net rules of FORMAT.md."""
+    """Folding ``sealed`` over ``before`` gives ``after``, by docs/archive-format.md, Formats."""
     outcome = sealed.measure(checksum_of(before))
     state = {} if outcome.truncate or not before else dict(before)
     changes = list(sealed.changes())

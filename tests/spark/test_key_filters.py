@@ -177,7 +177,7 @@ _VALUES = {
 
 
 def fragment(value: Any) -> bytes:
-    """As PostgreSQL prints it (FORMAT.md)."""
+    """As PostgreSQL prints it (docs/archive-format.md)."""
     if isinstance(value, datetime):
         text = value.replace(tzinfo=None).isoformat()
         text = text.rstrip("0") if "." in text else text
