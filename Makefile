@@ -6,9 +6,6 @@ STAMP := $(VENV)/.installed
 # Delta Lake needs an earlier PySpark than the one that all else is tested with.
 DELTA := .venv-delta
 DELTA_STAMP := $(DELTA)/.installed
-# The site is built without the project's own dependencies.
-DOCS := .venv-docs
-DOCS_STAMP := $(DOCS)/.installed
 
 .PHONY: help venv demo test test-all lint types check docs bench soak proto clean
 
@@ -55,14 +52,8 @@ types: $(STAMP)  ## mypy --strict on the packages
 
 check: lint types test  ## what CI runs
 
-$(DOCS_STAMP): pyproject.toml
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt
-	$(DOCS)/bin/python -m pip install --quiet --requirement $(DOCS)/requirements.txt
-	@touch $(DOCS_STAMP)
-
-docs: $(DOCS_STAMP)  ## the documentation, into build/site; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+docs: $(STAMP)  ## the documentation, into build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## each figure beside its limit, measured in the same run
 	$(BIN)/python -m benchmarks
@@ -74,4 +65,4 @@ proto: $(STAMP)  ## generate the protobuf code anew
 	$(BIN)/python -m proto.generate
 
 clean:
-	rm -rf $(VENV) $(DELTA) $(DOCS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DELTA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

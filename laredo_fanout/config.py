@@ -63,7 +63,7 @@ class Copy(Section):
     """Connections that copy one table at first, by key ranges, while the stream runs."""
     max_rows_per_second: int | None = Field(default=None, ge=1)
     """How fast key ranges are begun, over all copies; no limit by default. Each range is read
-    at full speed, so that no lock and no snapshot lives longer for it."""
+    at full speed, so that no lock and no snapshot is held longer for it."""
     max_memory: Size = Field(default=64 << 20, ge=1 << 20)
     """What all copies together have read and not yet written."""
     max_connections: int | None = Field(default=None, ge=1, le=64)

@@ -63,7 +63,7 @@ _GAUGES = (
     ),
     _Gauge(
         "unverified_seconds",
-        "How long the next artifact has waited for a look at PostgreSQL's catalog",
+        "How long the next artifact has waited for a check of PostgreSQL's catalog",
         lambda t: 0.0 if t.unverified is None else t.unverified["seconds"],
     ),
     _Gauge("table_ready", "1 if the table has its base and nothing is wrong", lambda t: t.ready),
@@ -228,7 +228,7 @@ class _TableCollector(Collector):
             yield gauge
         conflicts = CounterMetricFamily(
             "snapshotter_manifest_cas_conflicts",
-            "Manifest swaps that somebody else came before",
+            "Manifest commits that somebody else came before",
             labels=["table"],
         )
         for table in tables:
@@ -270,7 +270,7 @@ def _of_sinks(tables: Iterable[TableStatus]) -> Iterator[Metric]:
     labels = ["table", "sink"]
     backlog = GaugeMetricFamily(
         "snapshotter_event_backlog",
-        "Artifacts that the sink is still to be told of",
+        "Artifacts that the sink isn't notified of yet",
         labels=labels,
     )
     failing = GaugeMetricFamily(

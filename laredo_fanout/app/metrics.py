@@ -82,11 +82,11 @@ def _source(figures: Figures) -> Iterator[Metric]:
     lag.add_metric(name, source.lag_bytes)
     yield lag
     behind = _gauge(
-        "laredo_source_lag_seconds", "Age of what was last made durable, 0 when level", "source"
+        "laredo_source_lag_seconds", "Age of what was last made durable, 0 when caught up", "source"
     )
     behind.add_metric(name, source.lag_seconds)
     yield behind
-    recopies = _counter("laredo_source_recopies", "Tables copied anew", "source")
+    recopies = _counter("laredo_source_recopies", "Tables copied again", "source")
     recopies.add_metric(name, source.recopies)
     yield recopies
     reconnects = _counter("laredo_source_reconnects", "Times the stream was cut", "source")
@@ -99,7 +99,7 @@ def _source(figures: Figures) -> Iterator[Metric]:
         safe = _gauge("laredo_slot_safe_wal_bytes", "WAL until the slot is in danger", "source")
         safe.add_metric(name, source.safe_wal_bytes)
         yield safe
-    losses = _counter("laredo_source_slot_losses", "Times the slot had to be made anew", "source")
+    losses = _counter("laredo_source_slot_losses", "Times the slot had to be made again", "source")
     losses.add_metric(name, source.slot_losses)
     yield losses
     ended = _counter(
@@ -145,7 +145,7 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
     for what, text, value in (
         ("plans", "Backlogs that were split", catchup.plans),
         ("given_up", "Of them, read through the one slot after all", catchup.given_up),
-        ("segment_restarts", "Segments' processes started anew", catchup.restarts),
+        ("segment_restarts", "Segments' processes that were restarted", catchup.restarts),
     ):
         counter = _counter(f"laredo_catchup_{what}", text, "source")
         counter.add_metric([name], value)
@@ -270,7 +270,7 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
     for reason, number in figures.disconnects.items():
         left.add_metric([reason], number)
     yield left
-    restarts = _counter("laredo_fanout_serving_restarts", "Serving processes started anew")
+    restarts = _counter("laredo_fanout_serving_restarts", "Serving processes that were restarted")
     restarts.add_metric([], figures.serving_restarts)
     yield restarts
     unstarted = _counter(
