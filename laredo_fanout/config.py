@@ -126,7 +126,8 @@ class Source(Section):
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
     """How often an idle database's slot is advanced, and the catalog checked."""
     receive_timeout: Duration = Field(default=60.0, ge=1)
-    """A connection to PostgreSQL that has been silent for so long is closed and opened again."""
+    """A connection to PostgreSQL that has been silent for so long (a proxy that stopped forwarding)
+    is closed and opened again."""
     # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"

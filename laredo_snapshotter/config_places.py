@@ -85,7 +85,7 @@ class S3DestinationBlock(Section):
     addressing: Literal["auto", "path", "virtual"] = "auto"
     """``path``, or ``virtual``: the bucket in the host's name."""
     server_side_encryption: Literal["AES256", "aws:kms"] | None = None
-    """As the bucket is set up by default."""
+    """``AES256`` or ``aws:kms``; by default as the bucket is set up."""
     kms_key_id: str | None = None
     """The KMS key, if it isn't the account's own."""
     storage_class: str | None = None
