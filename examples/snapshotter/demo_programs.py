@@ -1,15 +1,15 @@
 """The two programs, as the console scripts that a user starts."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 BIN = Path(sys.executable).parent
 
@@ -31,7 +31,7 @@ class Program:
         self.name = script
         self.command: Sequence[str] = (str(BIN / script), "--config", str(config), *sets)
         self.log = log
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=2)
+        self._http = f"http://127.0.0.1:{http_port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -75,15 +75,16 @@ class Program:
     def status(self) -> dict[str, Any] | None:
         """What /status says; None while nobody answers."""
         try:
-            answer = self._client.get("/status")
-        except httpx.TransportError:
+            with urllib.request.urlopen(f"{self._http}/status", timeout=2) as answer:
+                found: dict[str, Any] = json.load(answer)
+        except OSError:
             return None
-        found: dict[str, Any] = answer.json()
         return found
 
     def is_ready(self) -> bool:
         """What /health/ready says."""
         try:
-            return self._client.get("/health/ready").status_code == 200
-        except httpx.TransportError:
+            with urllib.request.urlopen(f"{self._http}/health/ready", timeout=2):
+                return True
+        except OSError:
             return False

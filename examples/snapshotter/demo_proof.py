@@ -15,6 +15,7 @@ class Verdict(NamedTuple):
     """How one table's archive compares. ``missing``: rows that only PostgreSQL has."""
 
     table: str
+    first_position: str
     position: str
     epochs: int
     artifacts: int
@@ -57,6 +58,7 @@ def prove(dsn: str, table: str, archive: Path) -> Verdict:
         connection.rollback()
     return Verdict(
         table,
+        position_.text(found.epochs[0].base.to_position),
         position_.text(head.position),
         len(found.epochs),
         len(found.manifest.artifacts),

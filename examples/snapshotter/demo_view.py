@@ -1,6 +1,7 @@
 """What the demo shows while it runs."""
 
 import json
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -50,7 +51,7 @@ class View:
         )
         self._events.append(event)
         if self._plain:
-            self._console.print(event)
+            self._console.print(event, soft_wrap=True)
 
     def update(
         self, server: Program, writer: Program, applications: dict[str, Application]
@@ -135,9 +136,11 @@ class View:
         self.say(f"{table:16} {what}, {size:,} bytes, up to {artifact['to_position']}", style)
 
 
-def show_verdicts(console: Console, verdicts: list[Verdict]) -> None:
-    """The end: what was compared, and how it came out."""
-    shown = Table(title="the archive, read back, against PostgreSQL")
+def show_verdicts(
+    console: Console, verdicts: list[Verdict], changes: int, directory: Path, *, killed: bool
+) -> None:
+    """The last screen: what was done, how the archive compares, and what to read next."""
+    shown = Table(title="the archive, read back from its files, against PostgreSQL")
     shown.add_column("")
     for verdict in verdicts:
         shown.add_column(verdict.table, justify="right")
@@ -154,3 +157,33 @@ def show_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     for title, cells in lines.items():
         shown.add_row(title, *cells)
     console.print(shown)
+    artifacts = sum(verdict.artifacts for verdict in verdicts)
+    equal = all(verdict.equal for verdict in verdicts)
+    said = (
+        "[bold green]EQUAL[/]: every row of the archive is PostgreSQL's, and no other."
+        if equal
+        else "[bold red]DIFFERENT[/]: the archive isn't what PostgreSQL holds; see the logs."
+    )
+    for line in (
+        "",
+        f"{changes:,} changes in PostgreSQL became {artifacts} snapshots and diffs.",
+        *(["Both programs were killed with -9 meanwhile."] if killed else []),
+        "The tables were rebuilt from those files alone, and compared row by row:",
+        said,
+        "",
+    ):
+        console.print(line, highlight=False)
+    archive = _from_here(directory / "archive" / verdicts[0].table)
+    command = _from_here(Path(sys.executable).with_name("laredo-archive"))
+    for what, how in {
+        "what it wrote": f"{command} ls {archive}",
+        "a table as it was": f"{command} cat --as-of {verdicts[0].first_position} {archive}",
+        "the logs": f"{_from_here(directory)}/*.log",
+        "on your own database": "README.md, Using it on your database",
+    }.items():
+        console.print(f"{what:22} {how}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
