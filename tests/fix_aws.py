@@ -147,7 +147,7 @@ def _served(
                 stderr=output,
             )
         try:
-            wait_until(lambda: _answers(process, endpoint + path, log), f"{command[0]} answers", 60)
+            wait_until(lambda: _answers(process, endpoint + path, log), f"{command[0]} answers")
             yield AwsServer(endpoint)
         finally:
             process.terminate()

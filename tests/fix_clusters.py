@@ -156,7 +156,7 @@ def wait_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
                 ).fetchall()
             )
 
-    wait_until(synced, "the slot is on the standby", 60)
+    wait_until(synced, "the slot is on the standby")
 
 
 def promote(standby: EmbeddedPostgres) -> None:

@@ -28,8 +28,7 @@ from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model import line, select
 from tests.fix_postgres import Database
-
-PATIENCE_S = 15
+from tests.processes import PATIENCE_S
 
 
 class RunningIngest:
@@ -272,7 +271,7 @@ class Gate:
     @contextmanager
     def holding(self, ingest: RunningIngest) -> Iterator[None]:
         """A chunk has been read and isn't written; it is, after the block."""
-        assert self._reading.wait(30), "no chunk was read"
+        assert self._reading.wait(120), "no chunk was read"
         _wait_for_readers(ingest)
         yield
         self._open.set()

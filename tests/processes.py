@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 
 BIN = Path(sys.executable).parent
+PATIENCE_S = 120.0
+"""For what is to come: enough for a machine that does much else. What comes late is no failure."""
 
 
 _WORKERS = 8
@@ -46,7 +48,7 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> Any:
     """The first true value of ``condition``, which is asked again and again.
 
     :raises AssertionError: naming ``what``, if it isn't true in time.
@@ -89,7 +91,7 @@ class Program:
     def get(self, path: str) -> httpx.Response | None:
         """The answer, or None while nobody answers."""
         try:
-            return httpx.get(self.http + path, timeout=20)
+            return httpx.get(self.http + path, timeout=60)
         except httpx.TransportError:
             return None
 
@@ -97,7 +99,7 @@ class Program:
         answer = self.get("/health/ready")
         return answer is not None and answer.status_code == 200
 
-    def wait_ready(self, timeout: float = 30) -> None:
+    def wait_ready(self, timeout: float = PATIENCE_S) -> None:
         def ready_or_dead() -> bool:
             assert self.is_running(), f"{self.script} ended:\n{self.tail()}"
             return self.is_ready()
@@ -114,11 +116,11 @@ class Program:
         """kill -9."""
         self._end(signal.SIGKILL)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
+    def stop(self, how: signal.Signals = signal.SIGTERM, timeout: float = PATIENCE_S) -> int:
         """Ask it to end; its exit code."""
         return self._end(how, timeout)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = PATIENCE_S) -> int:
         """Wait until it ends by itself; its exit code."""
         assert self._process is not None
         return self._process.wait(timeout)
@@ -127,7 +129,7 @@ class Program:
         """The end of what it logged."""
         return self.log.read_text(errors="replace")[-characters:]
 
-    def _end(self, how: signal.Signals, timeout: float = 30) -> int:
+    def _end(self, how: signal.Signals, timeout: float = PATIENCE_S) -> int:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(how)

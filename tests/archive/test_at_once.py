@@ -18,7 +18,7 @@ from tests.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
 from tests.archive.simulation.truth import COLUMNS
 
 FORMATS = ("jsonl", "protobuf")
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class Meeting:

@@ -77,7 +77,7 @@ def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
             writer = rivals.manifests()[0].writer_id
             assert f"writer {writer} " in told, "it says who"
         losers.append(newest)
-        wait_until(lambda before=before: rivals.head() > before + 50, "it writes", 60)  # type: ignore[misc]
+        wait_until(lambda before=before: rivals.head() > before + 50, "it writes")  # type: ignore[misc]
     end = rivals.head() + 200
     last = rivals.start(end)
     last.communicate(timeout=60)

@@ -121,7 +121,7 @@ class LiveCopies(threading.Thread):
         """End them."""
         if self.is_alive() and self._all is not None:
             self._loop.call_soon_threadsafe(self._all.cancel)
-        self.join(30)
+        self.join(120)
         self.check()
 
     async def _follow_all(self) -> None:

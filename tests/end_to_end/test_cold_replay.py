@@ -43,7 +43,7 @@ from tests.fanout.app.fanout_program import Fanout, fanout, started
 from tests.fanout.serving.test_standard_client import generated  # noqa: F401  # a fixture
 from tests.fix_aws import AwsServer
 from tests.fix_postgres import Database
-from tests.processes import Program, free_port, wait_until
+from tests.processes import PATIENCE_S, Program, free_port, wait_until
 
 DDL = "CREATE TABLE things (id bigint PRIMARY KEY, name text, amount numeric, doc jsonb)"
 TABLE = """{{ table = things, targets = [ {{
@@ -292,7 +292,6 @@ def road(tmp_path: Path, database: Database, request: pytest.FixtureRequest) -> 
     return Road(tmp_path, database, s3_place(request.getfixturevalue("s3_server")), format_id)
 
 
-@pytest.mark.timeout(300)
 async def test_clients_of_every_moment_are_caught_up(
     tmp_path: Path,
     database: Database,
@@ -337,7 +336,7 @@ async def _check_status(road: Road) -> None:
     assert metrics['laredo_fanout_archive_covers_journal{table="public.things"}'] == 1
 
 
-async def _until(condition: Any, timeout: float = 30) -> None:
+async def _until(condition: Any, timeout: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)  # poll
@@ -414,7 +413,7 @@ class Stopped:
 async def _stopped_clients(tmp_path: Path, road: Road, connection: Connection) -> Stopped:
     found = Stopped(tmp_path / "async.snapshot", tmp_path / "blocking.snapshot")
     async with _async_client(road, found) as client:
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
         connection.execute("INSERT INTO things VALUES (500, 'while they are here', 0, '{}')")
         await _until(lambda: len(client) == len(in_postgresql(connection)))
     with _client(road, found) as blocking:
@@ -445,7 +444,7 @@ def _client(road: Road, stopped: Stopped) -> FanoutClient:
 
 async def _check_clients(stopped: Stopped, road: Road, connection: Connection) -> None:
     async with _async_client(road, stopped) as client:
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
         with _client(road, stopped) as blocking:
             await asyncio.to_thread(blocking.await_ready, 30)
             for number in range(3):
@@ -469,7 +468,7 @@ async def _stopped_base(tmp_path: Path, road: Road, code: Path, connection: Conn
     with connection.transaction():
         for number in range(600, 606):
             connection.execute("INSERT INTO things VALUES (%s, 'base', 1, '{}')", (number,))
-    _, err = await asyncio.wait_for(client.communicate(), 30)
+    _, err = await asyncio.wait_for(client.communicate(), 120)
     assert client.returncode == 0, err.decode()
     saved = json.loads(file.read_text())
     assert saved["taken"] == 4 and "603" in saved["rows"] and "604" not in saved["rows"]
@@ -483,7 +482,7 @@ async def _check_base(file: Path, road: Road, code: Path, connection: Connection
     # window it would stand before the others, and the client would leave too soon.
     await client.stderr.readline()
     connection.execute("INSERT INTO things VALUES (-1, 'end', 0, '{}')")
-    _, err = await asyncio.wait_for(client.communicate(), 30)
+    _, err = await asyncio.wait_for(client.communicate(), 120)
     assert client.returncode == 0, err.decode()
     saved = json.loads(file.read_text())
     wanted = in_postgresql(connection)

@@ -104,7 +104,7 @@ class World:
             return bool(self.artifacts()) and self.at_boundaries()[-1][2] == wanted
 
         try:
-            wait_until(level, "the archive is level", 60)
+            wait_until(level, "the archive is level")
         except AssertionError as late:
             tails = f"{self.server.program.tail()}\n{self.writer.tail()}"
             raise AssertionError(f"{late}\n{tails}") from None

@@ -61,11 +61,11 @@ def test_in_the_image_a_port_is_enough_to_be_reached(tmp_path: Path, name: str) 
     running, http, grpc = program(tmp_path, name)
     running.environment = environment_of_the_image()
     with running:
-        wait_until(lambda: running.get("/health/live"), "HTTP", 60)
+        wait_until(lambda: running.get("/health/live"), "HTTP")
         for path in ("/health/live", "/metrics", "/status"):
             assert httpx.get(f"http://{OTHER_ADDRESS}:{http}{path}").status_code == 200
         if name == "laredo-fanout":
-            wait_until(lambda: reaches(grpc), "gRPC", 60)
+            wait_until(lambda: reaches(grpc), "gRPC")
         else:
             asked = httpx.post(f"http://{OTHER_ADDRESS}:{http}/snapshot")
             assert asked.status_code == 202
@@ -79,7 +79,7 @@ def test_a_configured_host_wins_over_the_image(tmp_path: Path, name: str) -> Non
     running, http, _ = program(tmp_path, name, 'host = "127.0.0.1"')
     running.environment = environment_of_the_image()
     with running:
-        wait_until(lambda: running.get("/health/live"), "HTTP", 60)
+        wait_until(lambda: running.get("/health/live"), "HTTP")
         assert not reaches(http)
         assert "whoever reaches 0.0.0.0 may read the status" not in running.log.read_text()
         running.kill()
@@ -91,10 +91,10 @@ def test_elsewhere_only_this_machine_reaches_a_program_without_a_token(
 ) -> None:
     running, http, grpc = program(tmp_path, name)
     with running:
-        wait_until(lambda: running.get("/health/live"), "HTTP", 60)
+        wait_until(lambda: running.get("/health/live"), "HTTP")
         assert not reaches(http)
         if name == "laredo-fanout":
-            wait_until(lambda: "serving process listens" in running.log.read_text(), "gRPC", 60)
+            wait_until(lambda: "serving process listens" in running.log.read_text(), "gRPC")
             assert not reaches(grpc)
         assert "whoever reaches" not in running.log.read_text()
         running.kill()
@@ -104,7 +104,7 @@ def test_elsewhere_only_this_machine_reaches_a_program_without_a_token(
 def test_with_a_token_every_address_is_listened_on(tmp_path: Path, name: str) -> None:
     running, http, _ = program(tmp_path, name, "token = secret, public = [health]")
     with running:
-        wait_until(lambda: running.get("/health/live"), "HTTP", 60)
+        wait_until(lambda: running.get("/health/live"), "HTTP")
         assert httpx.get(f"http://{OTHER_ADDRESS}:{http}/status").status_code == 401
         right = {"Authorization": "Bearer secret"}
         asked = httpx.get(f"http://{OTHER_ADDRESS}:{http}/status", headers=right)

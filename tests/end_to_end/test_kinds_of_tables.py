@@ -14,7 +14,7 @@ from laredo_archive.reader import Archive
 from laredo_fanout.client import FanoutClient
 from laredo_model import select
 from tests.fix_postgres import Database, on_versions
-from tests.processes import BIN, Program, free_port, wait_until
+from tests.processes import BIN, PATIENCE_S, Program, free_port, wait_until
 
 
 class Kind(NamedTuple):
@@ -191,11 +191,10 @@ def _archived(pipeline: Pipeline, name: str) -> Counter[str]:
     return lines
 
 
-@pytest.mark.timeout(180)
 @on_versions(15, 18)
 def test_archive_and_client_equal_postgresql(pipeline: Pipeline, database: Database) -> None:
-    pipeline.server.wait_ready(60)
-    pipeline.writer.wait_ready(60)
+    pipeline.server.wait_ready()
+    pipeline.writer.wait_ready()
     _insert(database, 61, 90)
     _change(database)
     for name in KINDS:
@@ -203,7 +202,6 @@ def test_archive_and_client_equal_postgresql(pipeline: Pipeline, database: Datab
         wait_until(
             lambda name=name, truth=truth: _archived(pipeline, name) == truth,
             f"the archive of {name} equals PostgreSQL\n{pipeline.server.tail()}",
-            30,
         )
         _assert_client_equals(pipeline, name, truth)
     for name in ("keyless", "partitioned", "four_columns"):
@@ -227,7 +225,7 @@ def _assert_client_equals(pipeline: Pipeline, name: str, truth: Counter[str]) ->
     with FanoutClient(
         address, f"public.{name}", client_id=f"test-{name}", indexes={"by_n": ("n",)}
     ) as client:
-        client.await_ready(timeout=30)
+        client.await_ready(PATIENCE_S)
         assert len(client) == truth.total()
         rows = [row for n in range(99) for row in client.lookup_index("by_n", n)]
     wanted = [json.loads(line) for line in truth.elements()]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.end_to_end.archiving_programs import Named, configured
 from tests.fix_postgres import Database, on_versions
 from tests.processes import wait_until
@@ -72,7 +70,6 @@ def _insert(database: Database, tag: str) -> None:
         )
 
 
-@pytest.mark.timeout(300)
 @on_versions(15, 18)
 def test_poison_rows_are_archived_and_proven_equal(tmp_path: Path, database: Database) -> None:
     with database.connect() as owner:

@@ -56,7 +56,7 @@ def test_an_archive_of_wrong_rows_is_put_right(
     with Program("laredo-snapshotter", config, http, log=tmp_path / "writer.log") as writer:
         writer.wait_ready()
         wait_until(lambda: b"wrong" in _archived(tmp_path)[b'{"id":7'], "the archive is begun")
-        asked = httpx.post(f"{server.program.http}/tables/public.t/recopy", timeout=15)
+        asked = httpx.post(f"{server.program.http}/tables/public.t/recopy", timeout=120)
         assert asked.status_code == 202
         wait_until(
             lambda: b"wrong" not in _archived(tmp_path)[b'{"id":7'], "the archive has the changes"

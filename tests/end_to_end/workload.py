@@ -134,7 +134,7 @@ class Writer(threading.Thread):
         :raises BaseException: what ended the writer early.
         """
         self._stop_asked.set()
-        self.join(30)
+        self.join(120)
         if self.failure is not None:
             raise self.failure
 

@@ -98,7 +98,7 @@ class FaultProxy:
         finally:
             self._call(self._listen())
 
-    def settle(self, timeout: float = 30) -> None:
+    def settle(self, timeout: float = 120) -> None:
         """Wait until no late request is on its way any more."""
         self._call(self._wait_for_late(), timeout)
 
@@ -130,7 +130,7 @@ class FaultProxy:
 
     # In the loop's thread.
 
-    def _call(self, work: Coroutine[Any, Any, None], timeout: float = 30) -> None:
+    def _call(self, work: Coroutine[Any, Any, None], timeout: float = 120) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     async def _listen(self) -> None:

@@ -125,7 +125,7 @@ def _assert_alive(programs: list[Program]) -> None:
             answer = program.get("/health/live")
             return answer is not None and answer.status_code == 200
 
-        wait_until(answers, f"{program.script} answers /health/live", 90)
+        wait_until(answers, f"{program.script} answers /health/live")
 
 
 def _request(draw: random.Random) -> bytes:
@@ -182,7 +182,7 @@ def _connected(port: int) -> socket.socket:
     deadline = time.monotonic() + 90
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=30)
+            return socket.create_connection(("127.0.0.1", port), timeout=120)
         except OSError:
             assert time.monotonic() < deadline, "nobody listens any more"
             time.sleep(0.05)  # poll

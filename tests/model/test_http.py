@@ -72,7 +72,7 @@ class Served:
             yield opened
 
     def ended(self, why: Ended, times: int = 1) -> None:
-        wait_until(lambda: self.counts.ended[why] >= times, f"{times} ended: {why}", 60)
+        wait_until(lambda: self.counts.ended[why] >= times, f"{times} ended: {why}")
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time(
                 return True
             return False
 
-        wait_until(refused, "ended all the same", 60)
+        wait_until(refused, "ended all the same")
         assert served.counts.ended[Ended.SLOW] == 1
 
 

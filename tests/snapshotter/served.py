@@ -167,13 +167,13 @@ class Served:
                 )
 
         self._serving = self._submit(run())
-        listening.result(10)
+        listening.result(120)
 
     def stop(self) -> None:
         """Be away."""
         if self._serving is not None and self._drain is not None:
             self._loop.call_soon_threadsafe(self._drain.set)
-            self._serving.result(30)
+            self._serving.result(120)
             self._serving = None
 
     def clients(self) -> list[str]:
@@ -296,7 +296,7 @@ class Served:
             work()
             self._wakeups.ring()
 
-        self._submit(run()).result(30)
+        self._submit(run()).result(120)
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -51,7 +51,7 @@ def test_a_destination_that_is_away_holds_the_commit_and_nothing_is_lost(
             "errors are counted",
         )
         away.come_back()
-        writer.wait_head(served.commit("users", put(3, "after")), timeout=40)
+        writer.wait_head(served.commit("users", put(3, "after")))
         writer.program.wait_ready()
         writer.assert_equal()
         first = [entry["to_position"] for entry in writer.artifacts()]
@@ -89,7 +89,7 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
         assert status["journal"]["reaches"] is True
         assert status["buffer_bytes"] + status["waiting_bytes"] < 400_000
         away.come_back()
-        writer.wait_head(served.position, timeout=40)
+        writer.wait_head(served.position)
         writer.assert_equal()
         assert {epoch for _, epoch in writer.kinds()} == {1}
 
@@ -110,7 +110,7 @@ def test_a_stream_closed_for_a_full_buffer_is_opened_for_the_word_of_a_look(
         wait_until(lambda: (writer.status()["holding"] or {}).get("stream_closed"), "closed")
         served.look()
         away.come_back()
-        writer.wait_head(served.position, timeout=40)
+        writer.wait_head(served.position)
         writer.assert_equal()
         assert {epoch for _, epoch in writer.kinds()} == {1}
 
@@ -144,7 +144,7 @@ def test_a_flush_that_cant_be_done_is_told_by_the_exit_code(tmp_path: Path, serv
         position = served.commit("users", put(1, "kept by the journal"))
         writer.wait_status({"buffer_depth": 1})
         away.go()
-        assert writer.program.stop(signal.SIGTERM, timeout=60) == 3
+        assert writer.program.stop(signal.SIGTERM) == 3
         (told,) = writer.not_written()
         assert (told["table"], told["changes"], told["artifacts"]) == ("public.users", 1, 1)
         assert told["after"] == f"0/{head:X}"
@@ -245,7 +245,7 @@ def test_a_base_that_doesnt_fit_waits_for_room(small_disk: SmallDisk, served: Se
     assert "No space left" in status["problem"] or "full" in status["problem"]
     assert writer.artifacts() == []
     small_disk.remount("size=50m")
-    writer.program.wait_ready(60)
+    writer.program.wait_ready()
     writer.assert_equal()
 
 
@@ -260,7 +260,7 @@ def test_a_full_disk_holds_the_commit(small_disk: SmallDisk, served: Served) -> 
     status = writer.wait_status({"state": "holding", "ready": False})
     assert "No space left" in status["problem"] or "full" in status["problem"]
     filler.unlink()
-    writer.wait_head(served.position, timeout=40)
+    writer.wait_head(served.position)
     writer.assert_equal()
 
 
@@ -272,6 +272,6 @@ def test_a_read_only_disk_holds_the_commit(small_disk: SmallDisk, served: Served
     status = writer.wait_status({"state": "holding", "ready": False})
     assert "ead-only" in status["problem"]
     small_disk.remount("rw")
-    writer.wait_head(served.position, timeout=40)
+    writer.wait_head(served.position)
     writer.assert_equal()
     assert integer(writer.manifest()["head_position"]) == served.position

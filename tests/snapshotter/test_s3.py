@@ -39,12 +39,12 @@ def test_many_tables_share_a_bucket_and_its_connections(
         place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
         with Writer(tmp_path, served, *tables, destinations=(place,)) as writer:
             writer.archive = bucket
-            writer.program.wait_ready(60)
+            writer.program.wait_ready()
             probed = proxy.requests("CreateMultipartUpload")
             assert len(probed) == 1, "one probe for all tables"
             positions = {table: served.commit(table, put(1, "x")) for table in tables}
             for table, position in positions.items():
-                writer.wait_head(position, table, timeout=60)
+                writer.wait_head(position, table)
             assert writer.program.stop() == 0
     assert "discarding connection" not in writer.program.log.read_text()
     for table in tables:

@@ -79,7 +79,7 @@ class Writing:
         )
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not (value := condition()):
                 await asyncio.sleep(0.01)  # poll
         return value
@@ -111,7 +111,7 @@ async def writing(directory: Path, endpoint: Endpoint, **settings: Any) -> Async
         yield world
     finally:
         world.writer.stop()
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 120)
 
 
 async def test_half_a_transaction_is_dropped_and_taken_again(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
     async with playing(live, stale, fresh) as (endpoint, scripted):
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1030)
-            epoch = await asyncio.wait_for(world.writer.request_snapshot(datetime.now(UTC)), 20)
+            epoch = await asyncio.wait_for(world.writer.request_snapshot(datetime.now(UTC)), 120)
             assert epoch == 2
         assert len(scripted.requests) == 3
         kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
@@ -219,7 +219,7 @@ async def test_a_base_that_isnt_what_the_diffs_lead_to_fails_the_table(tmp_path:
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1030)
             asked = world.writer.request_snapshot(datetime.now(UTC))
-            await asyncio.wait([asked], timeout=20)
+            await asyncio.wait([asked], timeout=120)
             assert asked.exception() is not None
             status = world.writer.status()
             assert status.state is State.FAILED
@@ -345,8 +345,8 @@ async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -
         await world.position(0x1030)
         running = world.writer.request_snapshot(datetime.now(UTC))
         meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
-        assert await asyncio.wait_for(running, 20) == 2
-        assert await asyncio.wait_for(meanwhile, 20) > 2
+        assert await asyncio.wait_for(running, 120) == 2
+        assert await asyncio.wait_for(meanwhile, 120) > 2
 
 
 async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_path: Path) -> None:

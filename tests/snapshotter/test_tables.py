@@ -87,7 +87,7 @@ def test_a_table_that_isnt_served_says_so_and_is_tried_again(
         served.stop()
         served.add("missing", rows(0, 3))
         served.start()
-        writer.wait_head(1, "missing", timeout=60)
+        writer.wait_head(1, "missing")
 
 
 def test_a_table_with_changes_in_the_buffer_isnt_called_quiet(

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.end_to_end.oracle import boundaries
-from tests.processes import Program, free_port, wait_until
+from tests.processes import PATIENCE_S, Program, free_port, wait_until
 from tests.snapshotter.buckets import BucketPath
 from tests.snapshotter.served import Served
 
@@ -74,7 +74,7 @@ class Writer:
             self.program.kill()
 
     def post(self, path: str, **headers: str) -> httpx.Response:
-        return httpx.post(self.program.http + path, headers=headers, timeout=30)
+        return httpx.post(self.program.http + path, headers=headers, timeout=120)
 
     def status(self, table: str = "users") -> dict[str, Any]:
         answer = self.program.get("/status")
@@ -123,7 +123,7 @@ class Writer:
         found = self.artifacts(table)
         return integer(found[-1]["to_position"]) if found else 0
 
-    def wait_head(self, position: int, table: str = "users", timeout: float = 40) -> None:
+    def wait_head(self, position: int, table: str = "users", timeout: float = PATIENCE_S) -> None:
         """Until the archive has an artifact that ends at ``position`` or after it."""
         try:
             wait_until(lambda: self.head(table) >= position, f"head at {position:#x}", timeout)
@@ -132,7 +132,7 @@ class Writer:
                 f"{late}, but {self.head(table):#x}\n{self.program.tail()}"
             ) from None
 
-    def wait_epoch(self, epoch: int, table: str = "users", timeout: float = 40) -> None:
+    def wait_epoch(self, epoch: int, table: str = "users", timeout: float = PATIENCE_S) -> None:
         """Until the archive is in ``epoch``."""
         try:
             wait_until(
@@ -151,7 +151,7 @@ class Writer:
             return status if wanted.items() <= status.items() else None
 
         try:
-            status: dict[str, Any] = wait_until(found, f"status {wanted}", 40)
+            status: dict[str, Any] = wait_until(found, f"status {wanted}")
         except AssertionError as late:
             raise AssertionError(f"{late}: {self.status(table)}\n{self.program.tail()}") from None
         return status

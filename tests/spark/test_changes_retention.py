@@ -88,7 +88,7 @@ def test_a_stream_whose_files_the_collector_deletes(tmp_path: Path, served: Serv
         [*_, file] = files_up_to(place, second)
         for _ in range(2):
             assert writer.post("/snapshot?wait=true").status_code == 200
-        wait_until(lambda: not file.exists(), f"{file.name} is deleted", 60)
+        wait_until(lambda: not file.exists(), f"{file.name} is deleted")
         with pytest.raises(BoundaryGone, match=rf"{file.name}.*retention has removed it"):
             list(batch())
 

@@ -147,7 +147,7 @@ class Road:
         with self.connection.transaction():
             for statement in statements:
                 self.connection.execute(statement.encode(), parameters)
-        wait_until(lambda: self.head(table) > before, f"{table} beyond {before:x}", 60)
+        wait_until(lambda: self.head(table) > before, f"{table} beyond {before:x}")
         self.note(table, before)
 
     def note(self, table: str, after: int) -> None:
@@ -209,7 +209,7 @@ def road(directory: Path, database: Database, more: str = "") -> Iterator[Road]:
         connection.execute("SET timezone = 'UTC'; SET extra_float_digits = 3")
         connection.execute(TYPES)
         with started(server), snapshotter:
-            snapshotter.wait_ready(60)
+            snapshotter.wait_ready()
             made = Road(connection, directory / "archive", snapshotter, server)
             for table in tables:
                 made.note(table, -1)
@@ -286,7 +286,6 @@ def expected(state: State) -> Rows:
 DEEP = {"array_dimensions": "deep=2"}
 
 
-@pytest.mark.timeout(600)
 def test_every_boundary_is_what_postgres_had(
     spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from pyspark.sql import SparkSession
 
 from laredo_spark.sync_directory import SyncDirectory
@@ -99,10 +98,9 @@ def lose_history(made: Road, database: Database) -> None:
     made.server.program.start()
     made.server.program.wait_ready()
     made.snapshotter.start()
-    made.snapshotter.wait_ready(60)
+    made.snapshotter.wait_ready()
 
 
-@pytest.mark.timeout(600)
 def test_level_with_postgres(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     with road(tmp_path, database) as made:
         kinds = Copies(spark, made, "kinds", tmp_path / "kinds")

@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler, socketserver.StreamRequestHandler):
         body = self.rfile.read(length)
         answer = self.server.told.next(Asked(self.command, self.path, dict(self.headers), body))
         if answer.silent:
-            self.server.told.closing.wait(30)
+            self.server.told.closing.wait(120)
             return
         self.wfile.write(answer.to_bytes()[: answer.cut])
 

@@ -69,7 +69,7 @@ def test_a_writer_waits_for_a_slow_store(way: Way) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     for _ in range(PARALLEL_PARTS):
-        assert arrived.acquire(timeout=30)
+        assert arrived.acquire(timeout=120)
     wait_until(lambda: written == (PARALLEL_PARTS + 1) * PART_MB, "one more part is filled")
     assert not arrived.acquire(timeout=0.2), "another part was sent"
     assert written == (PARALLEL_PARTS + 1) * PART_MB

@@ -26,7 +26,7 @@ from laredo_fanout.client import (
 from laredo_fanout.store.changes import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
-from tests.processes import BIN, Program, free_port
+from tests.processes import BIN, PATIENCE_S, Program, free_port
 
 CONFIG = """
 state.path = "{directory}/state"
@@ -146,7 +146,7 @@ class Follower:
         if not self._task.cancelled() and self._task.exception() is not None:
             raise AssertionError("the client ended") from self._task.exception()
 
-    async def until(self, keys: Sequence[bytes], timeout: float = 30) -> None:
+    async def until(self, keys: Sequence[bytes], timeout: float = PATIENCE_S) -> None:
         """Wait until these are the keys that the table has."""
         wanted = set(keys)
         async with asyncio.timeout(timeout):

@@ -41,7 +41,7 @@ async def watching(tmp_path: Path) -> AsyncIterator[tuple[ArchiveWatch, Archived
 
 async def seen(watch: ArchiveWatch, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """The first status that is as wanted."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             found = watch.status(USERS)
             assert found is not None

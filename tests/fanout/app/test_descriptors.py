@@ -63,7 +63,7 @@ def test_half_sent_requests_hold_up_nobody(server: Fanout, database: Database) -
         cut_every_connection(database)
         with database.connect() as owner:
             owner.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 9) i")
-        wait_until(lambda: server.table("public.a")["rows"] == 9, "the rows", 60)
+        wait_until(lambda: server.table("public.a")["rows"] == 9, "the rows")
         assert server.program.is_running()
         assert server.metrics[FAILURES] == 0
         assert server.program.log.stat().st_size < 100_000
@@ -76,15 +76,15 @@ def test_no_descriptors_left_are_waited_for(server: Fanout, database: Database) 
         process.rlimit(psutil.RLIMIT_NOFILE, (3, LIMIT))
         cut_every_connection(database)
         with half_sent(http_port(server), 3):
-            wait_until(lambda: "Too many open files" in server.program.tail(99_999), "told", 60)
-            wait_until(lambda: "it is begun again" in server.program.tail(99_999), "given up", 60)
-            wait_until(lambda: "no HTTP connection can be" in server.program.tail(99_999), "so", 60)
+            wait_until(lambda: "Too many open files" in server.program.tail(99_999), "told")
+            wait_until(lambda: "it is begun again" in server.program.tail(99_999), "given up")
+            wait_until(lambda: "no HTTP connection can be" in server.program.tail(99_999), "so")
         assert server.program.is_running()
         process.rlimit(psutil.RLIMIT_NOFILE, (LIMIT, LIMIT))
         with database.connect() as owner:
             owner.execute("INSERT INTO a VALUES (1, 'afterwards')")
-        server.program.wait_ready(60)
-        wait_until(lambda: server.table("public.a")["rows"] == 1, "the row", 60)
+        server.program.wait_ready()
+        wait_until(lambda: server.table("public.a")["rows"] == 1, "the row")
         assert server.metrics[FAILURES] > 0
         assert server.program.log.stat().st_size < 100_000
 

@@ -78,7 +78,7 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
                 await late.until([str(n).encode() for n in range(stored)])
             # The server's own view of its disk.
             Path(f"/proc/{server.program.pid}/root{state}/filler").unlink()
-            await a.until([str(n).encode() for n in range(1 + 500 * written)], timeout=60)
+            await a.until([str(n).encode() for n in range(1 + 500 * written)])
         server.program.wait_ready()
         assert server.table("public.a")["copied_rows"] == 1, "it was copied anew"
 

@@ -45,7 +45,7 @@ def test_a_server_runs_as_the_role_that_check_makes(
     assert found["role"]["detail"] == "laredo: no superuser"
     server = fanout(tmp_path / "server", dsn, tables)
     with server.program:
-        server.program.wait_ready(60)
+        server.program.wait_ready()
         with database.connect() as owner:
             owner.execute("INSERT INTO a VALUES (500, 'later')")
             owner.execute("INSERT INTO log VALUES ('two')")

@@ -125,8 +125,8 @@ async def test_kill_9_of_the_main_process_takes_the_others_and_a_restart_needs_n
             others = children(server)
             assert others
             server.program.kill()
-            wait_until(lambda: all(map(has_ended, others)), "serving processes gone", timeout=10)
-            wait_until(lambda: is_free(server.grpc_port), "its port free", timeout=10)
+            wait_until(lambda: all(map(has_ended, others)), "serving processes gone")
+            wait_until(lambda: is_free(server.grpc_port), "its port free")
             owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(101, 200) i")
             owner.execute("DELETE FROM a WHERE id <= 50")
             server.program.start()
@@ -164,7 +164,7 @@ async def test_a_signal_drains_and_ends_with_0(
             await a.until(keys(*range(1, 101)))
             others = children(server)
             stopping = asyncio.create_task(asyncio.to_thread(server.program.stop, how))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while not a.goaways:
                     await asyncio.sleep(0.01)  # poll
             assert await stopping == 0, server.program.tail()
@@ -319,7 +319,7 @@ def _watching_ends_with_ctrl_c(server: Fanout) -> None:
     try:
         wait_until(lambda: shown.read_bytes().count(b"watcher-1") >= 2, "the client shown twice")
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(30) == 0
+        assert watching.wait(120) == 0
     finally:
         watching.kill()
         watching.wait()

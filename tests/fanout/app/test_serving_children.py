@@ -31,6 +31,7 @@ from laredo_fanout.serving.options import ListenerOptions, ServingOptions, Table
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from tests.fanout.serving.world import USERS, Writer, line, rows
+from tests.processes import PATIENCE_S
 
 INSERT = Action.INSERT
 QUICK = Backoff(initial=0.01, maximum=0.2)
@@ -48,7 +49,7 @@ class Running:
         return Subscription(endpoint, SyncOptions(USERS, name), backoff=QUICK)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.01)  # poll
 
@@ -84,7 +85,7 @@ async def running(
             await children.drain()
 
 
-async def read_until(events: Subscription, kind: type, timeout: float = 30) -> object:
+async def read_until(events: Subscription, kind: type, timeout: float = PATIENCE_S) -> object:
     async with asyncio.timeout(timeout):
         async for event in events:
             if isinstance(event, kind):
@@ -155,12 +156,12 @@ async def test_kill_9_of_a_serving_process_loses_nothing(tmp_path: Path) -> None
 
 
 async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2, grace=20.0) as world:
+    async with running(tmp_path, workers=2, grace=600.0) as world:
         pids = world.children.pids
         endpoint = Endpoint(f"127.0.0.1:{world.port}")
         async with open_stream(endpoint, SyncOptions(USERS, "a")) as events:
             draining: asyncio.Task[None] | None = None
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 async for event in events:
                     if isinstance(event, SnapshotEnd):
                         draining = asyncio.create_task(world.children.drain())
@@ -168,7 +169,7 @@ async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
                         break
         assert draining is not None
         # The client has left: nobody waits for the grace.
-        await asyncio.wait_for(draining, 10)
+        await asyncio.wait_for(draining, 120)
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -189,7 +190,7 @@ async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None
         )
         children.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while children.error is None:
                     await asyncio.sleep(0.01)  # poll
             assert "nosuch" in children.error
@@ -212,5 +213,5 @@ async def test_a_port_that_is_given_back_soon_is_waited_for() -> None:
     await asyncio.sleep(0.2)  # the first tries must fail
     assert not reserving.done()
     other.close()
-    with await asyncio.wait_for(reserving, 20) as held:
+    with await asyncio.wait_for(reserving, 120) as held:
         assert held.getsockname()[1] == port

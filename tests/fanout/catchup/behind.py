@@ -11,7 +11,7 @@ from laredo_fanout.catchup.status import CatchupStatus
 from tests.fix_ingest import RunningIngest
 from tests.processes import wait_until
 
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 
 
 def splitting_little(path: Path) -> CatchupOptions:

@@ -32,7 +32,7 @@ from tests.processes import wait_until
 
 Start = Callable[..., RunningIngest]
 _STEPS = 400
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 
 
 @pytest.fixture

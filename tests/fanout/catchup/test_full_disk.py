@@ -65,7 +65,7 @@ def _let_the_others_fill_the_disk(server: Fanout) -> None:
 
     process = psutil.Process(wait_until(head, "the backlog is split"))
     process.suspend()
-    wait_until(lambda: _GAVE_WAY in server.program.log.read_text(), "the last one gives way", 60)
+    wait_until(lambda: _GAVE_WAY in server.program.log.read_text(), "the last one gives way")
     process.resume()
 
 

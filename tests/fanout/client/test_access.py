@@ -19,6 +19,7 @@ from laredo_fanout.client import (
 from laredo_fanout.serving.options import TlsFiles
 from laredo_model.change import Action
 from tests.fanout.client.real_server import TABLE, Source, serving
+from tests.processes import PATIENCE_S
 
 PEM = Path(__file__).parent.parent / "serving" / "tls"
 MUTUAL = TlsFiles(PEM / "server.pem", PEM / "server.key", PEM / "ca.pem")
@@ -40,7 +41,7 @@ async def port(tmp_path: Path) -> AsyncIterator[int]:
 
 async def test_certificate_and_token_let_in(port: int) -> None:
     async with AsyncFanoutClient(f"localhost:{port}", TABLE, tls=OURS, token=TOKEN) as client:
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
         assert len(client) == 1
     status = await table_status(Endpoint(f"localhost:{port}", OURS, TOKEN), TABLE)
     assert (status.rows, status.entries) == (1, 1)
@@ -49,7 +50,7 @@ async def test_certificate_and_token_let_in(port: int) -> None:
 async def test_another_token_is_refused_for_good(port: int) -> None:
     async with AsyncFanoutClient(f"localhost:{port}", TABLE, tls=OURS, token="other") as client:
         with pytest.raises(Unauthenticated):
-            await client.await_ready(30)
+            await client.await_ready(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ async def test_without_the_right_certificates_there_is_no_way_in(
 async def test_a_certificate_under_another_name(port: int) -> None:
     tls = Tls(OURS.ca, OURS.cert, OURS.key, server_name="localhost")
     async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, tls=tls, token=TOKEN) as client:
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

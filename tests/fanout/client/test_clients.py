@@ -36,6 +36,7 @@ from tests.fanout.client.real_server import (
     line_of,
     serving,
 )
+from tests.processes import PATIENCE_S
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
 QUICK = Backoff(initial=0.01, maximum=0.05)
@@ -45,14 +46,14 @@ def row(instance: str, key: str, tenant: str, size: int) -> Row:
     return parse(line_of(instance, key, tenant, size))
 
 
-def until(condition: Callable[[], object], timeout: float = 30.0) -> None:
+def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
     deadline = monotonic() + timeout
     while not condition():
         assert monotonic() < deadline, "the condition never came true"
         sleep(0.002)
 
 
-async def soon(condition: Callable[[], object], timeout: float = 30.0) -> None:
+async def soon(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.002)
@@ -119,7 +120,7 @@ def test_the_example_of_the_documentation(server: Server, tmp_path: Path) -> Non
         filters=[equals("tenant", "acme")],
     )
     client.start()
-    client.await_ready(timeout=30)
+    client.await_ready(PATIENCE_S)
     assert client.lookup("a", "x") == row("a", "x", "acme", 1)
     assert client.lookup("b", "x") is None  # another tenant's
     assert client.lookup_index("by_instance", "a") == [
@@ -136,7 +137,7 @@ def test_the_example_of_the_documentation(server: Server, tmp_path: Path) -> Non
 def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
     heard: list[tuple[Row | None, Row | None]] = []
     with FanoutClient(server.address, TABLE) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         stop_listening = client.listen(lambda old, new: heard.append((old, new)))
         server.source.write(
             [(UPDATE, "a", "x", "acme", 5), (DELETE, "a", "y", "", 0)],
@@ -161,7 +162,7 @@ def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
 def test_a_truncate_is_heard_row_by_row(server: Server) -> None:
     gone: list[Row | None] = []
     with FanoutClient(server.address, TABLE) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         client.listen(lambda old, new: gone.append(old) if new is None else None)
         server.source.write([(TRUNCATE, "", "", "", 0)])
         until(lambda: len(gone) == 3)
@@ -175,7 +176,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(server: Server) -> 
         raise RuntimeError("listener's own")
 
     with capture_logs() as logs, FanoutClient(server.address, TABLE) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         server.source.write([(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 1)])
@@ -194,16 +195,16 @@ def test_a_listener_may_stop_the_client_and_look_up(server: Server) -> None:
         done.set()
 
     client.start()
-    client.await_ready(30)
+    client.await_ready(PATIENCE_S)
     client.listen(stop)
     server.source.write([(INSERT, "n", "1", "t", 1)])
-    assert done.wait(10)
+    assert done.wait(120)
 
 
 def test_resumes_after_the_server_was_away(server: Server) -> None:
     heard: list[Row | None] = []
     with FanoutClient(server.address, TABLE, backoff=QUICK) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         client.listen(lambda old, new: heard.append(new))
         server.source.write([(INSERT, "n", "1", "t", 1)])
         until(lambda: len(heard) == 1)
@@ -220,7 +221,7 @@ def test_a_new_snapshot_is_heard_as_its_differences(server: Server) -> None:
     """The journal no longer reaches back to where the client was."""
     heard: list[tuple[Row | None, Row | None]] = []
     with FanoutClient(server.address, TABLE, backoff=QUICK, indexes={"t": ("tenant",)}) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         client.listen(lambda old, new: heard.append((old, new)))
         server.stop()
         server.source.write(
@@ -244,7 +245,7 @@ def test_a_new_snapshot_is_heard_as_its_differences(server: Server) -> None:
 
 def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Server) -> None:
     with FanoutClient(server.address, TABLE, backoff=QUICK) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         columns = (*COLUMNS, Column("extra", "int4", ordinal=5))
         line = line_of("a", "x", "acme", 1)[:-1] + b',"extra":7}'
         server.source.recopy(columns, {key_of("a", "x"): line})
@@ -257,14 +258,14 @@ def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Serv
 def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "cache"
     with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         before = client.position
     server.source.write([(INSERT, "n", "1", "t", 1)])
     heard: list[tuple[Row | None, Row | None]] = []
     again = FanoutClient(server.address, TABLE, local_snapshot_path=path)
     again.listen(lambda old, new: heard.append((old, new)))
     with capture_logs() as logs, again:
-        again.await_ready(30)
+        again.await_ready(PATIENCE_S)
         until(lambda: again.position == server.source.position)
         assert len(again) == 4
         assert before is not None and again.position > before
@@ -278,7 +279,7 @@ def test_rows_of_the_local_snapshot_are_there_while_the_server_is_away(
 ) -> None:
     path = tmp_path / "cache"
     with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
     server.stop()
     with FanoutClient(server.address, TABLE, local_snapshot_path=path, backoff=QUICK) as client:
         until(lambda: len(client) == 3)
@@ -296,7 +297,7 @@ def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
         capture_logs() as logs,
         FanoutClient(server.address, TABLE, local_snapshot_path=path) as client,
     ):
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         assert len(client) == 3
     warned = [entry for entry in logs if "without the local snapshot" in entry["event"]]
     assert len(warned) == 1 and str(path) in warned[0]["reason"]
@@ -306,10 +307,10 @@ def test_other_filters_start_afresh(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "cache"
     acme = [equals("tenant", "acme")]
     with FanoutClient(server.address, TABLE, local_snapshot_path=path, filters=acme) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         assert len(client) == 2
     with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         assert len(client) == 3
 
 
@@ -318,14 +319,14 @@ def test_a_timer_saves_too(server: Server, tmp_path: Path) -> None:
     with FanoutClient(
         server.address, TABLE, local_snapshot_path=path, save_interval=0.05
     ) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
         until(path.exists)
 
 
 def test_stopping_keeps_the_rows_and_starting_resumes(server: Server) -> None:
     client = FanoutClient(server.address, TABLE)
     client.start()
-    client.await_ready(30)
+    client.await_ready(PATIENCE_S)
     client.stop()
     client.stop()
     server.source.write([(INSERT, "n", "1", "t", 1)])
@@ -341,7 +342,7 @@ def test_look_ups_while_everything_changes(server: Server) -> None:
     failures: list[BaseException] = []
     stop = threading.Event()
     with FanoutClient(server.address, TABLE, indexes={"t": ("tenant",)}) as client:
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
 
         def read() -> None:
             try:
@@ -384,7 +385,7 @@ def test_an_unknown_table_ends_the_wait(server: Server) -> None:
         FanoutClient(server.address, "public.nothing") as client,
         pytest.raises(TableNotFound, match="nothing"),
     ):
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
 
 
 def test_an_unknown_index_column_ends_the_wait(server: Server) -> None:
@@ -392,7 +393,7 @@ def test_an_unknown_index_column_ends_the_wait(server: Server) -> None:
         FanoutClient(server.address, TABLE, indexes={"c": ("colour",)}) as client,
         pytest.raises(BadField, match="no column 'colour'"),
     ):
-        client.await_ready(30)
+        client.await_ready(PATIENCE_S)
 
 
 def test_nobody_there_is_told_with_the_last_error() -> None:
@@ -418,14 +419,14 @@ async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
         indexes={"by_instance": ("instance",)},
         local_snapshot_path=path,
     ) as client:
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
         assert await client.lookup("a", "x") == row("a", "x", "acme", 1)
         assert len(await client.lookup_index("by_instance", "a")) == 2
         assert len(client) == 3
         stop_listening = await client.listen(listener)
         changes = client.changes()
         source.write([(UPDATE, "a", "x", "acme", 6)])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             change = await anext(changes)
         assert change.old == row("a", "x", "acme", 1)
         assert change.new == row("a", "x", "acme", 6)
@@ -439,7 +440,7 @@ async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
 async def test_changes_end_when_the_client_stops(port: int) -> None:
     client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE)
     await client.start()
-    await client.await_ready(30)
+    await client.await_ready(PATIENCE_S)
     changes = client.changes()
     await client.stop()
     assert [change async for change in changes] == []
@@ -450,7 +451,7 @@ async def test_changes_raise_what_ended_the_client(port: int) -> None:
     changes = client.changes()
     async with client:
         with pytest.raises(TableNotFound):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await anext(changes)
 
 
@@ -459,12 +460,12 @@ async def test_a_dropped_reader_of_changes_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr("laredo_fanout.client.listening._WAITING_AT_MOST", 3)
     async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE) as client:
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
         kept, dropped = client.changes(), client.changes()
         source.write([(INSERT, "n", str(number), "t", number) for number in range(50)])
         await soon(lambda: len(client) == 53)
         del dropped
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             got = [await anext(kept) for _ in range(50)]
     assert [change.new for change in got] == [row("n", str(n), "t", n) for n in range(50)]
 
@@ -477,7 +478,7 @@ async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> No
         port = await first.enter_async_context(serving(source))
         client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, backoff=QUICK)
         await stack.enter_async_context(client)
-        await client.await_ready(30)
+        await client.await_ready(PATIENCE_S)
         await client.listen(lambda old, new: heard.append(new["size"] if new else -1))
         for number in range(20):
             source.write([(INSERT, "n", str(number), "t", number)])

@@ -35,6 +35,7 @@ from tests.fanout.serving.archived import Archived
 from tests.fanout.serving.test_replay import archived
 from tests.fanout.serving.test_replay_random import names_of
 from tests.fanout.serving.world import HISTORY, USERS, World
+from tests.processes import PATIENCE_S
 
 QUICK = Backoff(initial=0.01, maximum=0.05)
 
@@ -89,7 +90,7 @@ async def test_a_client_that_applied_a_part_starts_over() -> None:
     fresh = [handshake(), *snapshot({b"1": line(1, "y")}, "0/50", 200), Hold()]
     async with playing(first, replay, fresh) as (endpoint, server):
         client = AsyncFanoutClient(endpoint.server, USERS, client_id="c", backoff=QUICK)
-        async with client, asyncio.timeout(30):
+        async with client, asyncio.timeout(120):
             while client.position != 0x50:
                 await asyncio.sleep(0.002)  # poll
             assert len(client) == 1
@@ -108,7 +109,7 @@ async def windows(table: Archived, count: int = 4) -> None:
 
 async def level(client: AsyncFanoutClient, table: Archived) -> None:
     """Until the client has come to where the server is; its rows are the table's."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while client.position != table.position:
             await asyncio.sleep(0.005)  # poll
     assert len(client) == len(table.state)
@@ -135,14 +136,14 @@ async def test_a_client_that_was_away_for_long_comes_back(tmp_path: Path) -> Non
     async with archived(tmp_path, outcomes=outcomes) as (world, table):  # type: ignore[arg-type]
         table.copied(range(6))
         async with client_of(world, tmp_path) as client:
-            await client.await_ready(30)
+            await client.await_ready(PATIENCE_S)
             await level(client, table)
         table.commit((3, None), (5, "away"))
         table.cut()
         await windows(table)
         async with client_of(world, tmp_path) as client:
             # Ready as soon as it is level, whenever the next heartbeat is due.
-            await client.await_ready(30)
+            await client.await_ready(PATIENCE_S)
             await level(client, table)
             assert len(await client.lookup_index("by_name", "new")) == 4
             table.commit((2, "live"))
@@ -154,13 +155,13 @@ async def test_readiness_does_not_wait_for_the_next_heartbeat(tmp_path: Path) ->
     async with archived(tmp_path, heartbeat_interval_s=600) as (world, table):
         table.copied(range(6))
         async with client_of(world, tmp_path) as client:
-            await client.await_ready(30)
+            await client.await_ready(PATIENCE_S)
         table.commit((3, None), (5, "away"))
         await windows(table)
         table.cut()
         world.writer.advance()
         async with client_of(world, tmp_path) as client:
-            await client.await_ready(30)
+            await client.await_ready(PATIENCE_S)
             await level(client, table)
 
 
@@ -182,7 +183,7 @@ async def test_a_subscription_takes_each_window_as_a_transaction(tmp_path: Path)
         options = SyncOptions(USERS, "c", Position(start), history, want_old=True)
         subscription = Subscription(Endpoint(world.address), options, backoff=QUICK)
         ends: list[int] = []
-        async with subscription as events, asyncio.timeout(20):
+        async with subscription as events, asyncio.timeout(120):
             async for event in events:
                 if isinstance(event, Handshake):
                     assert event.mode is Mode.REPLAY_ARCHIVE
@@ -207,7 +208,7 @@ async def test_the_base_form_of_our_own_subscription(tmp_path: Path) -> None:
         options = SyncOptions(USERS, "c", Position(start), batches=False)
         subscription = Subscription(Endpoint(world.address), options, backoff=QUICK)
         held = dict(table.state_at(start))
-        async with subscription as events, asyncio.timeout(20):
+        async with subscription as events, asyncio.timeout(120):
             async for event in events:
                 if isinstance(event, Handshake):
                     assert event.mode is Mode.REPLAY_ARCHIVE

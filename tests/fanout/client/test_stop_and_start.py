@@ -18,6 +18,7 @@ from laredo_model.position import Position
 from tests.fanout.client import test_clients
 from tests.fanout.client.real_server import TABLE, Source, key_of, line_of
 from tests.fanout.client.test_clients import Server, row, until
+from tests.processes import PATIENCE_S
 
 source, server, port = test_clients.source, test_clients.server, test_clients.port
 
@@ -71,7 +72,7 @@ async def test_a_snapshot_that_ends_after_stop_and_start_changes_nothing(
         assert len(client) == 0  # stopped: what was under way never shows
         source.write([(UPDATE, "a", "x", "newer", 6), (INSERT, "n", "1", "newer", 1)])
         await client.start()
-        await client.await_ready(60)
+        await client.await_ready(PATIENCE_S)
         position = client.position
         assert await client.lookup("a", "x") == row("a", "x", "newer", 6)
     finally:
@@ -136,7 +137,7 @@ def test_stop_waits_for_the_save_by_the_timer(
     path = tmp_path / "cache"
     client = FanoutClient(server.address, TABLE, local_snapshot_path=path, save_interval=0.01)
     client.start()
-    client.await_ready(60)
+    client.await_ready(PATIENCE_S)
     assert gate.reached.wait(60)
     server.source.write([(INSERT, "n", "1", "t", 1)])
     until(lambda: len(client) == 4)
@@ -175,7 +176,7 @@ def test_listeners_hear_one_session_after_another(server: Server) -> None:
             turn.release()
 
     client.start()
-    client.await_ready(60)
+    client.await_ready(PATIENCE_S)
     client.listen(listener)
     server.source.write(
         [(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 2), (INSERT, "n", "3", "t", 3)]

@@ -23,6 +23,7 @@ from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.fanout.client.test_clients import Server, soon, until
+from tests.processes import PATIENCE_S
 
 COLUMNS = (
     Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),
@@ -193,7 +194,7 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         lookup_fields=("doc",),
         local_snapshot_path=tmp_path / "cache",
     ) as client:
-        client.await_ready(60)
+        client.await_ready(PATIENCE_S)
         assert len(client.lookup_index("by_name", "old")) == many
         client.listen(lambda old, new: heard.append(new) if new else None)
         rename_all(server.source, "new")
@@ -213,7 +214,7 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         server.address, TABLE, indexes=INDEXES, local_snapshot_path=tmp_path / "cache"
     )
     with again:
-        again.await_ready(60)
+        again.await_ready(PATIENCE_S)
         assert len(again.lookup_index("by_name", "new")) == many
 
 
@@ -221,7 +222,7 @@ async def test_the_asyncio_twin_too(port: int, source: Source) -> None:
     many = len(lines())
     heard: list[Row] = []
     async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, indexes=INDEXES) as client:
-        await client.await_ready(60)
+        await client.await_ready(PATIENCE_S)
         changes = client.changes()
         await client.listen(lambda old, new: heard.append(new) if new else None)
         rename_all(source, "new")
@@ -246,7 +247,7 @@ def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseExc
 
     many = len(lines())
     with capture_logs() as logs, FanoutClient(server.address, TABLE) as client:
-        client.await_ready(60)
+        client.await_ready(PATIENCE_S)
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         rename_all(server.source, "new")
@@ -270,7 +271,7 @@ async def test_a_listener_that_awaits_what_was_cancelled_ends_nothing(
 
     heard: list[Row | None] = []
     async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE) as client:
-        await client.await_ready(60)
+        await client.await_ready(PATIENCE_S)
         await client.listen(bad)
         await client.listen(lambda old, new: heard.append(new))
         for turn, name in enumerate(("new", "newer"), 1):

@@ -57,7 +57,7 @@ async def test_a_fetch_takes_a_place_and_gives_it_back(tmp_path: Path) -> None:
             assert code is Code.RESOURCE_EXHAUSTED and "max_clients" in details
         first.call.cancel()
         await until(lambda: not world.registry.leases)
-        code, _ = await fetch(world, snapshot_id).ends(timeout=60)
+        code, _ = await fetch(world, snapshot_id).ends()
         assert code is Code.OK
         await until(lambda: [reason for _, reason in world.registry.closed] == ["client", "done"])
 
@@ -114,7 +114,7 @@ async def test_a_call_that_still_registers_ends_with_the_server(tmp_path: Path) 
         world.writer.publish(rows(0, 3))
         registry = SlowRegistry(world)
         waiting = world.sync()
-        ends = asyncio.create_task(waiting.ends(timeout=60))
+        ends = asyncio.create_task(waiting.ends())
         await asyncio.wait_for(registry.asked.wait(), 60)
         world.drain.set()
         code, _ = await ends
@@ -151,10 +151,10 @@ async def test_a_revoked_token_s_streams_end_and_the_others_go_on(
         fetching = fetch(world, snapshot_id, bearer("revoked"))
         await fetching.call.read()
         path.write_text("stays\nnarrowed public.orders\n")
-        code, details = await revoked.ends(timeout=60)
+        code, details = await revoked.ends()
         assert code is Code.UNAUTHENTICATED and "tokens_file" in details
-        assert (await narrowed.ends(timeout=60))[0] is Code.PERMISSION_DENIED
-        assert (await fetching.ends(timeout=60))[0] is Code.UNAUTHENTICATED
+        assert (await narrowed.ends())[0] is Code.PERMISSION_DENIED
+        assert (await fetching.ends())[0] is Code.UNAUTHENTICATED
         assert (await stays.snapshot())[2].rows == 2000
         assert [each.state.info.client_id for each in world.registry.leases] == ["stays"]
         assert {reason for _, reason in world.registry.closed} == {"refused"}
@@ -186,7 +186,7 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
         assert (await stream.snapshot())[2].rows == 3
         await world.sync(metadata=bearer("secret")).next("handshake")
         monkeypatch.setattr(tokens_, "UNUSABLE_S", 0.1)
-        assert (await stream.ends(timeout=60))[0] is Code.UNAUTHENTICATED
+        assert (await stream.ends())[0] is Code.UNAUTHENTICATED
         assert (await world.sync(metadata=bearer("secret")).ends())[0] is Code.UNAUTHENTICATED
         path.write_text("secret\n")
         await until(lambda: looks.count(True) == 2)

@@ -15,23 +15,23 @@ def test_work_is_done_at_once_up_to_the_limit() -> None:
     gate, barrier = threading.Event(), threading.Barrier(4)
 
     def meet() -> None:
-        barrier.wait(10)
-        assert gate.wait(10)
+        barrier.wait(120)
+        assert gate.wait(120)
 
     busy = [pool.submit(meet) for _ in range(3)]
     waiting = pool.submit(lambda: "done")
-    barrier.wait(10)  # all three run together, whoever asked when
+    barrier.wait(120)  # all three run together, whoever asked when
     assert not waiting.done()
     gate.set()
-    assert waiting.result(10) == "done"
-    assert all(future.result(10) is None for future in busy)
+    assert waiting.result(120) == "done"
+    assert all(future.result(120) is None for future in busy)
     pool.shutdown()
 
 
 def test_an_idle_thread_is_used_again() -> None:
     pool = DaemonThreads(8, "again")
-    first = pool.submit(threading.get_ident).result(10)
-    found = {pool.submit(threading.get_ident).result(10) for _ in range(20)}
+    first = pool.submit(threading.get_ident).result(120)
+    found = {pool.submit(threading.get_ident).result(120) for _ in range(20)}
     assert len(found | {first}) <= 2, "a thread that is about to ask counts as busy"
     pool.shutdown()
 
@@ -45,7 +45,7 @@ def test_failures_and_cancelled_work() -> None:
     assert cancelled.cancel()
     gate.set()
     with pytest.raises(ZeroDivisionError):
-        failing.result(10)
+        failing.result(120)
     pool.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         pool.submit(lambda: None)
@@ -58,7 +58,7 @@ def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
         "pool = DaemonThreads(2, 'hangs')\n"
         "begun = threading.Event()\n"
         "pool.submit(lambda: (begun.set(), threading.Event().wait()))\n"
-        "assert begun.wait(10)\n"
+        "assert begun.wait(120)\n"
         "pool.shutdown()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -224,7 +224,7 @@ async def test_a_table_that_is_copied_anew_after_a_lost_slot_says_so_in_the_stre
         late = world.sync(
             batch=True, last_known_source_position=text(writer.position), history=str(HISTORY)
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert (await late.next("handshake")).mode == DELTA
         writer.publish(rows(0, 6))
         await stream.next("schema_change")

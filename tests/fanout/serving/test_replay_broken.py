@@ -41,7 +41,7 @@ class Gated(LocalDestination):
 
     def open(self, key: str, offset: int = 0) -> BinaryIO:
         self.opened.append(key)
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         return super().open(key, offset)
 
 
@@ -98,7 +98,7 @@ async def test_an_archive_that_does_not_answer(
     monkeypatch.setattr(archives, "MANIFEST_WAIT_S", 0.1)
     release = threading.Event()
     get = gated.get
-    monkeypatch.setattr(gated, "get", lambda key: (release.wait(30), get(key))[1])
+    monkeypatch.setattr(gated, "get", lambda key: (release.wait(120), get(key))[1])
     try:
         async with archived(tmp_path) as (world, table):
             start = windows(table, 2)

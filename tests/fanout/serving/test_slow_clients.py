@@ -13,6 +13,7 @@ from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Action
 from tests.fanout.serving.world import Stream, World, line, rows, running
+from tests.processes import PATIENCE_S
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
@@ -21,7 +22,7 @@ SLOW_DOWN = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOW
 WIDE = "w" * 200_000
 
 
-async def until(condition: Callable[[], object], timeout: float = 20) -> None:
+async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)
@@ -310,7 +311,7 @@ async def test_clients_that_never_read_share_one_spool(
         streams = [world.sync(batch=True, client_id=str(number)) for number in range(6)]
         for stream in streams:
             await stream.next("handshake")
-        await until(lambda: len(put_aside) == 6, timeout=60)
+        await until(lambda: len(put_aside) == 6)
         size = sum(map(len, given))
         assert size * 0.5 < sum(spooled(tmp_path)) < size * 1.1
         assert spools[0].spools.bytes == sum(spooled(tmp_path))
@@ -318,8 +319,8 @@ async def test_clients_that_never_read_share_one_spool(
         assert sorted(lines) == sorted(given)
         for stream in streams:
             stream.cancel()
-        await until(lambda: not world.registry.leases, timeout=60)
-        await until(lambda: spooled(tmp_path) == [], timeout=60)
+        await until(lambda: not world.registry.leases)
+        await until(lambda: spooled(tmp_path) == [])
         assert spools[0].spools.bytes == 0
 
 
@@ -345,8 +346,8 @@ async def test_a_full_spool_ends_the_slow_client_only(
         world.writer.publish([line(n, "x" * 2000) for n in range(10_000)])
         slow = world.sync(batch=True, client_id="slow")
         await slow.next("handshake")
-        await until(lambda: failures, timeout=60)
+        await until(lambda: failures)
         # Whoever doesn't read hears of it when it reads again.
-        code, details = await slow.ends(timeout=60)
+        code, details = await slow.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "spool_max_size" in details
         assert spooled(tmp_path) == []

@@ -23,6 +23,7 @@ from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.history import History
+from tests.processes import PATIENCE_S
 
 HISTORY = History(7300000000000000001, 1, 16384)
 COLUMNS = (
@@ -220,7 +221,7 @@ class Stream:
     def __init__(self, call: Any) -> None:
         self.call = call
 
-    async def next(self, kind: str | None = None, timeout: float = 20) -> Any:
+    async def next(self, kind: str | None = None, timeout: float = PATIENCE_S) -> Any:
         """The next message, unwrapped; it must be of this kind. Heartbeats are passed over."""
         while True:
             response = await asyncio.wait_for(self.call.read(), timeout)
@@ -234,7 +235,7 @@ class Stream:
                 assert found == kind, response
             return getattr(response, found)
 
-    async def next_of_any(self, timeout: float = 20) -> Any:
+    async def next_of_any(self, timeout: float = PATIENCE_S) -> Any:
         """The next message, unwrapped, heartbeats included."""
         response = await asyncio.wait_for(self.call.read(), timeout)
         return getattr(response, response.WhichOneof("message"))
@@ -260,7 +261,7 @@ class Stream:
                 return begin, structs, message
             structs.append(message.row)
 
-    async def ends(self, timeout: float = 20) -> tuple[grpc.StatusCode, str]:
+    async def ends(self, timeout: float = PATIENCE_S) -> tuple[grpc.StatusCode, str]:
         """Read to the end; the status."""
         async with asyncio.timeout(timeout):
             try:

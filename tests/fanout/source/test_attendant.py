@@ -28,7 +28,6 @@ class Defective:
         return False
 
 
-@pytest.mark.timeout(60)
 def test_a_defect_ends_the_ingest_which_else_would_never_look_again(
     database: Database, tmp_path: Path
 ) -> None:

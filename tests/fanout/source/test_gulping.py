@@ -14,7 +14,7 @@ from laredo_fanout.source.gulping import Gulping
 from laredo_fanout.source.replication import ReplicationStream
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.processes import PATIENCE_S, wait_until
 
 _BOUND = 8 << 20
 _ROWS, _WIDTH = 8_000, 5_000
@@ -33,9 +33,9 @@ class Gulps:
         self.count += 1
         if self.fails is not None:
             raise self.fails
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(120)
 
-    def wait_for_more(self, *, than: int, timeout: float = 30) -> None:
+    def wait_for_more(self, *, than: int, timeout: float = PATIENCE_S) -> None:
         wait_until(lambda: self.count > than, "it gulps again", timeout)
 
 

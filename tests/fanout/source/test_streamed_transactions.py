@@ -235,11 +235,11 @@ def test_stopped_while_a_giant_transaction_is_applied(
         before.append(ingest.store.position)
         apply(tracking, routes)
         within.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
 
     monkeypatch.setattr(Tracking, "apply", held)
     _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
-    assert within.wait(30), "pieces are handed over"
+    assert within.wait(120), "pieces are handed over"
     ingest.ingest.stop()
     go_on.set()
     ingest.stop()

@@ -220,7 +220,7 @@ with StoreReader.open(sys.argv[1]) as reader:
             commit(store, table, (11 + n, [insert(f"new{n}", "x" * 3000)]))
     finally:
         reader.stdin.close()
-        assert reader.wait(30) == 0
+        assert reader.wait(120) == 0
         reader.stdout.close()
 
 

@@ -335,7 +335,7 @@ def test_thousands_of_outstanding_notices_cost_no_memory(
         assert grown < 200 * count, "not even a list of what is outstanding"
         tracemalloc.stop()
         proxy.clear()
-        wait_until(lambda: telling.counts.sent.total() > count / 10, "it is told", 100)
+        wait_until(lambda: telling.counts.sent.total() > count / 10, "it is told")
     told = recorder.artifacts(sink.name)
     assert told == marks(archive)[: len(told)]
 

@@ -240,7 +240,7 @@ def test_a_sink_that_is_down_delays_no_commit_and_shows(
             closed.clear()
             assert wait_heard(refusing, marks(writer)) == marks(writer)
             # It ends in time, though a thread hangs in the other's answer.
-            assert writer.program.stop(timeout=20) == 0
+            assert writer.program.stop() == 0
 
 
 def test_a_sink_that_is_new_begins_with_the_newest_artifact(

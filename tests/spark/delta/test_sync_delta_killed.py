@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from laredo_archive import failpoint
@@ -76,7 +75,6 @@ def assert_level(spark: SparkSession, archive: Path, target: Target) -> None:
     assert (len(target.commits()), operation) == (2, "MERGE")
 
 
-@pytest.mark.timeout(600)
 def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
     builder = Builder(tmp_path / "archive").base(0x10, many(count=COUNT))
     archive = builder.write()
