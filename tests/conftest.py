@@ -1,14 +1,17 @@
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
+from xdist.scheduler import LoadFileScheduling
 
 # Tests start programs while gRPC clients run in their own process: gRPC's handlers in the
 # forked child, which is about to become another program, can end it before it does.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 pytest_plugins = [
+    "tests.drawn",
     "tests.fix_postgres",
     "tests.fix_clusters",
     "tests.fix_ingest",
@@ -25,21 +28,15 @@ def logging_is_as_it_was() -> Iterator[None]:
     structlog.configure(**before)
 
 
+SPARK = "tests/spark/"
 LONG = (
-    "tests/spark/test_delta.py",
-    "tests/spark/test_stream_killed.py",
+    SPARK,
     "tests/end_to_end/test_chaos.py",
     "tests/faults/test_chaos.py",
     "tests/fanout/source/test_histories.py",
     "tests/archive/test_kill.py",
-    "tests/spark/test_stream_postgres.py",
-    "tests/spark/test_sync.py",
     "tests/end_to_end/test_oracle.py",
     "tests/end_to_end/test_histories.py",
-    "tests/spark/test_example_notebook.py",
-    "tests/spark/test_postgres.py",
-    "tests/spark/test_golden.py",
-    "tests/spark/test_stream.py",
     "tests/end_to_end/test_cold_replay.py",
 )
 """Begun first: one of them left for the end would run alone, while other workers have nothing."""
@@ -47,5 +44,21 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the order in which files are handed to workers."""
-    ranks = {name: rank for rank, name in enumerate(LONG)}
-    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONG)))
+
+    def rank(item: pytest.Item) -> int:
+        return next((n for n, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
+
+    items.sort(key=rank)
+
+
+class _FilesAndSpark(LoadFileScheduling):
+    """A file's tests run on one worker, and all of Spark's: they share one JVM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For ``--dist loadfile``."""
+    return _FilesAndSpark(config, log) if config.getvalue("dist") == "loadfile" else None

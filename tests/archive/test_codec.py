@@ -7,7 +7,7 @@ from zlib import crc32
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_archive import codec
@@ -60,7 +60,6 @@ KEYED_BY_TEXT = [Column("id", "text", -1, False, 1, 1), Column("name", "text", -
 
 @pytest.mark.parametrize("format_id", FORMATS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_snapshot_gives_back_every_line_and_key(format_id: str, data: st.DataObject) -> None:
     table: Table = data.draw(tables())
     rows = data.draw(table.rows())
@@ -74,7 +73,6 @@ def test_snapshot_gives_back_every_line_and_key(format_id: str, data: st.DataObj
 
 @pytest.mark.parametrize("format_id", DIFF_FORMATS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_diff_gives_back_every_change(format_id: str, data: st.DataObject) -> None:
     table: Table = data.draw(tables())
     before, after = data.draw(table.rows()), data.draw(table.rows())

@@ -12,6 +12,7 @@ from laredo_archive.codec import blocks, jsonl
 from laredo_archive.ranges import KeyRange
 from laredo_model.change import Action, Change
 from tests.archive.building import COLUMNS, row
+from tests.drawn import examples
 
 _NUMBERS = st.lists(st.integers(0, 120), unique=True, max_size=40)
 _NAMES = st.sampled_from(["a", 'x"y', '},"new":{', '"}\n{"', "ü" * 9])
@@ -45,7 +46,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "READ_BYTES", 300)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), numbers=_NUMBERS, keys=_RANGES, truncate=st.booleans())
 @pytest.mark.parametrize("format_id", FORMATS)
 def test_new_rows(
@@ -64,7 +65,7 @@ def test_new_rows(
     assert codec.read_new_rows(format_id, COLUMNS, stream, keys, known) == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), numbers=_NUMBERS, keys=_RANGES)
 @pytest.mark.parametrize("format_id", FORMATS)
 def test_lines(

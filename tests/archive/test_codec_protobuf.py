@@ -17,6 +17,7 @@ from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.column import Column
 from tests.archive.rows import Table, changes, tables
+from tests.drawn import examples
 from tests.fix_postgres import Database
 
 
@@ -46,7 +47,6 @@ def row_of(column_type: str, fragment: bytes):
 
 
 @given(data=st.data())
-@settings(deadline=None)
 def test_standard_protobuf_reads_the_same_rows(data: st.DataObject) -> None:
     table: Table = data.draw(tables())
     rows = data.draw(table.rows())
@@ -67,7 +67,7 @@ def test_standard_protobuf_reads_the_same_rows(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 def test_standard_protobuf_reads_the_same_changes(data: st.DataObject) -> None:
     table: Table = data.draw(tables())
     written = changes(data.draw(table.rows()), data.draw(table.rows()))

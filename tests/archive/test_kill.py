@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from laredo_archive import failpoint
+from tests import drawn
 from tests.archive.killed_writer import look
 from tests.fix_aws import AwsServer
 
 SHARED_MEMORY = Path("/dev/shm")
 ALL_POINTS = os.environ.get("LAREDO_TEST_ALL_POINTS") == "1"
-SEED = int(os.environ.get("LAREDO_TEST_SEED", random.randrange(10**6)))
 
 
 def run(*arguments: str | Path, setting: str = "") -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def run(*arguments: str | Path, setting: str = "") -> subprocess.CompletedProces
         env={**os.environ, failpoint.VARIABLE: setting},
         capture_output=True,
         text=True,
-        timeout=1500 if ALL_POINTS else 280,
+        timeout=1500 if ALL_POINTS else 800,
         check=False,
     )
 
@@ -101,16 +101,17 @@ def test_a_point_is_named_by_the_environment(tmp_path: Path) -> None:
     look(tmp_path, places, finished=True)
 
 
-@pytest.mark.timeout(1600 if ALL_POINTS else 300)
-def test_at_points_of_each_name_on_s3(tmp_path: Path, s3_server: AwsServer) -> None:
+@pytest.mark.timeout(1600 if ALL_POINTS else 900)
+@drawn.seeds(0, 1)
+def test_at_points_of_each_name_on_s3(seed: int, tmp_path: Path, s3_server: AwsServer) -> None:
     places = on_s3(s3_server, tmp_path)
     names = trace(tmp_path, [place.replace("{}", "unkilled") for place in places])
     assert set(names) >= OF_THE_PROTOCOL | OF_DIRECTORIES | OF_S3
     points = list(range(1, len(names) + 1))
     if not ALL_POINTS:
-        points = some_of_each_name(names, random.Random(SEED))
+        points = some_of_each_name(names, random.Random(seed))
     done = run("kill-at", ",".join(map(str, points)), tmp_path, *places)
-    assert done.returncode == 0, f"LAREDO_TEST_SEED={SEED}\n{done.stderr}"
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) == points[-1]
 
 

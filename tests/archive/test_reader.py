@@ -4,7 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_archive import fold, spill
@@ -126,7 +126,6 @@ STATES = st.dictionaries(st.integers(0, 30), st.text("ab", max_size=2), max_size
 )
 
 
-@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["diff", "truncate", "base", "gap"]), STATES)),
     first=STATES,

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive.access import S3Access
@@ -18,6 +18,7 @@ from laredo_model.position import Position
 from tests.archive.building import HISTORY, START, State
 from tests.archive.conftest import S3Maker
 from tests.archive.rows import Table, changes, tables
+from tests.drawn import examples
 
 
 class Writer:
@@ -63,7 +64,7 @@ class Writer:
         self.states[self.position] = state
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("formats", [("jsonl",), ("protobuf",), ("jsonl", "protobuf")])
 def test_every_boundary_of_what_was_written(
@@ -74,7 +75,7 @@ def test_every_boundary_of_what_was_written(
     assert_read(Archive.at(destination.uri + "s.t"), writer)
 
 
-@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5))
 @given(data=st.data())
 def test_on_s3_too(s3: S3Maker, data: st.DataObject) -> None:
     destination = s3()

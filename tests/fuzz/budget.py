@@ -1,6 +1,6 @@
 """How many inputs a fuzz target tries, and which ones: a seed draws the same input again.
 
-LAREDO_FUZZ_SECONDS is what a target has (2 s in ``make test``, a minute in ``make test-all``),
+LAREDO_FUZZ_SECONDS is what a target has (1 s in ``make test``, a minute in ``make test-long``),
 LAREDO_FUZZ_SEED the first input's seed; the next ones follow it by one. An input that fails says
 how it is repeated.
 """

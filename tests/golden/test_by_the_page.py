@@ -1,11 +1,12 @@
 """docs/archive-format.md is enough to read archives: golden ones, and the program's own."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.archive.building import Builder
 from tests.archive.rows import Table, tables
+from tests.drawn import examples
 from tests.golden.by_the_page import Page
 from tests.golden.truth import ARCHIVES, TRUTHS, Truth
 
@@ -25,7 +26,7 @@ def test_golden_archives(name: str, format_id: str) -> None:
     assert found == [truth.state(boundary) for boundary in truth.boundaries]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 @given(data=st.data(), table=tables())
 def test_what_the_program_s_own_encoders_write(
     data: st.DataObject, table: Table, tmp_path_factory: pytest.TempPathFactory

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyhocon import ConfigFactory
 
@@ -94,7 +94,6 @@ def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> set[tuple[str | in
     return found
 
 
-@settings(deadline=None)
 @given(texts())
 def test_every_path_has_its_line(made: tuple[Text, dict[str, Any]]) -> None:
     text, _ = made
@@ -105,7 +104,6 @@ def test_every_path_has_its_line(made: tuple[Text, dict[str, Any]]) -> None:
     assert paths_of(ConfigFactory.parse_string(content)) <= set(found.places)
 
 
-@settings(deadline=None)
 @given(texts(), st.data())
 def test_a_text_that_is_cut_off_never_breaks_it(
     made: tuple[Text, dict[str, Any]], data: st.DataObject

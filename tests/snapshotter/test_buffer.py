@@ -11,6 +11,7 @@ from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
 from laredo_snapshotter.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.errors import StreamInconsistent
+from tests.drawn import examples
 
 State = dict[bytes, bytes]
 Row = tuple[int, bytes, bytes, bytes]
@@ -90,7 +91,7 @@ def assert_leads(before: State, sealed: Sealed, after: State) -> None:
     sealed.close()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(seed=st.integers(0, 2**32))
 def test_net_changes_fold_to_the_same_state(seed: int) -> None:
     stream = Stream(seed)

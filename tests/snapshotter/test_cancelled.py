@@ -8,6 +8,7 @@ from laredo_model.checksum import StateChecksum
 from laredo_snapshotter import cancelled as cancelled_
 from laredo_snapshotter.buffer import ChangeBuffer, DiffSummary, Sealed
 from laredo_snapshotter.cancelled import Cancelled
+from tests.drawn import examples
 from tests.snapshotter.test_buffer import Row, State, Stream, checksum_of, take
 
 
@@ -64,7 +65,7 @@ def from_the_middle(state: State, sealed: Sealed) -> State:
     return found
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=examples(400))
 @given(seed=st.integers(0, 2**32))
 @example(seed=10512)
 def test_no_cancelled_key_goes_uncounted(seed: int) -> None:

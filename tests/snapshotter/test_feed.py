@@ -17,6 +17,7 @@ from laredo_snapshotter import config
 from laredo_snapshotter.buffer import Sealed
 from laredo_snapshotter.feed import Feed
 from laredo_snapshotter.verified import VerifiedPosition
+from tests.drawn import examples
 from tests.snapshotter.test_buffer import State, Stream, assert_leads
 
 HISTORY = history_.parse("7300000000000000001:1:16384")
@@ -179,7 +180,7 @@ def check(
         assert sealed_there.to_position == position
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 @given(seed=st.integers(0, 2**32))
 @example(seed=460)  # a cut before an open transaction, then one that other tables chose
 def test_what_is_sealed_at_a_cut_is_the_state_there(seed: int) -> None:

@@ -68,7 +68,7 @@ def test_is_checked_in_without_outputs() -> None:
     assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.thorough
 @pytest.mark.usefixtures("kernels_surroundings")
 def test_draws_what_the_archive_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAREDO_ARCHIVE", str(built(tmp_path / "archive")))

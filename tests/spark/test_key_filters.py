@@ -35,6 +35,7 @@ from laredo_spark.key_filters import ranges_of
 from laredo_spark.options import ReadOptions, parse
 from laredo_spark.row_shape import RowShape
 from tests.archive.building import Builder
+from tests.drawn import examples
 from tests.spark.reading import Reading, names
 
 NUMERIC_10_2 = (10 << 16 | 2) + 4
@@ -141,7 +142,7 @@ _COMPARED = {
 }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @given(
     asked=st.lists(st.tuples(st.sampled_from(list(_COMPARED)), _TEXTS), min_size=1, max_size=3),
     keys=st.lists(_TEXTS | st.sampled_from(["\ud7ff", "\ue000", "\U0010ffff"])),
@@ -185,7 +186,7 @@ def fragment(value: Any) -> bytes:
     return f'"{value.isoformat()}"'.encode() if isinstance(value, date) else b"%d" % value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), place=st.sampled_from(["alone", "first", "last"]))
 @pytest.mark.parametrize("type_name", list(_VALUES))
 def test_from_and_to(type_name: str, data: st.DataObject, place: str) -> None:

@@ -86,6 +86,7 @@ def folded(start: State, changes: list[Read]) -> State:
     return state
 
 
+@pytest.mark.thorough
 def test_ends_equal_with_each_change_once(
     request: pytest.FixtureRequest, tmp_path: Path, served: Served
 ) -> None:

@@ -165,11 +165,11 @@ def wait_for_all(made: Road) -> None:
     assert found is not None
     made.connection.execute("INSERT INTO kinds (id) VALUES (-1)")
     target = positions.parse(str(found[0]))
-    wait_until(lambda: made.head("kinds") > target, f"the archive beyond {found[0]}", 60)
+    wait_until(lambda: made.head("kinds") > target, f"the archive beyond {found[0]}")
     made.note("kinds", 0)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_ends_equal_with_each_change_once(
     spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:

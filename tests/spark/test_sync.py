@@ -117,6 +117,7 @@ sync_table(spark, sys.argv[1], target=sys.argv[2])
 """
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_killed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

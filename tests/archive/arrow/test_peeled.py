@@ -16,6 +16,7 @@ from laredo_archive.arrow.types import Special, Typing
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
+from tests.drawn import examples
 
 # What the bytes between two values are made of, so that values look like them.
 _TEXT = st.text('a,":{}[]\\\n é', max_size=8)
@@ -87,7 +88,7 @@ def block_of(lines: Sequence[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @example(table=([Column("a", "jsonb"), Column("b", "int8")], [b'{"a":{"x":1,"b":2},"b":3}']))
 @example(table=([Column("a", "_text"), Column(",", "text")], [b'{"a":["x,",":y"],",":"z"}']))
 @given(table=_tables())
@@ -109,7 +110,7 @@ class Exactly(RowReader):
     as_format_says = False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(table=_tables())
 def test_and_so_are_typed_rows(table: tuple[list[Column], list[bytes]]) -> None:
     columns, lines = table

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive import ranges
@@ -18,6 +18,7 @@ from laredo_archive.ranges import RangeRead, Slice
 from laredo_archive.reader import Archive
 from laredo_archive.timeline import Boundary
 from tests.archive.building import COLUMNS, Builder, State, row
+from tests.drawn import examples
 
 Rows = list[dict[str, Any]]
 FORMATS = ("jsonl", "protobuf", "parquet")
@@ -93,9 +94,7 @@ def _state(names: dict[int, str]) -> State:
     return dict(sorted(row(number, name, '{"n": 1}') for number, name in names.items()))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(60))
 @given(states=_STATES, parts=st.integers(1, 9), format_id=st.sampled_from(FORMATS))
 def test_every_boundary_in_any_number_of_ranges(
     tmp_path_factory: pytest.TempPathFactory,

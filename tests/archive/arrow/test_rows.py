@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive.arrow.errors import ArrayTooDeep, SpecialValue, TypingRefused, ValueUnfit
@@ -21,6 +21,7 @@ from laredo_model import key as key_
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
 from laredo_model.select import SESSION, lines_sql
+from tests.drawn import examples
 from tests.fix_postgres import Database
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -97,9 +98,7 @@ _ROW = st.tuples(
 )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(25))
 @given(rows=st.lists(_ROW, min_size=1, max_size=8))
 def test_any_row(database: Database, rows: list[tuple[Any, ...]]) -> None:
     with database.connect() as connection:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.client import Filter, LocalSnapshotUnusable, equals, is_in
@@ -12,6 +12,7 @@ from laredo_fanout.client.replica import Place
 from laredo_model import history as history_
 from laredo_model.column import Column
 from laredo_model.position import Position
+from tests.drawn import examples
 
 PLACE = Place(Position(0x20), history_.parse("1:2:3"), 77, 0x30, 4)
 COLUMNS = (Column("id", "int8", ordinal=1, key_ordinal=1), Column("n", "text", ordinal=2))
@@ -22,7 +23,7 @@ def at(path: Path, table: str = "public.users", filters: tuple[Filter, ...] = ()
     return SnapshotFile(path / "cache", table, filters)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=examples(30))
 @given(rows=st.dictionaries(st.binary(), st.binary(), max_size=50))
 def test_rows_come_back(tmp_path: Path, rows: dict[bytes, bytes]) -> None:
     saved = LocalSnapshot(PLACE, COLUMNS, list(rows), list(rows.values()))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_model.change import Action
 from laredo_model.position import text
+from tests.drawn import examples
 from tests.fanout.serving.world import line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -39,7 +40,7 @@ def decoded(row: bytes) -> struct_pb2.Struct:
     return struct_pb2.Struct.FromString(StructRows().encode(row))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(ROWS)
 def test_what_struct_can_hold_is_held_exactly(row: dict[str, Any]) -> None:
     by_protobuf = json_format.ParseDict(row, struct_pb2.Struct())

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import examples
 from tests.fix_ingest import RunningIngest
 from tests.fix_postgres import Database
 
@@ -223,16 +224,10 @@ def test_streamed_lines_equal_the_copys(every_type: tuple[Database, RunningInges
         connection.execute("SET lc_monetary = 'C'")
 
         @settings(
-            max_examples=40,
-            deadline=None,
+            max_examples=examples(40),
             database=None,
             # Shrinking rows of sixty columns takes minutes; the assertion names the column.
             phases=[Phase.generate],
-            suppress_health_check=[
-                HealthCheck.too_slow,
-                HealthCheck.data_too_large,
-                HealthCheck.large_base_example,
-            ],
         )
         @given(rows=st.lists(row, min_size=1, max_size=5))
         def check(rows: list[tuple[Any, ...]]) -> None:

@@ -10,11 +10,12 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.store.errors import ChunkStale
 from laredo_fanout.store.writer import Store
+from tests.drawn import examples
 from tests.fanout.store.sample import (
     COLUMNS,
     INSERT,
@@ -183,7 +184,7 @@ def marks_left(store: Store) -> int:
     happenings=[("commit", [("move", "k0", "k1"), ("put", "k0", False)])],
     after=[],
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100))
 def test_the_barrier_finds_the_state_exact(
     before: list[tuple[object, ...]],
     happenings: list[tuple[object, ...]],

@@ -4,12 +4,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Change
+from tests.drawn import examples
 from tests.fanout.store.sample import (
     DELETE,
     INSERT,
@@ -217,8 +218,6 @@ class Abandoned(Exception):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

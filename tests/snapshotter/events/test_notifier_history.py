@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive.aws.clients import Clients
@@ -19,6 +19,7 @@ from tests.archive.archiving import (
     opened,
     rebased,
 )
+from tests.drawn import examples
 from tests.faults.fault import Fault, Rule, answer, drop, reset, truncate_answer
 from tests.faults.proxy import FaultProxy
 from tests.snapshotter.events.recording import Recorder
@@ -126,7 +127,7 @@ class Life:
         return [dict(store.manifest.notified) for store in self._stores]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(steps=st.lists(STEPS, max_size=25))
 def test_each_sink_hears_all_in_order(
     steps: list[tuple[str, ...]], recorder: Recorder, clients: Clients

@@ -1,4 +1,4 @@
-"""Delta Lake needs another PySpark than the other tests: `make test` runs these in .venv-delta."""
+"""Delta Lake needs another PySpark: `make test-all` runs these tests in .venv-delta."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

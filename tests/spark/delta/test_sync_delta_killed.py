@@ -20,7 +20,7 @@ from tests.processes import wait_until
 from tests.spark.test_sync_parquet import many
 
 COUNT = 20_000
-PATIENCE_S = 240
+PATIENCE_S = 400
 
 
 class Target:

@@ -1,0 +1,47 @@
+"""How much is drawn: fixed seeds in `make test`, more of them in `make test-all`, new ones in soak.
+
+A seed is in the test's name, so that a failed one is repeated by that name. LAREDO_TEST_SEED and
+LAREDO_TEST_RUNS choose others. Hypothesis draws as its profile says: the same examples each time
+with `--hypothesis-profile=push`; new ones with `thorough`, the default, which prints what repeats
+a failure.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+FIRST = int(os.environ.get("LAREDO_TEST_SEED", "1"))
+_PUSH, _THOROUGH = 25, 100
+
+# A slow machine is no failure, and a fixture that lasts for all examples is meant to.
+_PATIENT = settings(
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.large_base_example,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
+settings.register_profile("push", _PATIENT, max_examples=_PUSH, derandomize=True, database=None)
+settings.register_profile("thorough", _PATIENT, max_examples=_THOROUGH)
+settings.load_profile("thorough")
+
+
+def seeds(push: int, thorough: int) -> pytest.MarkDecorator:
+    """Give a test its ``seed``: so many in `make test`, and so many in `make test-all`."""
+    chosen = range(FIRST, FIRST + int(os.environ.get("LAREDO_TEST_RUNS", thorough)))
+    return pytest.mark.parametrize("seed", first(push, chosen))
+
+
+def first(count: int, values: "range | list[int]") -> list[object]:
+    """As a test's parameters; all but the first ``count`` are for `make test-all` alone."""
+    more = [pytest.param(value, marks=pytest.mark.thorough) for value in values[count:]]
+    return [*values[:count], *more]
+
+
+def examples(thorough: int) -> int:
+    """How many examples the profile gives a test that has so many in `make test-all`."""
+    return max(5, thorough * settings.default.max_examples // _THOROUGH)
