@@ -15,7 +15,6 @@ from laredo_model.http.room import HttpCounts
 from laredo_snapshotter import metrics as of_snapshotter
 
 OWN = ("laredo_", "snapshotter_")
-REMOVED = ("laredo_decode_", "laredo_catchup_out_of_order")
 
 
 def of_server() -> str:
@@ -60,7 +59,7 @@ def _table(families: Iterable[Metric], labels: Mapping[str, tuple[str, ...]]) ->
     """The process's own figures aren't in it."""
     rows = []
     for family in families:
-        if not family.name.startswith(OWN) or family.name.startswith(REMOVED):
+        if not family.name.startswith(OWN):
             continue
         name = f"{family.name}_total" if family.type == "counter" else family.name
         named = getattr(family, "_labelnames", None) or labels.get(family.name, ())
