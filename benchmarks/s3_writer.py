@@ -22,15 +22,15 @@ from benchmarks.counting_client import tell
 from benchmarks.s3_stores import BUCKET
 from laredo_archive import codec
 from laredo_archive.aws.clients import Called, Clients
-from laredo_archive.commit import TableArchive
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.place import S3Place
+from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action, Change
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_model.position import Position
-from laredo_snapshotter import malloc
+from laredo_snapshotter.app import malloc
 
 TABLE = "public.bench"
 HISTORY = History(7300, 1, 5)

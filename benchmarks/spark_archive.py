@@ -15,8 +15,8 @@ import structlog
 from benchmarks import bench_table
 from benchmarks.counting_client import tell
 from laredo_archive.codec import floats
-from laredo_archive.commit import TableArchive
-from laredo_archive.local import LocalDestination
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action, Change
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column

@@ -20,7 +20,7 @@ from benchmarks.counting_client import tell
 from benchmarks.spark_memory import SparkMemory
 from laredo_spark import read_table, sync_table
 from laredo_spark.session import session
-from laredo_spark.sync import Outcome
+from laredo_spark.sync.sync import Outcome
 
 CORES = 2
 SYNCED_CHANGES = 1000

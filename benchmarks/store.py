@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from laredo_model.column import Column

@@ -8,17 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from laredo_archive import fold, location, timeline
-from laredo_archive.access import S3Access
-from laredo_archive.artifact_file import ArtifactFiles, Shape
-from laredo_archive.destination import Destination
 from laredo_archive.errors import NoSuchBoundary
-from laredo_archive.fold import Rows
-from laredo_archive.location import FoundArchive
-from laredo_archive.manifest import Artifact, Manifest
-from laredo_archive.naming import manifest_key
-from laredo_archive.progress import UNWATCHED, Progress
-from laredo_archive.timeline import Boundary, Epoch
+from laredo_archive.manifest import timeline
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.object_keys import manifest_key
+from laredo_archive.manifest.timeline import Boundary, Epoch
+from laredo_archive.read import fold, location
+from laredo_archive.read.artifact_reader import ArtifactFiles, Shape
+from laredo_archive.read.fold import Rows
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.storage.access import S3Access
+from laredo_archive.storage.destination import Destination
 from laredo_model.change import Action, Change
 from laredo_model.position import Position
 

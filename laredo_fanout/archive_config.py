@@ -7,10 +7,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from laredo_archive import access, naming
 from laredo_archive.aws import profile as profile_
 from laredo_archive.errors import ArchiveError
-from laredo_archive.s3.place import S3Place
+from laredo_archive.manifest import object_keys
+from laredo_archive.storage import access
+from laredo_archive.storage.s3.bucket import S3Place
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_model.settings import Secret, Section
 
@@ -58,7 +59,7 @@ class Archive(Section):
     @field_validator("key_prefix")
     @classmethod
     def _directory(cls, prefix: str | None) -> str | None:
-        return None if prefix is None else naming.directory_prefix(prefix)
+        return None if prefix is None else object_keys.directory_prefix(prefix)
 
     @model_validator(mode="after")
     def _fits_the_store(self) -> Archive:
@@ -85,7 +86,7 @@ class Archive(Section):
         secret = said.external_id
         return ArchiveOptions(
             key_prefix=(
-                naming.default_prefix(table) if self.key_prefix is None else self.key_prefix
+                object_keys.default_prefix(table) if self.key_prefix is None else self.key_prefix
             ),
             formats=self.formats,
             path=None if said.path is None else said.path.expanduser().absolute(),

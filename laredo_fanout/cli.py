@@ -18,7 +18,7 @@ from laredo_model.http import exposure
 from laredo_model.settings import SettingsError
 
 if TYPE_CHECKING:
-    from laredo_fanout.app import terminal
+    from laredo_fanout.app.terminal import printing
 
 TOKEN_ENV = "LAREDO_HTTP_TOKEN"
 BAD_CONFIGURATION = 2
@@ -117,15 +117,14 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     Exits with 0 if nothing is missing, 1 if something is, 2 if the configuration is wrong.
     """
     config = given.over(path, sets).load()
-    from laredo_fanout.app import check as checking
-    from laredo_fanout.app import terminal
-    from laredo_fanout.app.finding import Verdict
+    from laredo_fanout.app.check import check as checking
+    from laredo_fanout.app.check.finding import Verdict
 
     found = list(checking.findings(config))
     if as_json:
-        terminal.show_json([finding._asdict() for finding in found])
+        printing.show_json([finding._asdict() for finding in found])
     else:
-        terminal.show_findings(found)
+        printing.show_findings(found)
     sys.exit(FAILED if any(f.verdict is Verdict.MISSING for f in found) else 0)
 
 
@@ -179,11 +178,10 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
 
     What comes of it is in `laredo-fanout status --json`, sources.*.catchup.
     """
-    from laredo_fanout.app import terminal
 
     try:
         _server(given.over(path, sets), url).ask("catchup")
-    except terminal.NoAnswer as error:
+    except printing.NoAnswer as error:
         _fail(FAILED, str(error))
     click.echo("asked; `laredo-fanout status` shows what comes of it")
 
@@ -209,53 +207,50 @@ def recopy(
     Only rows that differ from what the server has reach them, as ordinary changes.
     With --watch it is shown until it has ended.
     """
-    from laredo_fanout.app import terminal
 
     server = _server(given.over(path, sets), url)
     try:
         answer = server.ask(f"tables/{quote(table)}/recopy")
         if watch:
-            ended = terminal.watch_recopy(server, table, answer["recopy"]["last"])
+            ended = printing.watch_recopy(server, table, answer["recopy"]["last"])
             click.echo(ended.text)
             sys.exit(FAILED if ended.failed else 0)
-    except terminal.NoAnswer as error:
+    except printing.NoAnswer as error:
         _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
     click.echo("asked; `laredo-fanout status` shows how it gets on")
 
 
-def _server(given: _Given, url: str | None) -> terminal.RunningServer:
+def _server(given: _Given, url: str | None) -> printing.RunningServer:
     """The running server's HTTP side: where it is, and the token that it asks for.
 
     With a URL no configuration is needed: the token is then that of the environment.
     """
-    from laredo_fanout.app import terminal
 
     if url is not None and given.path is None:
-        return terminal.RunningServer(url, os.environ.get(TOKEN_ENV))
+        return printing.RunningServer(url, os.environ.get(TOKEN_ENV))
     http = given.load().http
     token = None if http.token is None else http.token.get_secret_value()
     here = exposure.local_url(http.listening_host, http.port)
-    return terminal.RunningServer(url or here, token)
+    return printing.RunningServer(url or here, token)
 
 
 def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
-    from laredo_fanout.app import terminal
 
     server = _server(given, url)
     try:
         if watch:
-            with terminal.Watching(what) as watching:
+            with printing.Watching(what) as watching:
                 while True:
                     watching.show(server.status())
                     watching.pause(1.0)
         shown = server.status()
-    except terminal.NoAnswer as error:
+    except printing.NoAnswer as error:
         _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
     if as_json:
-        terminal.show_json(shown if what == "status" else shown["clients"])
+        printing.show_json(shown if what == "status" else shown["clients"])
     else:
-        terminal.show(what, shown)
+        printing.show(what, shown)

@@ -153,7 +153,7 @@ class Source(Section):
     @field_validator("connection")
     @classmethod
     def _connection_parses(cls, connection: Secret) -> Secret:
-        from laredo_archive import connection_string
+        from laredo_archive.maintain import connection_string
 
         connection_string.parsed(connection.get_secret_value())
         return connection

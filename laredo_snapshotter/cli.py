@@ -11,10 +11,10 @@ import structlog
 from laredo_model.printable import printable, printable_lines
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
-from laredo_snapshotter import logs, malloc
-from laredo_snapshotter.check import check_tables
+from laredo_snapshotter.app import logs, malloc
+from laredo_snapshotter.app.service import Service
+from laredo_snapshotter.check.check import check_tables
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
-from laredo_snapshotter.service import Service
 
 log = structlog.get_logger(__name__)
 

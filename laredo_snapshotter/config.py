@@ -11,8 +11,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from laredo_archive import codec, naming
-from laredo_fanout.client.endpoint import Endpoint, Tls
+from laredo_archive import codec
+from laredo_archive.manifest import object_keys
+from laredo_fanout.client.stream.endpoint import Endpoint, Tls
 from laredo_model import settings
 from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import (
@@ -182,7 +183,7 @@ class TableBlock(Section):
     @field_validator("key_prefix")
     @classmethod
     def _directory(cls, prefix: str | None) -> str | None:
-        return None if prefix is None else naming.directory_prefix(prefix)
+        return None if prefix is None else object_keys.directory_prefix(prefix)
 
 
 class HttpBlock(HttpSettings):
@@ -259,7 +260,7 @@ class TableConfig:
             raise ConfigRefused(
                 f"{path}.key_prefix: is empty, so what else is in the destination can't be told"
                 " from this archive's garbage. Name a directory (default:"
-                f' "{naming.default_prefix(source.table)}"), or switch the collector off:'
+                f' "{object_keys.default_prefix(source.table)}"), or switch the collector off:'
                 " retention { collect_interval = 0 }"
             )
         self.key_fields = block.key_fields
@@ -308,7 +309,7 @@ def tables(block: SnapshotterBlock) -> list[TableConfig]:
 
 def _default_prefix(path: str, table: str) -> str:
     try:
-        return naming.directory_prefix(naming.default_prefix(table))
+        return object_keys.directory_prefix(object_keys.default_prefix(table))
     except ValueError as wrong:
         raise ConfigRefused(
             f"{path}.key_prefix: the default for the table {table}: {wrong}; give it one of its own"

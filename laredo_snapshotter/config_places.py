@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from laredo_archive import local
 from laredo_archive.aws import profile as profile_
 from laredo_archive.aws.errors import ProfileError
 from laredo_archive.aws.profile import Profile
-from laredo_archive.s3.place import BadPlace, S3Place
+from laredo_archive.storage.local import destination as local
+from laredo_archive.storage.s3.bucket import BadPlace, S3Place
 from laredo_model.settings import Secret, Section, WrongAt
 
 

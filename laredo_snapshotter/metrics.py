@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
-from laredo_fanout.client.subscription import Observer
+from laredo_fanout.client.stream.subscription import Observer
 from laredo_model.http.metrics import families
 from laredo_model.http.room import HttpCounts
 from laredo_snapshotter.status import TableStatus

@@ -1,9 +1,9 @@
 """Tables of a laredo archive in PySpark."""
 
-from laredo_spark.changes import read_changes
+from laredo_spark.frames.changes import read_changes
+from laredo_spark.frames.table import read_table, register
 from laredo_spark.source import LaredoDataSource
-from laredo_spark.sync import sync_table, sync_tables, synced_table
-from laredo_spark.table import read_table, register
+from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
 
 __all__ = [
     "LaredoDataSource",

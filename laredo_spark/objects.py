@@ -6,18 +6,18 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
 
-from laredo_archive import location
-from laredo_archive.arrow.errors import ValueLacking, ValueUnfit
-from laredo_archive.artifact_file import MISSING, Checked
-from laredo_archive.checked_blocks import CHECK_AND_CURE, CheckedBlocks
 from laredo_archive.codec import Source
-from laredo_archive.destination import Destination
+from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
-from laredo_archive.local import LocalDestination
-from laredo_archive.location import FoundArchive
-from laredo_archive.manifest import FormatEntry
-from laredo_archive.ranges import Slice
-from laredo_archive.read_ahead import Opened, ReadAhead
+from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.model import FormatEntry
+from laredo_archive.read import location
+from laredo_archive.read.artifact_reader import MISSING, Checked
+from laredo_archive.read.checked_blocks import CHECK_AND_CURE, CheckedBlocks
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.read.read_ahead import Opened, ReadAhead
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local.destination import LocalDestination
 from laredo_spark.errors import BoundaryGone, TypesUnfit
 from laredo_spark.options import ReadOptions
 

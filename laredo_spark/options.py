@@ -45,10 +45,10 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from laredo_archive import codec
-from laredo_archive.access import Addressing, S3Access, profiles
-from laredo_archive.arrow.errors import TypingRefused
-from laredo_archive.arrow.types import Special, Typing
 from laredo_archive.aws.clients import Clients
+from laredo_archive.codec.arrow.errors import TypingRefused
+from laredo_archive.codec.arrow.types import Special, Typing
+from laredo_archive.storage.access import Addressing, S3Access, profiles
 from laredo_model import position as positions
 from laredo_model.errors import BadPosition
 from laredo_model.position import Position

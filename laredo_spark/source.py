@@ -7,14 +7,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from laredo_spark import options
-from laredo_spark.changes_read import Pinned, opened, pinned_now
-from laredo_spark.changes_reader import ChangesReader, FilteredChangesReader
+from laredo_spark.changes.changes_read import Pinned, opened, pinned_now
+from laredo_spark.changes.changes_reader import ChangesReader, FilteredChangesReader
 from laredo_spark.errors import OptionRefused
 from laredo_spark.failure import in_one_message
 from laredo_spark.options import Mode
-from laredo_spark.table_read import TableRead
-from laredo_spark.table_reader import FilteredTableReader, TableReader
-from laredo_spark.unfolded_reader import UnfoldedReader, unfolded
+from laredo_spark.read.table_read import TableRead
+from laredo_spark.read.table_reader import FilteredTableReader, TableReader
+from laredo_spark.read.unfolded_reader import UnfoldedReader, unfolded
 
 
 class LaredoDataSource(DataSource):
@@ -58,7 +58,9 @@ class LaredoDataSource(DataSource):
     @in_one_message
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """What plans and reads a stream, which is one of changes."""
-        from laredo_spark.stream import ChangesStreamReader  # needs PySpark 4.2; batch reads don't
+        from laredo_spark.changes.stream import (
+            ChangesStreamReader,  # needs PySpark 4.2; batch reads don't
+        )
 
         asked = options.parse(self.options)
         if asked.mode is not Mode.CHANGES:

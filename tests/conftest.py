@@ -11,12 +11,12 @@ from xdist.scheduler import LoadFileScheduling
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 pytest_plugins = [
-    "tests.drawn",
-    "tests.fix_postgres",
-    "tests.fix_clusters",
-    "tests.fix_ingest",
-    "tests.fix_spark",
-    "tests.fix_aws",
+    "tests.support.drawn",
+    "tests.support.postgres",
+    "tests.support.clusters",
+    "tests.support.ingest",
+    "tests.support.spark",
+    "tests.support.aws",
 ]
 
 
@@ -32,9 +32,9 @@ SPARK = "tests/spark/"
 LONG = (
     SPARK,
     "tests/end_to_end/test_chaos.py",
-    "tests/faults/test_chaos.py",
-    "tests/fanout/source/test_histories.py",
-    "tests/archive/test_kill.py",
+    "tests/archive/chaos/test_chaos.py",
+    "tests/fanout/slot/test_histories.py",
+    "tests/archive/write/test_kill.py",
     "tests/end_to_end/test_oracle.py",
     "tests/end_to_end/test_histories.py",
     "tests/end_to_end/test_cold_replay.py",

@@ -1,9 +1,9 @@
 """parquet: snapshots with typed columns, which any tool reads. Needs pyarrow (extra ``parquet``).
 
-The types are those of :mod:`laredo_archive.arrow.types`, numeric columns without precision as
-text; what they lack is in the last column (:mod:`laredo_archive.arrow.stored`), so lines come out
-as they went in. Rows stand in key order, in row groups of about 16 MB of lines; the splits are
-where row groups begin.
+The types are those of :mod:`laredo_archive.codec.arrow.types`, numeric columns without precision
+as text; what they lack is in the last column (:mod:`laredo_archive.codec.arrow.stored`), so lines
+come out as they went in. Rows stand in key order, in row groups of about 16 MB of lines; the
+splits are where row groups begin.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from laredo_archive.arrow.parquet_file import ParquetSnapshot
-from laredo_archive.arrow.stored import RowStorer
+from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
+from laredo_archive.codec.arrow.stored import RowStorer
 from laredo_archive.codec.blocks import Source
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.output import SNAPSHOT_BLOCK, Encoded, Output, Sink
+from laredo_archive.codec.ranged_file import put_aside
 from laredo_archive.codec.row_keys import RowKeys
-from laredo_archive.ranged_file import put_aside
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from laredo_archive import timeline
 from laredo_archive.errors import ArchiveError
-from laredo_archive.location import FoundArchive
+from laredo_archive.manifest import timeline
+from laredo_archive.read.location import FoundArchive
 from laredo_fanout.app import options
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config
-from laredo_fanout.serving.archives import Archives
-from laredo_fanout.serving.replay import NoReplay, Outcome
+from laredo_fanout.serving.replay.archives import Archives
+from laredo_fanout.serving.replay.plan import NoReplay, Outcome
 from laredo_fanout.store import view
 from laredo_fanout.store.writer import Store
 from laredo_model import position

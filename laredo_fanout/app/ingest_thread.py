@@ -9,12 +9,12 @@ from concurrent.futures import Future
 import structlog
 
 from laredo_fanout.errors import SourceError
-from laredo_fanout.source.detour import Detour
-from laredo_fanout.source.ingest import Ingest
-from laredo_fanout.source.options import SourceOptions, TableOptions
-from laredo_fanout.source.status import CommitInfo, IngestStatus
+from laredo_fanout.ingest.change_source import Detour
+from laredo_fanout.ingest.supervisor import Ingest
+from laredo_fanout.source_options import SourceOptions, TableOptions
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
+from laredo_fanout.tables.status import CommitInfo, IngestStatus
 from laredo_model.retry import Backoff
 
 _RETRY = Backoff(initial=1.0, maximum=30.0)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from laredo_fanout.app.clients import Clients
+from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.config import Config, Journal
 from laredo_fanout.store.writer import Store
 

@@ -12,11 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from laredo_fanout.app.archive_watch import Look
-from laredo_fanout.app.clients import deepest
+from laredo_fanout.app.processes.clients import deepest
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.source.status import IngestStatus
 from laredo_fanout.store.table import TableRecord
+from laredo_fanout.tables.status import IngestStatus
 from laredo_model.http.metrics import families
 from laredo_model.http.room import HttpCounts
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from laredo_fanout import source_options as source
 from laredo_fanout.catchup.options import CatchupOptions, Mode
 from laredo_fanout.config import Config, Table
 from laredo_fanout.serving import options as serving
-from laredo_fanout.source import options as source
 
 
 def source_options(config: Config) -> source.SourceOptions:

@@ -12,17 +12,18 @@ from collections.abc import Callable
 
 import structlog
 
-from laredo_fanout.app import listener_port, options
+from laredo_fanout.app import options
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.logs import LogSettings
-from laredo_fanout.app.serving_children import ServingChildren
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes import listener_port
+from laredo_fanout.app.processes.children import ServingChildren
+from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.supervised import supervised
-from laredo_fanout.app.wake import Bell
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
@@ -137,7 +138,8 @@ class _Server:
         self.snapshots.start()
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
-        from laredo_fanout.app import copy_bars, http
+        from laredo_fanout.app import http
+        from laredo_fanout.app.terminal import copy_bars
         from laredo_model.http.server import HttpServer
 
         web = HttpServer(

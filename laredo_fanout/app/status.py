@@ -9,19 +9,19 @@ from typing import Any
 
 from laredo_fanout.app import metrics
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
-from laredo_fanout.app.serving_children import ServingChildren
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes.children import ServingChildren
+from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
+from laredo_fanout.copy.table_copy import CopyProgress
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.source.status import IngestStatus, TableStatus
-from laredo_fanout.source.table_copy import CopyProgress
 from laredo_fanout.store import view
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
+from laredo_fanout.tables.status import IngestStatus, TableStatus
 from laredo_model import position
 from laredo_model.http.room import HttpCounts
 

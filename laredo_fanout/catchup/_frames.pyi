@@ -1,4 +1,4 @@
-from laredo_fanout.source.streamed import Get
+from laredo_fanout.decode.transaction_spool import Get
 
 class Frames:
     @property

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import structlog
 
+from laredo_fanout.catalog import append_only
 from laredo_fanout.catchup import plan as plan_
 from laredo_fanout.catchup import room
 from laredo_fanout.catchup.options import Mode
@@ -19,15 +20,14 @@ from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import Plan
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.status import CatchupStatus
-from laredo_fanout.source import append_only
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
-    from laredo_fanout.source.options import SourceOptions
-    from laredo_fanout.source.session import Connection
-    from laredo_fanout.source.write_batch import WriteBatch
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.writer import Store
+    from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
 

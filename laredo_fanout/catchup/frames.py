@@ -11,10 +11,10 @@ from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from laredo_fanout.source import message as message_
+from laredo_fanout.postgres import pgoutput as message_
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.streamed import Get
+    from laredo_fanout.decode.transaction_spool import Get
 
 _SIZE = Struct(">I")
 _KIND = message_.ENVELOPE

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from laredo_fanout.source.options import PublicationOptions, SourceOptions
+from laredo_fanout.source_options import PublicationOptions, SourceOptions
 
 PAUSE, GO_ON, FINISH = b"p", b"g", b"f"
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.catchup.orders import Order
     from laredo_fanout.catchup.plan import Piece, Plan
-    from laredo_fanout.source.write_batch import WriteBatch
+    from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
 

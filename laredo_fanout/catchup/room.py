@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from laredo_fanout.source.session import Connection
+    from laredo_fanout.postgres.connections import Connection
 
 _INSERTED = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 

@@ -19,14 +19,14 @@ from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
 from laredo_fanout.errors import ServerUnfit, SlotLost, SourceError, SourceUnavailable, StreamBroken
-from laredo_fanout.source import message as message_
-from laredo_fanout.source import watermark
+from laredo_fanout.postgres import pgoutput as message_
+from laredo_fanout.postgres import wal_message
 from laredo_model import position as position_
 
 FAILED = 1
 MAIN_IS_GONE = 3
 
-_PREFIX = watermark.PREFIX.encode()
+_PREFIX = wal_message.PREFIX.encode()
 _OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
 _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 _MESSAGES_A_TURN = 20_000

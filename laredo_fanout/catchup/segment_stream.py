@@ -11,9 +11,9 @@ import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from laredo_fanout.errors import ServerUnfit, SlotLost, SourceUnavailable
-from laredo_fanout.source import session
-from laredo_fanout.source.options import SourceOptions
-from laredo_fanout.source.replication import ReplicationStream
+from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.replication_stream import ReplicationStream
+from laredo_fanout.source_options import SourceOptions
 from laredo_model import position as position_
 
 _LIMITS = ("max_wal_senders", "connection slots are reserved", "too many clients")
@@ -34,7 +34,7 @@ class SegmentStream(ReplicationStream):
         :raises SourceUnavailable: if the server can't be reached.
         """
         try:
-            connection = session.connect(options, role=f"segment {segment}", replication=True)
+            connection = connections.connect(options, role=f"segment {segment}", replication=True)
         except SourceUnavailable as refused:
             if any(limit in str(refused) for limit in _LIMITS):
                 raise ServerUnfit(f"no free walsender or connection: {refused}") from refused
@@ -87,7 +87,7 @@ class SegmentStream(ReplicationStream):
             while (result := self.pgconn.get_result()) is not None:
                 failed = failed or result.status != ExecStatus.TUPLES_OK
         except psycopg.OperationalError as cut:
-            raise session.refusal(cut, command) from cut
+            raise connections.refusal(cut, command) from cut
         if failed:
             text = " ".join(self.pgconn.get_error_message().split())
             raise SourceUnavailable(f"slot {temporary} can't be moved: {text}")

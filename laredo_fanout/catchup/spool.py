@@ -18,7 +18,7 @@ from struct import Struct
 
 from laredo_fanout.catchup.frames import framed, new_frames
 from laredo_fanout.catchup.plan import Piece, Segment
-from laredo_fanout.source import message as message_
+from laredo_fanout.postgres import pgoutput as message_
 from laredo_model.durable import sync_directory
 
 _FINAL = Struct(">Q").unpack_from

@@ -6,7 +6,6 @@
 """
 
 from laredo_fanout.client.async_client import AsyncFanoutClient
-from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_fanout.client.errors import (
     BadEndpoint,
     BadField,
@@ -42,11 +41,12 @@ from laredo_fanout.client.events import (
     TransactionPart,
 )
 from laredo_fanout.client.filters import Filter, equals, is_in, prefix
-from laredo_fanout.client.listening import RowChange
-from laredo_fanout.client.rows import RawJson
-from laredo_fanout.client.stream import SyncOptions, open_stream
-from laredo_fanout.client.subscription import Observer, Subscription
+from laredo_fanout.client.stream.endpoint import Endpoint, Tls
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_fanout.client.stream.subscription import Observer, Subscription
 from laredo_fanout.client.sync_client import FanoutClient
+from laredo_fanout.client.table.listening import RowChange
+from laredo_fanout.client.table.rows import RawJson
 from laredo_fanout.client.table_status import TableStatus, table_status
 from laredo_model.retry import Backoff
 

@@ -7,16 +7,16 @@ from types import TracebackType
 from typing import Self
 
 from laredo_fanout.client.errors import ClientStopped
-from laredo_fanout.client.follower import Follower
-from laredo_fanout.client.listening import (
+from laredo_fanout.client.table.follower import Follower
+from laredo_fanout.client.table.listening import (
     ChangeBuffer,
     ChangeStream,
     Listener,
     RowChange,
     to_rows,
 )
-from laredo_fanout.client.replica import Difference
-from laredo_fanout.client.rows import Row
+from laredo_fanout.client.table.replica import Difference
+from laredo_fanout.client.table.rows import Row
 from laredo_fanout.client.table_client import TableClient
 
 

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from laredo_fanout.client.endpoint import Endpoint, Tls
 from laredo_fanout.client.filters import Filter
-from laredo_fanout.client.follower import Deliver, Follower
-from laredo_fanout.client.listening import Listeners
-from laredo_fanout.client.local_snapshot import SnapshotFile
-from laredo_fanout.client.replica import Replica
-from laredo_fanout.client.rows import Row, parse
-from laredo_fanout.client.stream import SyncOptions, split_table
+from laredo_fanout.client.stream.endpoint import Endpoint, Tls
+from laredo_fanout.client.stream.stream import SyncOptions, split_table
+from laredo_fanout.client.table.follower import Deliver, Follower
+from laredo_fanout.client.table.listening import Listeners
+from laredo_fanout.client.table.local_snapshot import SnapshotFile
+from laredo_fanout.client.table.replica import Replica
+from laredo_fanout.client.table.rows import Row, parse
 from laredo_model.column import Column
 from laredo_model.position import Position
 from laredo_model.retry import Backoff

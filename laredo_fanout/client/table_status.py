@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from laredo_fanout.client.endpoint import Endpoint
 from laredo_fanout.client.errors import of_status
-from laredo_fanout.client.stream import split_table
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.client.stream.stream import split_table
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire import replication_pb2_grpc
 

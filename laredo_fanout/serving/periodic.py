@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
 
 from laredo_fanout.serving import slices
-from laredo_fanout.serving.base_form import row_message
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
-from laredo_fanout.serving.forms import timestamp
+from laredo_fanout.serving.forms.base import row_message
+from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.options import TableOptions
 from laredo_fanout.serving.request import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.struct_rows import Encoder, StructRows

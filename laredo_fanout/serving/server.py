@@ -11,19 +11,19 @@ from pathlib import Path
 import grpc
 import structlog
 
-from laredo_fanout.serving.archives import Archives
+from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.drain import Drain
 from laredo_fanout.serving.errors import CannotListen, Draining
+from laredo_fanout.serving.journal.recent import RecentRecords
+from laredo_fanout.serving.journal.tail import Tails
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TlsFiles
 from laredo_fanout.serving.ports import Registry, Wakeups
-from laredo_fanout.serving.recent import RecentRecords
-from laredo_fanout.serving.replay import Outcome
+from laredo_fanout.serving.replay.archives import Archives
+from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.service import ReplicationService
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
-from laredo_fanout.serving.tail import Tails
-from laredo_fanout.serving.tokens import Tokens
 from laredo_fanout.store.reader import StoreReader
 
 log = structlog.get_logger(__name__)

@@ -11,9 +11,9 @@ import grpc
 import structlog
 
 from laredo_fanout.serving import slices
-from laredo_fanout.serving.call import Call, StallGuard
-from laredo_fanout.serving.caller import Caller, caller_of
-from laredo_fanout.serving.conditions import read as read_conditions
+from laredo_fanout.serving.calls.call import Call, StallGuard
+from laredo_fanout.serving.calls.caller import Caller, caller_of
+from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.errors import (
     BadRequest,
     Draining,
@@ -22,7 +22,9 @@ from laredo_fanout.serving.errors import (
     NotServed,
     Refused,
 )
-from laredo_fanout.serving.forms import now_us
+from laredo_fanout.serving.filters.conditions import read as read_conditions
+from laredo_fanout.serving.forms.form import now_us
+from laredo_fanout.serving.journal.tail import Tail, Tails
 from laredo_fanout.serving.options import TableOptions
 from laredo_fanout.serving.periodic import (
     PeriodicSnapshots,
@@ -32,11 +34,9 @@ from laredo_fanout.serving.periodic import (
 )
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
 from laredo_fanout.serving.request import parse_sync
-from laredo_fanout.serving.session import Session
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.status import parse_status, status_response
-from laredo_fanout.serving.tail import Tail, Tails
-from laredo_fanout.serving.tokens import Tokens
+from laredo_fanout.serving.sync.session import Session
 from laredo_fanout.snapshots.info import table_of
 from laredo_fanout.store.errors import StoreError, TableHidden, TableUnknown
 from laredo_fanout.wire import replication_pb2 as wire

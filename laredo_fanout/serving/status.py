@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laredo_fanout.serving.forms import timestamp
+from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.serving.request import decode, table_name
 from laredo_fanout.serving.slices import Slice, Sliced

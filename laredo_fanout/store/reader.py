@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from laredo_fanout.store import environment, layout, meta, places, record, table
+from laredo_fanout.store import environment, layout, meta, table
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import JournalPruned, StoreMissing, TableHidden, TableUnknown
+from laredo_fanout.store.journal import positions, record
+from laredo_fanout.store.journal.record import Record
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.record import Record
 from laredo_fanout.store.shared_spool import Spools
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.table import TableRecord
@@ -182,7 +183,7 @@ class StoreReader:
         lowest = position if inclusive else position + 1
         with self._environment.begin(buffers=True) as transaction:
             known = self._record(transaction, table_id)
-            return places.first_from(transaction, self._databases, known, lowest)
+            return positions.first_from(transaction, self._databases, known, lowest)
 
     def close(self) -> None:
         """Let the environment go, unless it is the writer's."""

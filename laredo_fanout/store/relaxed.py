@@ -16,7 +16,7 @@ import structlog
 from laredo_fanout.store import layout, meta
 from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases
-from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.journal.writing import Journal
 from laredo_fanout.store.table import Status, TableRecord
 
 _log = structlog.get_logger(__name__)

@@ -4,10 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from laredo_fanout.store import doubts, layout, meta, places
-from laredo_fanout.store.applying import Applying
-from laredo_fanout.store.barrier import Barrier
-from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store import layout, meta, suspect_positions
 from laredo_fanout.store.disk import DiskSpace
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
@@ -17,9 +14,13 @@ from laredo_fanout.store.errors import (
     TableUnknown,
     TransactionOpen,
 )
-from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.journal import positions
+from laredo_fanout.store.journal.writing import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
-from laredo_fanout.store.rows import Rows
+from laredo_fanout.store.rows.applying import Applying
+from laredo_fanout.store.rows.barrier import Barrier
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.rows.writing import Rows
 from laredo_fanout.store.table import Leaf, Status, TableRecord
 from laredo_model.column import Column
 
@@ -140,9 +141,9 @@ class Transaction:
         """
         record = self._record(table_id)
         if record.doubt is None:
-            record = doubts.begun(record, min(record.boundary, self.position), because)
+            record = suspect_positions.begun(record, min(record.boundary, self.position), because)
         if again:
-            record = doubts.once_more(record, because)
+            record = suspect_positions.once_more(record, because)
         self.tables[table_id] = record
         return record
 
@@ -281,8 +282,8 @@ class Transaction:
         self.drop_table(table_id)
         right = self.tables[live.id]
         if (doubt := right.doubt) is not None:
-            first = places.first_from(self._transaction, self._databases, right, doubt.start + 1)
-            right = self.tables[live.id] = doubts.ended(right, first, position, time_us)
+            first = positions.first_from(self._transaction, self._databases, right, doubt.start + 1)
+            right = self.tables[live.id] = suspect_positions.ended(right, first, position, time_us)
         return right
 
     def prune(
@@ -298,7 +299,7 @@ class Transaction:
         older = now_us - int(max_age_s * 1_000_000)
         pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
         if pruned.doubts:
-            pruned = doubts.pruned(pruned)
+            pruned = suspect_positions.pruned(pruned)
         self.tables[table_id] = pruned
         return record.entries - pruned.entries
 

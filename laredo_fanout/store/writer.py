@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import structlog
 
-from laredo_fanout.store import environment, garbage, meta, relaxed
+from laredo_fanout.store import environment, meta, relaxed
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError
-from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.journal.writing import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
+from laredo_fanout.store.rows import garbage
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
 from laredo_model import private_directory

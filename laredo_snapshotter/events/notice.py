@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from laredo_archive.manifest import Artifact, text_of_time
-from laredo_archive.notices import Published
+from laredo_archive.manifest.model import Artifact, text_of_time
+from laredo_archive.manifest.notices import Published
 from laredo_model import position as positions
 from laredo_model.position import Position
 

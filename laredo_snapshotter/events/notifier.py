@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from laredo_archive.commit import TableArchive
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import Artifact, EpochPosition
-from laredo_archive.notices import Published
+from laredo_archive.manifest.model import Artifact, EpochPosition
+from laredo_archive.manifest.notices import Published
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as position_
 from laredo_model.retry import Backoff
 from laredo_snapshotter.events.errors import SinkError

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from laredo_archive.aws.clients import Called, Clients
-from laredo_archive.destination import Destination
-from laredo_archive.local import LocalDestination
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.place import S3Place
-from tests.archive.archiving import ScriptedDestination, anybodys, memory
-from tests.archive.scripted_s3 import S3Store, ScriptedS3
-from tests.archive.simulation.world import World
-from tests.fix_aws import AwsServer
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.destination import S3Destination
+from tests.support.archive.archiving import ScriptedDestination, anybodys, memory
+from tests.support.archive.scripted_s3 import S3Store, ScriptedS3
+from tests.support.archive.world import World
+from tests.support.aws import AwsServer
 
 ATOMIC_S3 = "s3_server"
 """The one whose compare-and-swap has one winner."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from laredo_archive.against import Comparison, compare
+from laredo_archive.maintain.compare_postgres import Comparison, compare
 from laredo_archive.reader import Archive
-from tests.fanout.app.fanout_program import fanout
-from tests.fix_postgres import Database
-from tests.processes import Program, free_port
+from tests.support.postgres import Database
+from tests.support.processes import Program, free_port
+from tests.support.server.fanout_program import fanout
 
 SNAPSHOTTER = """
 snapshotter {{

@@ -12,7 +12,7 @@ from contextlib import closing
 from tests.end_to_end.changing_forms import Forms
 from tests.end_to_end.changing_session import Session
 from tests.end_to_end.changing_table import ChangingTable, Kind, quoted
-from tests.end_to_end.oracle import Oracle
+from tests.support.oracle import Oracle
 
 _MOST_LOG_ROWS = 300
 

@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from tests.end_to_end.changing_table import ChangingTable
-from tests.end_to_end.oracle import SESSION, Connection
+from tests.support.oracle import SESSION, Connection
 
 _PATIENCE = "SET statement_timeout = '120s'"
 

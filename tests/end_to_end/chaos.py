@@ -15,27 +15,28 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from laredo_archive import chain, failpoint, manifest_parser
-from laredo_archive.access import S3Access
-from laredo_archive.garbage import Policy, collect
-from laredo_archive.manifest import Artifact, Manifest
-from laredo_archive.naming import manifest_key
+from laredo_archive import failpoint
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.verify import verify
+from laredo_archive.manifest import parser, rules
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.reader import Archive
-from laredo_archive.s3.destination import HIDDEN
-from laredo_archive.verify import verify
+from laredo_archive.storage.access import S3Access
+from laredo_archive.storage.s3.destination import HIDDEN
 from laredo_model import position as positions
-from tests.archive.inspection import destination_at
 from tests.end_to_end.fanout import fanout
-from tests.end_to_end.oracle import Oracle, assert_same, boundaries
 from tests.end_to_end.workload import TABLES, Table, Writer
-from tests.faults.proxy import FaultProxy
-from tests.faults.weather import Weather
-from tests.faults.witness import StoreWitness
-from tests.fix_aws import AwsServer
-from tests.fix_postgres import Database
-from tests.processes import Program, free_port, wait_until
-from tests.snapshotter.buckets import new_bucket
-from tests.snapshotter.events.listening import EARS, Ear
+from tests.support.archive.inspection import destination_at
+from tests.support.aws import AwsServer
+from tests.support.faults.proxy import FaultProxy
+from tests.support.faults.weather import Weather
+from tests.support.faults.witness import StoreWitness
+from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.postgres import Database
+from tests.support.processes import Program, free_port, wait_until
+from tests.support.writer.buckets import new_bucket
+from tests.support.writer.listening import EARS, Ear
 
 SNAPSHOTTER = """
 snapshotter {{
@@ -141,7 +142,7 @@ class Run:
         )
         log = self._directory / f"{name}.log"
         writer = Program("laredo-snapshotter", config, http_port, log=log)
-        writer.wrapper = (sys.executable, "-m", "tests.faults.small_parts")
+        writer.wrapper = (sys.executable, "-m", "tests.archive.chaos.small_parts")
         return writer
 
     def go(self, scenes: int) -> None:
@@ -282,7 +283,7 @@ class Run:
         for place in self.stores.places:
             read = destination_at(place).get(manifest_key(f"{table.name}/"))
             if read is not None:
-                found.append(manifest_parser.parse(read.data, place))
+                found.append(parser.parse(read.data, place))
         return found
 
     def _has_told_all(self, table: Table) -> bool:
@@ -299,7 +300,7 @@ class Run:
         for table in TABLES:
             manifests = self._manifests(table)
             for manifest in manifests:
-                assert list(chain.check(manifest)) == []
+                assert list(rules.check(manifest)) == []
             bucket, directory = (list(map(_content, known.artifacts)) for known in manifests)
             assert bucket == directory, f"{table.name}: the destinations aren't level"
             self._check_rows(oracle, table)
@@ -351,7 +352,7 @@ class Run:
             key = manifest_key(f"{table.name}/")
             found = destination.get(key)
             assert found is not None
-            manifest = manifest_parser.parse(found.data, place)
+            manifest = parser.parse(found.data, place)
             assert manifest.retired == ()
             kept |= {key, *(entry.key for entry in manifest.named())}
         assert {info.key for info in destination.list("")} == kept

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tests.end_to_end.workload import TABLES
-from tests.fix_postgres import Database
-from tests.processes import Program, free_port
+from tests.support.postgres import Database
+from tests.support.processes import Program, free_port
 
 CONFIG = """
 state {{ path = "{state}", max_size = 4 GB }}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
-from tests.fix_clusters import position_of, promote, wait_replayed, wait_synced
+from tests.support.clusters import position_of, promote, wait_replayed, wait_synced
 
 if TYPE_CHECKING:
     from examples.snapshotter.embedded_postgres import EmbeddedPostgres

@@ -18,12 +18,12 @@ from itertools import cycle
 
 KINDS = {
     "upheaval": ["tests/end_to_end/test_upheaval.py"],
-    "writers": ["tests/faults/test_chaos.py"],
+    "writers": ["tests/archive/chaos/test_chaos.py"],
     "programs": ["tests/end_to_end/test_chaos.py"],
     "killed": ["tests/end_to_end/test_oracle.py"],
     "archive": [
-        "tests/archive/test_rivals.py",
-        "tests/archive/test_kill.py",
+        "tests/archive/write/test_rivals.py",
+        "tests/archive/write/test_kill.py",
         "tests/archive/simulation",
     ],
     "fuzz": ["tests/fuzz"],

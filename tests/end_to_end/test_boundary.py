@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from laredo_model import position
-from tests.end_to_end.oracle import Connection, Oracle, assert_same, boundaries
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database, on_versions
-from tests.processes import Program, free_port, wait_until
+from tests.support.oracle import Connection, Oracle, assert_same, boundaries
+from tests.support.postgres import Database, on_versions
+from tests.support.processes import Program, free_port, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 SNAPSHOTTER = """
 snapshotter {{

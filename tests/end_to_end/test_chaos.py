@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests import drawn
 from tests.end_to_end.chaos import run
-from tests.fix_aws import AwsServer
-from tests.fix_postgres import Database
+from tests.support import drawn
+from tests.support.aws import AwsServer
+from tests.support.postgres import Database
 
 
 @drawn.seeds(1, 6)

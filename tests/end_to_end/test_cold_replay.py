@@ -38,12 +38,12 @@ from laredo_fanout.client import (
 from laredo_model import history as history_
 from laredo_model import position as position_
 from laredo_model.position import Position
-from tests.end_to_end.oracle import Connection
-from tests.fanout.app.fanout_program import Fanout, fanout, started
 from tests.fanout.serving.test_standard_client import generated  # noqa: F401  # a fixture
-from tests.fix_aws import AwsServer
-from tests.fix_postgres import Database
-from tests.processes import PATIENCE_S, Program, free_port, wait_until
+from tests.support.aws import AwsServer
+from tests.support.oracle import Connection
+from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 DDL = "CREATE TABLE things (id bigint PRIMARY KEY, name text, amount numeric, doc jsonb)"
 TABLE = """{{ table = things, targets = [ {{

@@ -10,12 +10,12 @@ import pytest
 
 from examples.snapshotter import demo_workload
 from examples.snapshotter.demo_proof import prove
-from laredo_archive.commit import TableArchive
-from laredo_archive.local import LocalDestination
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_model.position import Position
-from tests.fix_postgres import Database
+from tests.support.postgres import Database
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = (

@@ -13,14 +13,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from laredo_archive import chain
+from laredo_archive.maintain.verify import verify
+from laredo_archive.manifest import rules
 from laredo_archive.reader import Archive
-from laredo_archive.verify import verify
-from tests.end_to_end.oracle import boundaries
 from tests.end_to_end.test_oracle import SNAPSHOTTER, SNAPSHOTTER_TABLE
-from tests.fanout.app.fanout_program import Fanout, fanout
-from tests.fix_clusters import Clusters, position_of, promote, wait_replayed, wait_synced
-from tests.processes import Program, free_port, wait_until
+from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
+from tests.support.oracle import boundaries
+from tests.support.processes import Program, free_port, wait_until
+from tests.support.server.fanout_program import Fanout, fanout
 
 Rows = dict[str, str]
 
@@ -202,7 +202,7 @@ def check(world: World) -> None:
             f"epoch {artifact['epoch']}, {artifact['to_position']} of {artifact['history']}:"
             f" {rows}\n{life.may_be(position)}"
         )
-    assert list(chain.check(Archive.at(str(world.archive)).manifest)) == []
+    assert list(rules.check(Archive.at(str(world.archive)).manifest)) == []
     report = verify(Archive.at(str(world.archive)))
     assert report.sound, report.problems
     bases = [artifact for artifact, _, _ in found if artifact["kind"] == "snapshot"]

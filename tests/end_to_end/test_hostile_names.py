@@ -9,8 +9,8 @@ import pytest
 from psycopg import sql
 
 from tests.end_to_end.archiving_programs import Named, configured
-from tests.fix_postgres import Database
-from tests.processes import BIN, wait_until
+from tests.support.postgres import Database
+from tests.support.processes import BIN, wait_until
 
 NAMES = [
     'quo"te',

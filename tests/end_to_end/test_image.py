@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes import Program, free_port, wait_until
+from tests.support.processes import Program, free_port, wait_until
 
 DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 OTHER_ADDRESS = "127.0.0.2"

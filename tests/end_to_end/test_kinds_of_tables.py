@@ -13,8 +13,8 @@ import pytest
 from laredo_archive.reader import Archive
 from laredo_fanout.client import FanoutClient
 from laredo_model import select
-from tests.fix_postgres import Database, on_versions
-from tests.processes import BIN, PATIENCE_S, Program, free_port, wait_until
+from tests.support.postgres import Database, on_versions
+from tests.support.processes import BIN, PATIENCE_S, Program, free_port, wait_until
 
 
 class Kind(NamedTuple):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_boundary import Road
-from tests.fanout.app.fanout_program import fanout, started
-from tests.fix_postgres import Database, on_versions
-from tests.processes import wait_until
+from tests.support.postgres import Database, on_versions
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import fanout, started
 
 _CREATE = "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (100) TO (200)"
 _FILL = "INSERT INTO t SELECT i, 1 FROM generate_series(101, 120) i"

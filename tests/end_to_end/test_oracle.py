@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests import drawn
 from tests.end_to_end.fanout import fanout
-from tests.end_to_end.oracle import Oracle, assert_same, boundaries
 from tests.end_to_end.workload import TABLES, Table, Writer
-from tests.fix_postgres import Database
-from tests.processes import BIN, Program, free_port, wait_until
+from tests.support import drawn
+from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.postgres import Database
+from tests.support.processes import BIN, Program, free_port, wait_until
 
 SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "20"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.end_to_end.archiving_programs import Named, configured
-from tests.fix_postgres import Database, on_versions
-from tests.processes import wait_until
+from tests.support.postgres import Database, on_versions
+from tests.support.processes import wait_until
 
 DEEP = 5000
 KEYS = [

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from laredo_archive.reader import Archive
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
-from tests.processes import BIN, Program, free_port, wait_until
+from tests.support.postgres import Database
+from tests.support.processes import BIN, Program, free_port, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 ROWS = 300
 SNAPSHOTTER = """

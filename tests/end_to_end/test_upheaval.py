@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import drawn
 from tests.end_to_end.upheaval import run
-from tests.fix_clusters import Clusters
+from tests.support import drawn
+from tests.support.clusters import Clusters
 
 SCENES = int(os.environ.get("LAREDO_TEST_SCENES", "5"))
 ONLY = os.environ.get("LAREDO_TEST_MISFORTUNES", "").split()

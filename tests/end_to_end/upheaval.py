@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_archive import manifest_parser
+from laredo_archive.manifest import parser
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position as position_
 from tests.end_to_end.changing_database import ChangingDatabase
 from tests.end_to_end.live_copies import LiveCopies
 from tests.end_to_end.misfortunes import Misfortunes
-from tests.end_to_end.oracle import Oracle, assert_same, boundaries
 from tests.end_to_end.upheaval_programs import Programs
-from tests.fix_clusters import Clusters
-from tests.processes import BIN, wait_until
+from tests.support.clusters import Clusters
+from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.processes import BIN, wait_until
 
 PUBLICATIONS = ("laredo", "laredo_append")
 POSTGRES = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "10"}
@@ -192,7 +192,7 @@ class Upheaval:
         manifest = self._directory / "archive" / table / "manifest.json"
         if not manifest.exists():
             return 0
-        read = manifest_parser.parse(manifest.read_bytes(), str(manifest))
+        read = parser.parse(manifest.read_bytes(), str(manifest))
         return max(read.head_position or 0, read.seen_position or 0)
 
     def _clients_reach(self, last: int) -> bool:

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.end_to_end.changing_table import ChangingTable
-from tests.fanout.source.stuck_proxy import Proxy
-from tests.processes import Program, free_port
+from tests.support.processes import Program, free_port
+from tests.support.server.stuck_proxy import Proxy
 
 FANOUT = """
 state {{ path = "{directory}/state", max_size = 4 GB }}

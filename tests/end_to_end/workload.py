@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from tests.end_to_end.oracle import SESSION, Connection, Oracle
+from tests.support.oracle import SESSION, Connection, Oracle
 
 TEXTS = ["", " ", "plain", 'quote " and \\ back', "línea\nnueva\ttab", "\u2028 \U0001f600"]
 TEXTS += ["\x01\x7f", "NULL", "{}", "x" * 300]

@@ -19,7 +19,7 @@ import sysconfig
 from pathlib import Path
 
 SOURCES = {
-    "laredo_fanout.source._row_scan": Path("laredo_fanout/source/_row_scan.c"),
+    "laredo_fanout.decode._row_scan": Path("laredo_fanout/decode/_row_scan.c"),
     "laredo_fanout.catchup._frames": Path("laredo_fanout/catchup/_frames.c"),
     "laredo_fanout.wire._repeated": Path("laredo_fanout/wire/_repeated.c"),
 }

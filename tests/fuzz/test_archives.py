@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from laredo_archive import fetched, ranges
-from laredo_archive.arrow.range_rows import batches
-from laredo_archive.arrow.types import Special, Typing
 from laredo_archive.cli import main
+from laredo_archive.codec.arrow.range_rows import batches
+from laredo_archive.codec.arrow.types import Special, Typing
 from laredo_archive.errors import ArchiveError
+from laredo_archive.manifest import key_ranges
+from laredo_archive.read import fetched_diff
 from laredo_model.errors import ModelError
 from laredo_spark.errors import SparkReadError
 from laredo_spark.options import ReadOptions
-from laredo_spark.table_read import TableRead
+from laredo_spark.read.table_read import TableRead
 from tests.fuzz.mutated_archives import Mutant
 
 SECONDS = float(os.environ.get("LAREDO_FUZZ_SECONDS", "8"))
@@ -89,11 +90,11 @@ def read_as_spark_does(path: Path) -> None:
     read = TableRead.of(asked)
     open_slice = read.objects().opener()
     if read.has_ranges:
-        for part in ranges.plan(read.boundary, read.choose, 3):
+        for part in key_ranges.plan(read.boundary, read.choose, 3):
             for batch in batches(part, read.rows(), read.columns, open_slice):
                 batch.validate()
     for artifact in read.boundary.diffs:
-        for _ in fetched.changes(
+        for _ in fetched_diff.changes(
             read.archive.found, artifact, read.columns, ("jsonl", "protobuf"), None
         ):
             pass

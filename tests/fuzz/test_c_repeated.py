@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_fanout.source import plain_rows
+from laredo_fanout.decode import plain_rows
 from tests.fuzz import budget, twins
 
 NAMES = ["repeated"]

@@ -37,7 +37,7 @@ def test_hostile_input_touches_no_foreign_byte(tmp_path: Path) -> None:
             "if (left < SIZE)",
         ),
         (
-            "laredo_fanout.source._row_scan",
+            "laredo_fanout.decode._row_scan",
             "if (value.size > end - value.text)",
             "if (value.size < 0)",
         ),

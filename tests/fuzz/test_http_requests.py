@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fanout.app.fanout_program import fanout, started
-from tests.fix_postgres import Database
 from tests.fuzz import budget
 from tests.fuzz.mutation import mutated
-from tests.processes import Program, wait_until
-from tests.snapshotter.served import Served, rows
-from tests.snapshotter.writing import Writer
+from tests.support.postgres import Database
+from tests.support.processes import Program, wait_until
+from tests.support.server.fanout_program import fanout, started
+from tests.support.writer.served import Served, rows
+from tests.support.writer.writing import Writer
 
 PATHS = (
     "/health/live",

@@ -15,10 +15,10 @@ import pytest
 
 from laredo_fanout.client import Endpoint
 from laredo_fanout.serving.service import SERVICE
-from tests.fanout.app.fanout_program import Fanout, Follower, fanout, started
-from tests.fix_postgres import Database
 from tests.fuzz import budget, hostile_calls
-from tests.processes import wait_until
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import Fanout, Follower, fanout, started
 
 TOKEN = "the-token-of-the-test"
 ROWS = 2000

@@ -13,8 +13,8 @@ import psycopg
 from psycopg import sql
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from tests.fix_postgres import data_directory
 from tests.golden.truth import TRUTHS
+from tests.support.postgres import data_directory
 
 Connection = psycopg.Connection[Any]
 TYPES = TRUTHS / "types"

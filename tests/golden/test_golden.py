@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from laredo_archive.cli import main
-from tests.fix_postgres import Database
 from tests.golden import postgres
 from tests.golden.make import made
 from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
+from tests.support.postgres import Database
 
 NAMES = [truth.name for truth in all_truths()]
 DOCUMENT = Path(__file__).parents[2] / "docs/archive-format.md"

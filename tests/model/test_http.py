@@ -17,7 +17,7 @@ from laredo_model.http import connection, exposure
 from laredo_model.http.room import Ended, HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_model.http.settings import HttpSettings
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:

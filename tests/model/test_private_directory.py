@@ -13,7 +13,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model import private_directory
 from tests.fanout.app.test_clients import Bell
 from tests.fanout.client.test_local_snapshot import SNAPSHOT, at
-from tests.fanout.serving.world import USERS, Writer, rows
+from tests.support.server.serving_world import USERS, Writer, rows
 
 
 @pytest.fixture(autouse=True)

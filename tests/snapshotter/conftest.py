@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.snapshotter.served import Served, rows
+from tests.support.writer.served import Served, rows
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from laredo_model import position
-from tests.processes import wait_until
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
-from laredo_snapshotter.buffer import ChangeBuffer, Sealed
+from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.errors import StreamInconsistent
-from tests.drawn import examples
+from tests.support.drawn import examples
 
 State = dict[bytes, bytes]
 Row = tuple[int, bytes, bytes, bytes]

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
-from laredo_snapshotter import cancelled as cancelled_
-from laredo_snapshotter.buffer import ChangeBuffer, DiffSummary, Sealed
-from laredo_snapshotter.cancelled import Cancelled
-from tests.drawn import examples
+from laredo_snapshotter.diff import cancelled as cancelled_
+from laredo_snapshotter.diff.buffer import ChangeBuffer, DiffSummary, Sealed
+from laredo_snapshotter.diff.cancelled import Cancelled
 from tests.snapshotter.test_buffer import Row, State, Stream, checksum_of, take
+from tests.support.drawn import examples
 
 
 class Window:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_aws import AwsServer
-from tests.processes import BIN, free_port
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.aws import AwsServer
+from tests.support.processes import BIN, free_port
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
 
 
 @pytest.fixture

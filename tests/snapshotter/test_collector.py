@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from tests.faults.fault import Rule, answer
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import AwsServer
-from tests.processes import wait_until
-from tests.snapshotter.buckets import new_bucket
-from tests.snapshotter.served import Served, put
-from tests.snapshotter.writing import Writer
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import Rule, answer
+from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import wait_until
+from tests.support.writer.buckets import new_bucket
+from tests.support.writer.served import Served, put
+from tests.support.writer.writing import Writer
 
 QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
 

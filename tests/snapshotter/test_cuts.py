@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_snapshotter.cuts import MOST_PENDING, PendingCuts, cut_each, cut_together
+from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts, cut_each, cut_together
 
 
 class Table:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fault import Exchange, Fault, Rule, answer
-from tests.faults.http1 import Message
-from tests.faults.operation import Operation
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import AwsServer
-from tests.processes import wait_until
-from tests.snapshotter.buckets import BucketPath, new_bucket
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import Exchange, Fault, Rule, answer
+from tests.support.faults.http1 import Message
+from tests.support.faults.operation import Operation
+from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import wait_until
+from tests.support.writer.buckets import BucketPath, new_bucket
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.client.events import Changes, Handshake, Heartbeat, Mode
-from laredo_fanout.client.subscription import Observer
+from laredo_fanout.client.stream.subscription import Observer
 from laredo_model import history as history_
 from laredo_model.column import Column
 from laredo_model.position import Position
 from laredo_snapshotter import config
-from laredo_snapshotter.buffer import Sealed
-from laredo_snapshotter.feed import Feed
-from laredo_snapshotter.verified import VerifiedPosition
-from tests.drawn import examples
+from laredo_snapshotter.diff.buffer import Sealed
+from laredo_snapshotter.diff.feed import Feed
+from laredo_snapshotter.diff.verified import VerifiedPosition
 from tests.snapshotter.test_buffer import State, Stream, assert_leads
+from tests.support.drawn import examples
 
 HISTORY = history_.parse("7300000000000000001:1:16384")
 COLUMNS = (Column("id", "text", nullable=False, ordinal=1, key_ordinal=1),)

@@ -1,7 +1,7 @@
 """Whether, and for how long, a closed stream can still be resumed."""
 
 from laredo_fanout.client.table_status import TableStatus
-from laredo_snapshotter.journal_reach import JournalReach
+from laredo_snapshotter.table.journal_reach import JournalReach
 
 
 def told(oldest: int) -> TableStatus:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import wait_until
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
 
 
 @pytest.fixture

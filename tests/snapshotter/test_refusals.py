@@ -12,14 +12,14 @@ from random import Random
 
 import pytest
 
-from tests.faults.fault import Fault, Rule, answer
-from tests.faults.operation import Operation
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import AwsServer
-from tests.processes import BIN, wait_until
-from tests.snapshotter.buckets import new_bucket
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import Fault, Rule, answer
+from tests.support.faults.operation import Operation
+from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import BIN, wait_until
+from tests.support.writer.buckets import new_bucket
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import AwsServer
-from tests.snapshotter.buckets import new_bucket
-from tests.snapshotter.served import Served, delete, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.aws import AwsServer
+from tests.support.faults.proxy import FaultProxy
+from tests.support.writer.buckets import new_bucket
+from tests.support.writer.served import Served, delete, put, rows
+from tests.support.writer.writing import Writer
 
 
 def test_a_table_is_archived_in_a_bucket(

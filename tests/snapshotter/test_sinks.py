@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tests.faults.fault import Rule, answer
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import AwsServer
-from tests.processes import wait_until
-from tests.snapshotter.served import Served, put
-from tests.snapshotter.writing import Writer, integer
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import Rule, answer
+from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put
+from tests.support.writer.writing import Writer, integer
 
 
 def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(

@@ -15,12 +15,12 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 from laredo_model.http.room import HttpCounts
 from laredo_snapshotter import config
-from laredo_snapshotter.destinations import Stores
+from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import State
-from laredo_snapshotter.table import TableWriter
-from tests.end_to_end.oracle import boundaries
-from tests.fanout.client.scripted_server import (
+from laredo_snapshotter.table.writer import TableWriter
+from tests.support.oracle import boundaries
+from tests.support.server.scripted_server import (
     End,
     Hold,
     When,

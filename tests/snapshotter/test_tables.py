@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import wait_until
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer, integer
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer, integer
 
 
 @pytest.fixture

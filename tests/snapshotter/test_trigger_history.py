@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from laredo_archive.manifest import Artifact, ArtifactKind, FormatEntry, Manifest
+from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry, Manifest
 from laredo_model.position import Position
-from laredo_snapshotter.trigger_history import fired, told
+from laredo_snapshotter.diff.trigger_history import fired, told
 from laredo_snapshotter.triggers import Triggers
 
 START = datetime(2026, 6, 1, tzinfo=UTC)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_archive.verify import verify
 from laredo_model.column import Column
-from tests.archive.test_unusual_json import DOCS
-from tests.snapshotter.served import Served, line, put
-from tests.snapshotter.writing import Writer
+from tests.archive.codec.test_unusual_json import DOCS
+from tests.support.writer.served import Served, line, put
+from tests.support.writer.writing import Writer
 
 COLUMNS = (
     Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),

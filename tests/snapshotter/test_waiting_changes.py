@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import wait_until
-from tests.snapshotter.served import Served, put
 from tests.snapshotter.test_boundary import waits
-from tests.snapshotter.writing import Writer
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put
+from tests.support.writer.writing import Writer
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_archive.verify import verify
 from laredo_model.column import Column
 from laredo_model.history import History
-from tests.processes import wait_until
-from tests.snapshotter.served import COLUMNS, TRUNCATE, Change, Served, delete, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.processes import wait_until
+from tests.support.writer.served import COLUMNS, TRUNCATE, Change, Served, delete, put, rows
+from tests.support.writer.writing import Writer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 
 class Query:
@@ -78,7 +78,7 @@ class Query:
 def main(archive: str, directory: str, how: str, *options: str) -> None:
     """The query's process."""
     from laredo_spark import register
-    from tests.fix_spark import session_of
+    from tests.support.spark import session_of
 
     spark = session_of(Path(directory, "spark"))
     register(spark)

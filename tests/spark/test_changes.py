@@ -14,8 +14,9 @@ from pyspark.sql.datasource import EqualTo, Filter
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
 from laredo_model.column import Column
-from laredo_spark import changes_reader, read_changes, read_table, register
-from laredo_spark.changes_read import ChangesRead
+from laredo_spark import read_changes, read_table, register
+from laredo_spark.changes import changes_reader
+from laredo_spark.changes.changes_read import ChangesRead
 from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,
@@ -24,10 +25,10 @@ from laredo_spark.errors import (
     OptionRefused,
     said,
 )
+from laredo_spark.frames.table import PUSH_FILTERS
 from laredo_spark.options import parse
-from laredo_spark.table import PUSH_FILTERS
-from tests.archive.building import COLUMNS, HISTORY, START, Builder, row, state
-from tests.spark.reading import Reading
+from tests.support.archive.building import COLUMNS, HISTORY, START, Builder, row, state
+from tests.support.spark_reading import Reading
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ONE = state(row(1, "Ada"), row(2, "Bob"), row(3, "Cy"))

@@ -12,14 +12,14 @@ import pytest
 
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
+from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.errors import BoundaryGone, ChangesGone
-from laredo_spark.stream import ChangesStreamReader, Offset
-from tests.archive.building import Builder
-from tests.processes import wait_until
-from tests.snapshotter.served import Served, State, put, rows
-from tests.snapshotter.writing import Writer
-from tests.spark.reading import Reading, names
 from tests.spark.test_stream import FIRST, latest, reader
+from tests.support.archive.building import Builder
+from tests.support.processes import wait_until
+from tests.support.spark_reading import Reading, names
+from tests.support.writer.served import Served, State, put, rows
+from tests.support.writer.writing import Writer
 
 QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
 Tasks = Callable[[], Iterator[dict[str, Any]]]

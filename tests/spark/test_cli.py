@@ -9,11 +9,11 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from laredo_model.settings import SettingsError
-from laredo_spark import sync_config
 from laredo_spark.cli import main
-from laredo_spark.sync_directory import SyncDirectory
-from tests.archive.building import Builder
-from tests.spark.reading import names
+from laredo_spark.sync import config as sync_config
+from laredo_spark.sync.directory import SyncDirectory
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import names
 
 FIRST = {number: f"name {number}" for number in range(50)}
 SECOND = {**FIRST, 7: 'a "quoted", name', 50: "new"}

@@ -9,8 +9,8 @@ from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown, ManifestNewer
 from laredo_model.column import Column
 from laredo_spark.errors import BoundaryGone, ColumnsChanged, OptionRefused, SparkReadError, said
-from tests.archive.building import COLUMNS, Builder
-from tests.spark.reading import Reading, manifest_of, names
+from tests.support.archive.building import COLUMNS, Builder
+from tests.support.spark_reading import Reading, manifest_of, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
 

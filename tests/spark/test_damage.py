@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from laredo_archive import ranges
 from laredo_archive.codec import jsonl, parquet, protobuf
 from laredo_archive.errors import ArtifactDamaged
-from tests.archive.building import Builder
-from tests.spark.reading import Reading, manifest_of, names
+from laredo_archive.manifest import key_ranges
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import Reading, manifest_of, names
 
 FIRST = {number: f"name {number}" for number in range(100, 160)}
 LATER = {**FIRST, **dict.fromkeys(range(110, 150), "written later")}
@@ -106,6 +106,6 @@ def test_a_part_is_made_of_blocks_only_where_both_ends_are_blocks(tmp_path: Path
     part = partitions[2].reads[0].base
     assert part.blocks[0].start == part.start
     assert part.blocks[-1].stop == part.stop
-    inside = ranges.Slice(part.format_id, part.entry, part.start, part.stop - 1)
+    inside = key_ranges.Slice(part.format_id, part.entry, part.start, part.stop - 1)
     assert inside.blocks == []
-    assert ranges.Slice(part.format_id, part.entry, part.start + 1, part.stop).blocks == []
+    assert key_ranges.Slice(part.format_id, part.entry, part.start + 1, part.stop).blocks == []

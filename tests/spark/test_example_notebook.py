@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
-from tests.archive.building import Builder, State, row, state
+from tests.support.archive.building import Builder, State, row, state
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "spark" / "changes_over_time.ipynb"
 COLOURS = {"INSERT": "#2a9d8f", "UPDATE": "#457b9d", "DELETE": "#d1495b", "re-base": "#8d6a9f"}

@@ -7,11 +7,11 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from examples.spark.on_notice import main
-from laredo_archive import manifest_parser
-from laredo_archive.notices import Published
+from laredo_archive.manifest import parser
+from laredo_archive.manifest.notices import Published
 from laredo_snapshotter.events.notice import Notice
-from tests.fix_aws import AwsServer
 from tests.golden.truth import ARCHIVES, TRUTHS, Truth
+from tests.support.aws import AwsServer
 
 NAME = "mixed"
 
@@ -25,7 +25,7 @@ def uploaded(moto: AwsServer) -> Published:
             moto.client("s3").put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
     uri = f"s3://{bucket}/{NAME}/manifest.json"
     text = (ARCHIVES / NAME / "manifest.json").read_bytes()
-    return Published(uri, manifest_parser.parse(text, uri))
+    return Published(uri, parser.parse(text, uri))
 
 
 def test_every_notice_is_read_and_written_once(

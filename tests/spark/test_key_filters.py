@@ -30,13 +30,13 @@ from pyspark.sql.datasource import (
 from laredo_archive.codec import jsonl
 from laredo_model import key as keys_
 from laredo_model.column import Column
-from laredo_spark import table_reader
-from laredo_spark.key_filters import ranges_of
 from laredo_spark.options import ReadOptions, parse
-from laredo_spark.row_shape import RowShape
-from tests.archive.building import Builder
-from tests.drawn import examples
-from tests.spark.reading import Reading, names
+from laredo_spark.read import table_reader
+from laredo_spark.read.key_filters import ranges_of
+from laredo_spark.read.row_shape import RowShape
+from tests.support.archive.building import Builder
+from tests.support.drawn import examples
+from tests.support.spark_reading import Reading, names
 
 NUMERIC_10_2 = (10 << 16 | 2) + 4
 

@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, In
 
-from laredo_archive.arrow.errors import ArrayTooDeep, ValueLacking
 from laredo_archive.codec import parquet
+from laredo_archive.codec.arrow.errors import ArrayTooDeep, ValueLacking
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
-from tests.archive.building import Builder, State
-from tests.fix_aws import AwsServer
-from tests.spark.reading import Reading, names
 from tests.spark.test_s3 import put, reached
+from tests.support.archive.building import Builder, State
+from tests.support.aws import AwsServer
+from tests.support.spark_reading import Reading, names
 
 COLUMNS = (
     Column("id", "int8", -1, False, 1, 1),

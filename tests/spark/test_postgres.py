@@ -18,13 +18,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
+from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_archive.verify import verify
 from laredo_model import position as positions
 from laredo_spark import read_table, register
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
-from tests.processes import Program, free_port, wait_until
+from tests.support.postgres import Database
+from tests.support.processes import Program, free_port, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 DIFF_FORMATS = ("jsonl", "protobuf")
 FORMATS = (*DIFF_FORMATS, "parquet")

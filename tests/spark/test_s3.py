@@ -9,14 +9,15 @@ from pyspark.sql import SparkSession
 from laredo_archive.aws.errors import ProfileError
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
-from laredo_spark import changes_reader, read_changes, read_table
+from laredo_spark import read_changes, read_table
+from laredo_spark.changes import changes_reader
 from laredo_spark.errors import said
 from laredo_spark.objects import UpTo
-from tests.archive.building import Builder
-from tests.fix_aws import REGION, AwsServer
-from tests.spark.reading import Reading, names
 from tests.spark.test_changes import AT_20, AT_30, AT_40, FOUR, found, simple
 from tests.spark.test_stream import Stream
+from tests.support.archive.building import Builder
+from tests.support.aws import REGION, AwsServer
+from tests.support.spark_reading import Reading, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: "new"}

@@ -48,7 +48,7 @@ def test_pandas_isnt_needed(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise ImportError('not installed')")
     script = (
         "import sys; import laredo_spark, laredo_spark.source\n"
-        "from laredo_spark.row_shape import RowShape\n"
+        "from laredo_spark.read.row_shape import RowShape\n"
         "from laredo_spark.options import parse\n"
         "from laredo_model.column import Column\n"
         "shape = RowShape(parse({'path': 'x'}), (Column('id', 'int8', key_ordinal=1),))\n"

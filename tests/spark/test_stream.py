@@ -10,6 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from laredo_model.column import Column
 from laredo_spark import register
+from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,
@@ -20,9 +21,8 @@ from laredo_spark.errors import (
     said,
 )
 from laredo_spark.source import LaredoDataSource
-from laredo_spark.stream import ChangesStreamReader, Offset
-from tests.archive.building import COLUMNS, HISTORY, Builder
 from tests.spark.test_changes import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
+from tests.support.archive.building import COLUMNS, HISTORY, Builder
 
 SNAPSHOT_30 = [
     ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),

@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.change import Action
-from tests.snapshotter.served import TRUNCATE, Change, Served, State, delete, put, rows
-from tests.snapshotter.writing import Writer
 from tests.spark.streaming_query import Query
+from tests.support.writer.served import TRUNCATE, Change, Served, State, delete, put, rows
+from tests.support.writer.writing import Writer
 
 Read = tuple[str, str, str | None, str | None, str | None]
 SEED = 5

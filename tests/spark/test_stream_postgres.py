@@ -16,13 +16,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
+from laredo_archive.maintain.verify import verify
+from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
-from laredo_archive.timeline import Boundary
-from laredo_archive.verify import verify
 from laredo_model import position as positions
 from laredo_model.change import Action
-from tests.fix_postgres import Database
-from tests.processes import wait_until
 from tests.spark.streaming_query import Query
 from tests.spark.test_postgres import (
     DEEP,
@@ -34,6 +32,8 @@ from tests.spark.test_postgres import (
     insert,
     road,
 )
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
 
 SEED = 11
 TRIGGERS = "snapshot { max_churn_records = 60 }"

@@ -11,15 +11,16 @@ from pyspark.sql import SparkSession
 
 from laredo_archive import failpoint
 from laredo_archive.codec import jsonl
-from laredo_spark import read_table, sync_parquet, sync_table, sync_tables, synced_table
-from laredo_spark.sync import Job, Outcome
-from laredo_spark.sync_directory import SyncDirectory
-from laredo_spark.sync_errors import SyncFailed
-from tests.archive.building import Builder
-from tests.fix_aws import AwsServer
-from tests.spark.reading import names
+from laredo_spark import read_table, sync_table, sync_tables, synced_table
+from laredo_spark.sync import parquet
+from laredo_spark.sync.directory import SyncDirectory
+from laredo_spark.sync.errors import SyncFailed
+from laredo_spark.sync.sync import Job, Outcome
 from tests.spark.test_s3 import put, reached
 from tests.spark.test_sync_parquet import COUNT, many
+from tests.support.archive.building import Builder
+from tests.support.aws import AwsServer
+from tests.support.spark_reading import names
 
 FIRST = {number: f"name {number}" for number in range(100)}
 
@@ -34,7 +35,7 @@ def same(spark: SparkSession, archive: Path, target: Path) -> bool:
 def test_level_again_and_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_parquet, "FILE_BYTES", 256 << 10)
+    monkeypatch.setattr(parquet, "FILE_BYTES", 256 << 10)
     monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 64 << 10)
     builder = Builder(tmp_path / "archive").base(0x10, many())
     archive, target = builder.write(), tmp_path / "target"

@@ -6,10 +6,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_spark import sync_table
-from laredo_spark.delta_fit import fits
-from laredo_spark.sync_errors import DeltaMissing
-from tests.archive.building import Builder
-from tests.spark.reading import names
+from laredo_spark.sync.delta_fit import fits
+from laredo_spark.sync.errors import DeltaMissing
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import names
 
 
 def test_without_delta(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,19 +15,19 @@ import pytest
 from laredo_archive import failpoint
 from laredo_archive.codec import jsonl
 from laredo_model.column import Column
-from laredo_spark import sync_parquet
-from laredo_spark.sync_directory import SyncDirectory
-from laredo_spark.sync_errors import (
+from laredo_spark.sync import parquet
+from laredo_spark.sync.directory import SyncDirectory
+from laredo_spark.sync.errors import (
     OlderThanTarget,
     TargetBusy,
     TargetDiffers,
     TargetMissing,
     TargetRefused,
 )
-from laredo_spark.sync_parquet import Engine, ParquetSync, Written, given_options
-from laredo_spark.sync_plan import Level, Merge, Rebuild
-from tests.archive.building import HISTORY, Builder, State
-from tests.spark.reading import manifest_of, names
+from laredo_spark.sync.parquet import Engine, ParquetSync, Written, given_options
+from laredo_spark.sync.plan import Level, Merge, Rebuild
+from tests.support.archive.building import HISTORY, Builder, State
+from tests.support.spark_reading import manifest_of, names
 
 COUNT = 5000
 
@@ -75,7 +75,7 @@ def many(changed: Mapping[int, str | None] | None = None, count: int = COUNT) ->
 
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_parquet, "FILE_BYTES", 256 << 10)
+    monkeypatch.setattr(parquet, "FILE_BYTES", 256 << 10)
     monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 64 << 10)
 
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from laredo_spark.sync_directory import SyncDirectory
-from laredo_spark.sync_plan import Level, Merge, Rebuild, SyncAction
-from tests.fix_postgres import Database
+from laredo_spark.sync.directory import SyncDirectory
+from laredo_spark.sync.plan import Level, Merge, Rebuild, SyncAction
 from tests.spark.test_postgres import (
     DEEP,
     FORMATS,
@@ -28,6 +27,7 @@ from tests.spark.test_postgres import (
     road,
 )
 from tests.spark.test_sync_parquet import sync
+from tests.support.postgres import Database
 
 KEYS = {"kinds": ["id"], "pairs": ["place", "at"]}
 

@@ -11,9 +11,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
 from laredo_spark import read_changes, read_table, register
 from laredo_spark.errors import KeyMissing, OptionRefused, said
-from laredo_spark.table import PUSH_FILTERS
-from tests.archive.building import Builder
-from tests.spark.reading import names as _state
+from laredo_spark.frames.table import PUSH_FILTERS
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import names as _state
 
 FIRST = {number: f"name {number}" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: "new"}

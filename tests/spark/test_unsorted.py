@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from laredo_archive.artifact_file import ArtifactDamaged
+from laredo_archive.read.artifact_reader import ArtifactDamaged
 from laredo_archive.reader import Archive
-from laredo_spark import read_table, unfolded_reader
+from laredo_spark import read_table
 from laredo_spark.errors import TypesUnfit
-from laredo_spark.unfolded_reader import ACTION, DELETE, KEY, ORDER, PUT, TRUNCATE
-from tests.archive.building import Builder
-from tests.spark.reading import Reading, names
+from laredo_spark.read import unfolded_reader
+from laredo_spark.read.unfolded_reader import ACTION, DELETE, KEY, ORDER, PUT, TRUNCATE
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import Reading, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: "new"}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from laredo_model.line import items
-from tests.archive.building import Builder
-from tests.archive.test_unusual_json import COLUMNS, rows
-from tests.spark.reading import Reading
+from tests.archive.codec.test_unusual_json import COLUMNS, rows
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import Reading
 
 
 def squeezed(document: str | None) -> str | None:

@@ -11,10 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_model.checksum import StateChecksum
-from laredo_spark import proof, read_table
+from laredo_spark import read_table
 from laredo_spark.errors import NotEqual, NotProvable
-from tests.archive.building import Builder
-from tests.spark.reading import manifest_of, names
+from laredo_spark.read import proof
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import manifest_of, names
 
 FIRST = {number: f"name {number} é \U0001f600" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: 'new "quoted" \\ '}

@@ -13,7 +13,7 @@ from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, answering
-from tests.fix_aws import AwsServer
+from tests.support.aws import AwsServer
 
 ROLE = "arn:aws:iam::123456789012:role/writer"
 

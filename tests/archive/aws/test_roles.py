@@ -15,7 +15,7 @@ from laredo_archive.aws.explain import Explained, explain, failures
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, Answering, Asked, answering
-from tests.fix_aws import AwsServer
+from tests.support.aws import AwsServer
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LISTING = Answer(body="<ListBucketResult><Name>b</Name></ListBucketResult>")

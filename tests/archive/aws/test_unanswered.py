@@ -17,7 +17,7 @@ from laredo_archive.aws.clients import Called, Clients
 from laredo_archive.aws.explain import Explained, explain, failures
 from laredo_archive.aws.kinds import Cause
 from tests.archive.aws.answering import Answer, answering
-from tests.processes import free_port
+from tests.support.processes import free_port
 
 LISTING = """<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>"""

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import pytest
 
-from laredo_archive.destination import Upload
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.upload import PART_BYTES
+from laredo_archive.storage.destination import Upload
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.storage.s3.upload import PART_BYTES
 from tests.archive.conftest import S3Maker
-from tests.faults.fault import Fault, Rule
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import S3_ENDPOINT
+from tests.support.aws import S3_ENDPOINT
+from tests.support.faults.fault import Fault, Rule
+from tests.support.faults.proxy import FaultProxy
 
 # What a real store takes is at least 5 MB a part; the test servers aren't as strict.
 _PART_BYTES = PART_BYTES if S3_ENDPOINT else 64 << 10
@@ -57,7 +57,7 @@ class Way:
 def small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that two of them are no matter; but for who measures the real ones."""
     if "real_parts" not in request.fixturenames:
-        monkeypatch.setattr("laredo_archive.s3.upload.PART_BYTES", _PART_BYTES)
+        monkeypatch.setattr("laredo_archive.storage.s3.upload.PART_BYTES", _PART_BYTES)
 
 
 @pytest.fixture

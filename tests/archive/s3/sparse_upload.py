@@ -10,8 +10,8 @@ import psutil
 import structlog
 
 from laredo_archive.aws.clients import Clients
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.place import S3Place
+from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.destination import S3Destination
 
 PIECE = bytes(1 << 20)
 

@@ -5,23 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from laredo_archive.commit import TableArchive
 from laredo_archive.errors import CommitUnavailable, Fenced
-from laredo_archive.holding import Environment
-from laredo_archive.s3.destination import S3Destination
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.write.manifest_store import Environment
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
-from tests.archive.archiving import (
-    ONE,
-    THREE,
-    TWO,
-    begun_base,
-    diffed,
-    opened,
-    rebased,
-)
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
-from tests.faults.proxy import FaultProxy
+from tests.support.archive.archiving import ONE, THREE, TWO, begun_base, diffed, opened, rebased
+from tests.support.faults.proxy import FaultProxy
 
 AT_ONCE = Environment(pause=lambda _: None)
 

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import costs
-from laredo_archive.garbage import Policy, collect
-from tests.archive.archiving import ONE, PREFIX, TABLE, TWO, begun_base, diffed, opened, rebased
+from laredo_archive.maintain.collect import Policy, collect
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE
+from tests.support.archive.archiving import (
+    ONE,
+    PREFIX,
+    TABLE,
+    TWO,
+    begun_base,
+    diffed,
+    opened,
+    rebased,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "costs.md"
 AT_ONCE = Policy(timedelta(days=-1), timedelta(days=-1))

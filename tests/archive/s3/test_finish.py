@@ -14,13 +14,13 @@ from laredo_archive.errors import (
     DestinationUnavailable,
     NameTaken,
 )
-from laredo_archive.holding import Environment
-from laredo_archive.naming import NewNames
-from laredo_archive.placing import Content, place
-from laredo_archive.s3.asking import ATTEMPTS
-from tests.archive.archiving import anybodys
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.storage.s3.requests import ATTEMPTS
+from laredo_archive.write.manifest_store import Environment
+from laredo_archive.write.uploads import Content, place
 from tests.archive.s3.conftest import LARGE, Way
-from tests.faults.fault import (
+from tests.support.archive.archiving import anybodys
+from tests.support.faults.fault import (
     Fault,
     answer,
     delay,
@@ -30,7 +30,7 @@ from tests.faults.fault import (
     reset,
     truncate_request,
 )
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 KEY = "t/epoch=1/a"
 SMALL = b"small"

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from laredo_archive.errors import DestinationUnavailable
-from tests.archive.archiving import anybodys
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
-from tests.faults.fault import Exchange, Fault, answer, truncate_answer
+from tests.support.archive.archiving import anybodys
+from tests.support.faults.fault import Exchange, Fault, answer, truncate_answer
 
 
 def test_more_than_a_page(way: Way) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.s3.asking import PARALLEL_PARTS
-from laredo_archive.s3.upload import PART_BYTES
+from laredo_archive.storage.s3.requests import PARALLEL_PARTS
+from laredo_archive.storage.s3.upload import PART_BYTES
 from tests.archive.s3.conftest import Way
-from tests.faults.fault import Exchange, Fault, Rule
-from tests.processes import wait_until
+from tests.support.faults.fault import Exchange, Fault, Rule
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("real_parts")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from laredo_archive.s3.place import BadPlace, S3Place, parse
+from laredo_archive.storage.s3.bucket import BadPlace, S3Place, parse
 
 
 @pytest.mark.parametrize(

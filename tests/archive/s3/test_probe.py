@@ -12,11 +12,11 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
-from tests.archive.archiving import anybodys
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import Way
-from tests.faults.fault import Exchange, Fault, answer, drop, reset
-from tests.faults.http1 import Head
+from tests.support.archive.archiving import anybodys
+from tests.support.faults.fault import Exchange, Fault, answer, drop, reset
+from tests.support.faults.http1 import Head
 
 
 def ignoring(*headers: str) -> Fault:

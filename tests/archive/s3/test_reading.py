@@ -14,12 +14,12 @@ from laredo_archive.errors import (
     DestinationError,
     DestinationUnavailable,
 )
-from laredo_archive.s3.asking import ATTEMPTS
-from laredo_archive.s3.destination import S3Destination
-from tests.archive.archiving import anybodys
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.storage.s3.requests import ATTEMPTS
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import Way
-from tests.faults.fault import (
+from tests.support.archive.archiving import anybodys
+from tests.support.faults.fault import (
     Exchange,
     Fault,
     answer,
@@ -29,8 +29,8 @@ from tests.faults.fault import (
     truncate_answer,
     without_header,
 )
-from tests.faults.http1 import Message
-from tests.faults.proxy import FaultProxy
+from tests.support.faults.http1 import Message
+from tests.support.faults.proxy import FaultProxy
 
 KEY = "t/a"
 LARGE = b"0123456789" * 400_000

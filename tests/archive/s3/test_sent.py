@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import pytest
 
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.upload import PART_BYTES, part_bytes
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.storage.s3.upload import PART_BYTES, part_bytes
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import LARGE, Way
-from tests.faults.fault import Exchange, Fault, Rule, refusal
-from tests.faults.http1 import Message
-from tests.faults.operation import Operation
+from tests.support.faults.fault import Exchange, Fault, Rule, refusal
+from tests.support.faults.http1 import Message
+from tests.support.faults.operation import Operation
 
 SMALL = b"small"
 TWO_REAL_PARTS = bytes(PART_BYTES + 1)

@@ -10,10 +10,10 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
-from laredo_archive.s3.asking import ATTEMPTS
+from laredo_archive.storage.s3.requests import ATTEMPTS
 from tests.archive.conftest import S3Maker
 from tests.archive.s3.conftest import Way
-from tests.faults.fault import (
+from tests.support.faults.fault import (
     Exchange,
     Fault,
     answer,
@@ -25,7 +25,7 @@ from tests.faults.fault import (
     truncate_request,
     without_header,
 )
-from tests.faults.proxy import FaultProxy
+from tests.support.faults.proxy import FaultProxy
 
 KEY = "t/manifest.json"
 CONFLICT = answer(409, "ConditionalRequestConflict")

@@ -9,10 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import BinaryIO, TypeVar
 
-from laredo_archive import codec, manifest_parser
-from laredo_archive.commit import TableArchive
-from laredo_archive.copy import _Copy
-from laredo_archive.copy_target import Target
+from laredo_archive import codec
 from laredo_archive.errors import (
     ArchiveMissing,
     ArtifactDamaged,
@@ -27,16 +24,20 @@ from laredo_archive.errors import (
     ManifestLost,
     NotCollectable,
 )
-from laredo_archive.garbage import Policy, collect
-from laredo_archive.holding import Environment
-from laredo_archive.location import FoundArchive, as_it_is, read_manifest
-from laredo_archive.manifest import Artifact, EpochPosition, Manifest
-from laredo_archive.progress import UNWATCHED
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.copy import _Copy
+from laredo_archive.maintain.copy_target import Target
+from laredo_archive.manifest import parser
+from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
+from laredo_archive.read.location import FoundArchive, as_it_is, read_manifest
+from laredo_archive.read.progress import UNWATCHED
+from laredo_archive.write.manifest_store import Environment
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action
 from laredo_model.position import Position
-from tests.archive.simulation.store import MemoryDestination, MemoryStore
-from tests.archive.simulation.truth import COLUMNS, Database, State, checksum_of, net_changes
-from tests.archive.simulation.world import Actor, World
+from tests.support.archive.simulated_store import MemoryDestination, MemoryStore
+from tests.support.archive.truth import COLUMNS, Database, State, checksum_of, net_changes
+from tests.support.archive.world import Actor, World
 
 T = TypeVar("T")
 
@@ -378,7 +379,7 @@ class SlowDestination(MemoryDestination):
 def manifest_of(store: MemoryStore) -> Manifest | None:
     """As it is now."""
     found = store.objects.get(MANIFEST)
-    return manifest_parser.parse(found[0], store.uri) if found else None
+    return parser.parse(found[0], store.uri) if found else None
 
 
 def read_back(scene: Scene, store: MemoryStore, manifest: Manifest) -> None:

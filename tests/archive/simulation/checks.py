@@ -2,14 +2,14 @@
 
 import hashlib
 
-from laredo_archive import chain, manifest_parser
-from laredo_archive.manifest import Artifact, Manifest
+from laredo_archive.manifest import parser, rules
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_model.history import History
 from laredo_model.position import Position
 from tests.archive.simulation.actors import MANIFEST, SINKS, Copier, Scene, manifest_of, read_back
-from tests.archive.simulation.store import MemoryStore
-from tests.archive.simulation.truth import checksum_of
-from tests.archive.simulation.world import Actor
+from tests.support.archive.simulated_store import MemoryStore
+from tests.support.archive.truth import checksum_of
+from tests.support.archive.world import Actor
 
 
 class Watch:
@@ -22,9 +22,9 @@ class Watch:
 
     def on_swap(self, store: MemoryStore, key: str, before: bytes | None, after: bytes) -> None:
         assert key == MANIFEST
-        new = manifest_parser.parse(after, store.uri)
-        assert list(chain.check(new)) == []
-        old = None if before is None else manifest_parser.parse(before, store.uri)
+        new = parser.parse(after, store.uri)
+        assert list(rules.check(new)) == []
+        old = None if before is None else parser.parse(before, store.uri)
         if old is not None:
             self._compare(store, old, new)
         for artifact in new.artifacts:
@@ -81,7 +81,7 @@ class Watch:
         assert (artifact.rows, artifact.state_checksum) == (checksum.rows, checksum.hex())
 
     def on_delete(self, store: MemoryStore, key: str) -> None:
-        manifest = manifest_parser.parse(store.objects[MANIFEST][0], store.uri)
+        manifest = parser.parse(store.objects[MANIFEST][0], store.uri)
         assert key not in {entry.key for entry in manifest.named()}, f"{key} deleted, but named"
         assert key in {entry.key for entry in manifest.retired}, f"{key} deleted, but not retired"
 

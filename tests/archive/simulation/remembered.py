@@ -7,8 +7,8 @@ must find the manifest that was written.
 
 import pytest
 
-from laredo_archive import manifest_parser
-from laredo_archive.manifest import Manifest
+from laredo_archive.manifest import parser
+from laredo_archive.manifest.model import Manifest
 
 ASKED_ALL_THE_SAME = 16
 """One manifest in so many is parsed."""
@@ -17,7 +17,7 @@ ASKED_ALL_THE_SAME = 16
 def remember_manifests(patch: pytest.MonkeyPatch) -> None:
     """For as long as ``patch`` lasts."""
     written: dict[bytes, Manifest] = {}
-    to_bytes, parse = Manifest.to_bytes, manifest_parser.parse
+    to_bytes, parse = Manifest.to_bytes, parser.parse
 
     def remember(manifest: Manifest) -> bytes:
         data = to_bytes(manifest)
@@ -31,4 +31,4 @@ def remember_manifests(patch: pytest.MonkeyPatch) -> None:
         return manifest
 
     patch.setattr(Manifest, "to_bytes", remember)
-    patch.setattr(manifest_parser, "parse", look_up)
+    patch.setattr(parser, "parse", look_up)

@@ -8,16 +8,25 @@ from typing import Any
 import pytest
 import structlog
 
-from laredo_archive import base, chain, commit, copy, garbage, holding, level, offer, placing
-from laredo_archive.copy import _Copy
-from laredo_archive.destination import Version
 from laredo_archive.errors import ArchiveError, CommitConflict, CommitStateUnknown
-from laredo_archive.holding import Claim, ManifestStore
-from laredo_archive.manifest import Artifact, Manifest, Retired
-from laredo_archive.notices import Notices
-from laredo_archive.offer import PendingCommit
-from tests.archive.simulation.store import MemoryDestination, MemoryStore, etag_of
+from laredo_archive.maintain import collect, copy
+from laredo_archive.maintain.copy import _Copy
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.model import Artifact, Manifest, Retired
+from laredo_archive.manifest.notices import Notices
+from laredo_archive.storage.destination import Version
+from laredo_archive.write import (
+    base_upload,
+    manifest_store,
+    pending_commit,
+    reconcile,
+    table_archive,
+    uploads,
+)
+from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.write.pending_commit import PendingCommit
 from tests.archive.simulation.test_simulation import simulate
+from tests.support.archive.simulated_store import MemoryDestination, MemoryStore, etag_of
 
 MOST_SEEDS = 120
 
@@ -25,7 +34,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_look_at_the_object_before_the_swap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(offer, "is_there", lambda *_: True)
+    patch.setattr(pending_commit, "is_there", lambda *_: True)
 
 
 def retired_objects_are_named_again(patch: pytest.MonkeyPatch) -> None:
@@ -37,17 +46,17 @@ def a_foreign_claim_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_levelled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "level", lambda *_: None)
+    patch.setattr(table_archive, "level", lambda *_: None)
 
 
 def deleted_without_grace(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(garbage._Run, "_expired", lambda _, entry, __: entry.at is not None)
+    patch.setattr(collect._Run, "_expired", lambda _, entry, __: entry.at is not None)
 
 
 def dated_by_the_writers_clock(patch: pytest.MonkeyPatch) -> None:
-    real = chain.with_dates
+    real = rules.with_dates
     patch.setattr(
-        chain, "with_dates", lambda new, old, date: real(new, old, date - timedelta(hours=1))
+        rules, "with_dates", lambda new, old, date: real(new, old, date - timedelta(hours=1))
     )
 
 
@@ -56,17 +65,17 @@ def dated_when_entered(patch: pytest.MonkeyPatch) -> None:
         entries = tuple(Retired(entry.key, manifest.updated_at) for entry in leaving)
         return replace(manifest, retired=manifest.retired + entries)
 
-    patch.setattr(chain, "with_retired", dated)
+    patch.setattr(rules, "with_retired", dated)
 
 
 def what_leaves_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(chain, "with_retired", lambda manifest, _: manifest)
+    patch.setattr(rules, "with_retired", lambda manifest, _: manifest)
 
 
 def unclear_counts_as_done(patch: pytest.MonkeyPatch) -> None:
     def rewrite(
         self: ManifestStore,
-        change: holding.Change,
+        change: manifest_store.Change,
         claim: Claim | None,
         absent: Manifest | None = None,
     ) -> Manifest:
@@ -99,16 +108,16 @@ def durable_means_on_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def levelled_to_the_one_behind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(level, "max", min, raising=False)
+    patch.setattr(reconcile, "max", min, raising=False)
 
 
 def what_has_the_name_is_adopted_unseen(patch: pytest.MonkeyPatch) -> None:
     def is_anything_there(destination: MemoryDestination, key: str, *_: object) -> bool:
         return destination.head(key) is not None
 
-    for module in (base, level, placing):
+    for module in (base_upload, reconcile, uploads):
         patch.setattr(module, "holds", is_anything_there)
-    for module in (level, offer):
+    for module in (reconcile, pending_commit):
         patch.setattr(module, "is_there", is_anything_there)
 
 
@@ -130,7 +139,7 @@ def a_manifest_is_swapped_whatever_it_is_now(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_claim_leaves_uploads_as_they_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "drop_unfinished", lambda *_: None)
+    patch.setattr(table_archive, "drop_unfinished", lambda *_: None)
 
 
 def uploads_are_never_collected(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import structlog
 
-from laredo_archive import copy_objects
-from tests import drawn
+from laredo_archive.maintain import copy_objects
 from tests.archive.simulation import checks
 from tests.archive.simulation.actors import (
     CUT_OFF_S,
@@ -30,9 +29,10 @@ from tests.archive.simulation.actors import (
     Writer,
 )
 from tests.archive.simulation.remembered import remember_manifests
-from tests.archive.simulation.store import LATEST_S, Faults, MemoryStore
-from tests.archive.simulation.truth import Database
-from tests.archive.simulation.world import Actor, World
+from tests.support import drawn
+from tests.support.archive.simulated_store import LATEST_S, Faults, MemoryStore
+from tests.support.archive.truth import Database
+from tests.support.archive.world import Actor, World
 
 SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "400"))
 FIRST = int(os.environ.get("LAREDO_SIMULATION_FIRST", "0"))

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.profile import Profile
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.s3.place import S3Place
+from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.destination import S3Destination
 from laredo_snapshotter import config, config_places
 from laredo_snapshotter.config_places import SinkConfig
 from tests.end_to_end.aws_rights.policy import EXAMPLES
-from tests.fix_aws import AwsServer
+from tests.support.aws import AwsServer
 
 
 @dataclass

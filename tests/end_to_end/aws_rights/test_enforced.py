@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from laredo_archive.aws.clients import Clients
-from laredo_snapshotter.check_aws import check_bucket, check_profile
-from tests.archive.archiving import ONE, TWO, diffed, opened, rebased
+from laredo_snapshotter.check.aws import check_bucket, check_profile
 from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy
-from tests.fix_aws import AwsServer, moto_served
+from tests.support.archive.archiving import ONE, TWO, diffed, opened, rebased
+from tests.support.aws import AwsServer, moto_served
 
 S3_ACTIONS = sorted(
     action

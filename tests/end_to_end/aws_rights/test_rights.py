@@ -9,22 +9,32 @@ from typing import Any
 
 import pytest
 
-from laredo_archive import garbage
-from laredo_archive.access import S3Access
 from laredo_archive.aws.profile import Profile
-from laredo_archive.commit import TableArchive
-from laredo_archive.local import LocalDestination
+from laredo_archive.maintain import collect
+from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_archive.s3.destination import S3Destination
-from laredo_archive.verify import verify
-from laredo_snapshotter.check_aws import check_bucket, check_profile, check_sink
+from laredo_archive.storage.access import S3Access
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.write.table_archive import TableArchive
+from laredo_snapshotter.check.aws import check_bucket, check_profile, check_sink
 from laredo_snapshotter.events.build import build
-from tests.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, base_of, diffed, rebased, rows
 from tests.end_to_end.aws_rights.asked import NotingClients, rights
 from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy, Right
-from tests.fix_aws import AwsServer
-from tests.snapshotter.events.noticing import notice
+from tests.support.archive.archiving import (
+    ONE,
+    PREFIX,
+    TABLE,
+    THREE,
+    TWO,
+    base_of,
+    diffed,
+    rebased,
+    rows,
+)
+from tests.support.aws import AwsServer
+from tests.support.writer.noticing import notice
 
 ACCOUNT = "123456789012"
 AUDITOR = "arn:aws:iam::999988887777:role/auditor"
@@ -99,8 +109,8 @@ def written(example: Example, clients: NotingClients, beside: Path) -> None:
 
 def collected(destination: S3Destination) -> None:
     """Garbage is entered, dated and deleted; nothing is too young, for times in whole seconds."""
-    policy = garbage.Policy(timedelta(seconds=-2), timedelta(seconds=-2))
-    runs = [garbage.collect(destination, TABLE, key_prefix=PREFIX, policy=policy) for _ in range(3)]
+    policy = collect.Policy(timedelta(seconds=-2), timedelta(seconds=-2))
+    runs = [collect.collect(destination, TABLE, key_prefix=PREFIX, policy=policy) for _ in range(3)]
     assert any(run.deleted for run in runs)
 
 
@@ -234,7 +244,7 @@ def test_s3_takes_the_lifecycle_and_it_touches_nothing_that_is_read(
         for rule in kept
         if "AbortIncompleteMultipartUpload" in rule
     ]
-    assert [timedelta(days=count) > garbage.Policy().cut_off for count in days] == [True]
+    assert [timedelta(days=count) > collect.Policy().cut_off for count in days] == [True]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

@@ -11,11 +11,11 @@ import pytest
 from laredo_fanout import config
 from laredo_fanout.app import archive_watch
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.serving import archives
+from laredo_fanout.serving.replay import archives
 from laredo_fanout.store.writer import Store
 from laredo_model import position
-from tests.fanout.serving.archived import Archived, local
-from tests.fanout.serving.world import USERS, Wakeups, Writer
+from tests.support.server.archived import Archived, local
+from tests.support.server.serving_world import USERS, Wakeups, Writer
 
 CONFIG = """
 sources {{ pg {{ connection = "postgresql:///db" }} }}

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from laredo_archive.commit import TableArchive
-from laredo_archive.local import LocalDestination
-from tests.fix_postgres import Database
-from tests.processes import BIN
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.write.table_archive import TableArchive
+from tests.support.postgres import Database
+from tests.support.processes import BIN
 
 
 def check(

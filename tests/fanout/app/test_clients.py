@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from laredo_fanout.app.clients import Clients, deepest
-from laredo_fanout.app.wake import Bell, SocketWakeups
+from laredo_fanout.app.processes.clients import Clients, deepest
+from laredo_fanout.app.processes.wake_up import Bell, SocketWakeups
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from laredo_fanout.app import copy_view
+from laredo_fanout.app.terminal import copy_view
 
 
 def _shown(**tables: dict[str, Any]) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 LIMIT = 1024
 WITH_FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout
-from tests.fix_postgres import Database
-from tests.processes import BIN, Program, wait_until
+from tests.support.postgres import Database
+from tests.support.processes import BIN, Program, wait_until
+from tests.support.server.fanout_program import Fanout, fanout
 
 
 def on_a_tmpfs(server: Fanout, options: str, then: str = "true") -> Fanout:

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
-from tests.processes import BIN
+from tests.support.postgres import Database
+from tests.support.processes import BIN
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 TOKEN = "s3cret-of-the-server"
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app import journal_pruning
-from laredo_fanout.app.clients import Clients
 from laredo_fanout.app.journal_pruning import JournalPruning
-from laredo_fanout.app.wake import Bell
+from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.wake_up import Bell
 from laredo_fanout.config import Journal
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
-from tests.fanout.serving.world import USERS, Writer, line
+from tests.support.server.serving_world import USERS, Writer, line
 
 BOUNDS = {USERS: Journal.model_validate({"max_entries": 3, "max_age": "100000d"})}
 

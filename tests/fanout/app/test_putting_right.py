@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tests.fanout.app.fanout_program import fanout, started
-from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import fanout, started
 
 _ACTIVE = 'laredo_putting_right_active{table="public.a"}'
 _TIMES = 'laredo_put_right_total{table="public.a"}'

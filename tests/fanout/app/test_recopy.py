@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 ROWS = 900
 THROTTLED = "\nsources.pg.copy { workers = 1, max_rows_per_second = 150 }"

@@ -5,12 +5,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from laredo_archive.database import Database as Measuring
-from tests.fanout.app.fanout_program import fanout
+from laredo_archive.maintain.postgres_table import Database as Measuring
 from tests.fanout.app.test_check import check, missing
-from tests.fix_clusters import Clusters
-from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.support.clusters import Clusters
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import fanout
 
 
 @pytest.mark.parametrize("version", [15, 18])

@@ -15,9 +15,9 @@ import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database, data_directory
-from tests.processes import BIN, wait_until
+from tests.support.postgres import Database, data_directory
+from tests.support.processes import BIN, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 # No heartbeat may hide that nobody was woken.
 QUIET = "targets = [ { heartbeat_interval = 1h } ]"

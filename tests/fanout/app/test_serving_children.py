@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.app import listener_port, logs
-from laredo_fanout.app.clients import Clients
-from laredo_fanout.app.serving_children import ServingChildren
-from laredo_fanout.app.wake import Bell
+from laredo_fanout.app import logs
+from laredo_fanout.app.processes import listener_port
+from laredo_fanout.app.processes.children import ServingChildren
+from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.wake_up import Bell
 from laredo_fanout.client import (
     Backoff,
     Changes,
@@ -30,8 +31,8 @@ from laredo_fanout.client import (
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
-from tests.fanout.serving.world import USERS, Writer, line, rows
-from tests.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
+from tests.support.server.serving_world import USERS, Writer, line, rows
 
 INSERT = Action.INSERT
 QUICK = Backoff(initial=0.01, maximum=0.2)

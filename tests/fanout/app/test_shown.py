@@ -11,8 +11,9 @@ import pytest
 import structlog
 from rich.console import Console
 
-from laredo_fanout.app import copy_view, logs, shown, terminal
-from laredo_fanout.app.finding import Finding, Verdict
+from laredo_fanout.app import logs
+from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.app.terminal import copy_view, printing, shown
 
 HOSTILE = "[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
 WRITTEN = r"[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
@@ -66,7 +67,7 @@ def drawn(view: Any) -> str:
 
 @pytest.mark.parametrize("view", ["status", "clients", "copies"])
 def test_no_view_lets_it_through(view: str) -> None:
-    text = drawn(terminal._VIEWS[view](STATUS))
+    text = drawn(printing._VIEWS[view](STATUS))
     assert harmless(text), text
     assert "[red]x[/red]\\x1b]0;title" in text
     assert not any(line.startswith("faked line") for line in text.splitlines())
@@ -78,7 +79,7 @@ def test_the_bars_of_copies_neither() -> None:
 
 
 def test_the_findings_of_check_neither(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.show_findings([Finding(HOSTILE, Verdict.MISSING, HOSTILE, f"{HOSTILE}\nCREATE ...")])
+    printing.show_findings([Finding(HOSTILE, Verdict.MISSING, HOSTILE, f"{HOSTILE}\nCREATE ...")])
     text = capsys.readouterr().out
     assert harmless(text)
     assert text.count("[red]x[/red]") >= 3 and "\nCREATE ..." in text

@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout
-from tests.fix_clusters import Clusters
-from tests.processes import wait_until
+from tests.support.clusters import Clusters
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import Fanout, fanout
 
 _KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '{}'"
 _FREEZE_AGE = 100_000

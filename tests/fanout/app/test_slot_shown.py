@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout
-from tests.fix_clusters import Clusters, invalidate
-from tests.processes import wait_until
+from tests.support.clusters import Clusters, invalidate
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import Fanout, fanout
 
 TABLES = "{ table = t }"
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.clients import Clients
-from laredo_fanout.app.control_wire import Control, ControlClosed
-from laredo_fanout.app.remote_registry import RemoteRegistry
-from laredo_fanout.app.serving_children import ServingChildren
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
-from laredo_fanout.app.wake import Bell
+from laredo_fanout.app.processes.children import ServingChildren
+from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.control_wire import Control, ControlClosed
+from laredo_fanout.app.processes.remote_registry import RemoteRegistry
+from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_model.retry import Backoff
 from tests.fanout.app.test_serving_children import Running, running
-from tests.fanout.serving.world import USERS, Writer, rows
+from tests.support.server.serving_world import USERS, Writer, rows
 
-SERVING = ("-m", "laredo_fanout.app.serving_process")
+SERVING = ("-m", "laredo_fanout.app.processes.serving_process")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -121,7 +121,7 @@ async def test_a_supervisor_that_crashes_is_not_silent(tmp_path: Path) -> None:
 async def test_a_snapshot_process_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.app.snapshot_schedule._RETRY", Backoff(0.05, 300.0))
+    monkeypatch.setattr("laredo_fanout.app.snapshots.schedule._RETRY", Backoff(0.05, 300.0))
     configured = tmp_path / "fanout.conf"
     configured.write_text(
         f'state.path = "{tmp_path / "state"}"\n'

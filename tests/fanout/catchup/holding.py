@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from laredo_fanout.source.status import CommitInfo
-from tests.fanout.catchup.behind import status_of
-from tests.fix_ingest import RunningIngest
+from laredo_fanout.tables.status import CommitInfo
+from tests.support.ingest import RunningIngest
+from tests.support.server.behind import status_of
 
 
 class Held:

@@ -2,7 +2,7 @@
 
 import random
 
-from tests.fix_postgres import Database
+from tests.support.postgres import Database
 
 TABLES = ("one", "two", "three")
 

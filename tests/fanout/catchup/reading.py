@@ -9,11 +9,11 @@ from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import Plan, Segment, from_bytes
 from laredo_fanout.catchup.release import Release
-from laredo_fanout.source import message as message_
-from laredo_fanout.source.status import CommitInfo, Counters
-from laredo_fanout.source.write_batch import WriteBatch
+from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.store.writer import Store
-from tests.fix_postgres import Database
+from laredo_fanout.tables.status import CommitInfo, Counters
+from laredo_fanout.tables.write_batch import WriteBatch
+from tests.support.postgres import Database
 
 SLOT, PUBLICATION = "reading", "reading"
 BEGUN_ANEW = b""

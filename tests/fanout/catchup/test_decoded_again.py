@@ -13,7 +13,7 @@ from pathlib import Path
 from laredo_fanout.catchup.plan import bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_run import SegmentRun
-from laredo_fanout.source import message
+from laredo_fanout.postgres import pgoutput
 from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,
@@ -23,16 +23,16 @@ from tests.fanout.catchup.reading import (
     single,
     start_of,
 )
-from tests.fix_postgres import Database
+from tests.support.postgres import Database
 
-_ROWS = (message.INSERT, message.UPDATE, message.DELETE)
+_ROWS = (pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE)
 
 
 def _rows_from(messages: list[bytes], position: int) -> int:
     """How many rows are of transactions whose commit record begins there or later."""
     rows, counts = 0, False
     for each in messages:
-        if each[0] == message.BEGIN:
+        if each[0] == pgoutput.BEGIN:
             counts = int.from_bytes(each[1:9], "big") >= position
         rows += counts and each[0] in _ROWS
     return rows

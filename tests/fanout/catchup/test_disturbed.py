@@ -10,13 +10,13 @@ import pytest
 
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.errors import SlotLost
-from laredo_fanout.source.options import OnSlotLost
-from tests.fanout.catchup.behind import splitting_little, start_behind, status_of, wait_level
+from laredo_fanout.source_options import OnSlotLost
 from tests.fanout.catchup.holding import Held
-from tests.fix_clusters import Clusters
-from tests.fix_ingest import PATIENCE_S, RunningIngest
-from tests.fix_postgres import Database, on_versions
-from tests.processes import wait_until
+from tests.support.clusters import Clusters
+from tests.support.ingest import PATIENCE_S, RunningIngest
+from tests.support.postgres import Database, on_versions
+from tests.support.processes import wait_until
+from tests.support.server.behind import splitting_little, start_behind, status_of, wait_level
 
 Start = Callable[..., RunningIngest]
 _KINDS = ("public.plain", "public.log", "public.parts")

@@ -11,11 +11,11 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.catchup.options import CatchupOptions, Mode
 from laredo_fanout.catchup.plan import from_bytes
-from tests.fanout.catchup.behind import start_behind, status_of
 from tests.fanout.catchup.holding import Held
-from tests.fix_clusters import Clusters, position_of, promote, wait_replayed, wait_synced
-from tests.fix_ingest import RunningIngest
-from tests.processes import wait_until
+from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
+from tests.support.ingest import RunningIngest
+from tests.support.processes import wait_until
+from tests.support.server.behind import start_behind, status_of
 
 _TABLE = "public.t"
 

@@ -12,10 +12,14 @@ import pytest
 from laredo_fanout.catchup.options import CatchupOptions, Mode
 from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.catchup.status import CatchupStatus
-from laredo_fanout.source import start
-from laredo_fanout.source.status import CommitInfo
+from laredo_fanout.ingest import startup
 from laredo_fanout.store.writer import Store
-from tests.fanout.catchup.behind import (
+from laredo_fanout.tables.status import CommitInfo
+from tests.fanout.catchup.holding import Held
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database, on_versions
+from tests.support.processes import wait_until
+from tests.support.server.behind import (
     kill_one,
     splitting_little,
     start_behind,
@@ -23,12 +27,8 @@ from tests.fanout.catchup.behind import (
     wait_level,
     wait_split,
 )
-from tests.fanout.catchup.holding import Held
-from tests.fanout.source.interleaving import TABLES, Interleaving
-from tests.fanout.source.journal_oracle import Replay
-from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database, on_versions
-from tests.processes import wait_until
+from tests.support.server.interleaving import TABLES, Interleaving
+from tests.support.server.journal_oracle import Replay
 
 Start = Callable[..., RunningIngest]
 _STEPS = 400
@@ -119,7 +119,7 @@ def test_what_was_released_is_not_compared_again(
 ) -> None:
     """The next life would read all WAL from where the slot stands before it takes anything."""
     compared: list[object] = []
-    differs_at = start.differs_at
+    differs_at = startup.differs_at
 
     def seen(*given: Any) -> str | None:
         compared.append(given[0])
@@ -127,7 +127,7 @@ def test_what_was_released_is_not_compared_again(
 
     ingest, _ = behind
     start_behind(ingest)
-    monkeypatch.setattr(start, "differs_at", seen)
+    monkeypatch.setattr(startup, "differs_at", seen)
     wait_level(ingest)
     ingest.assert_equal()
     assert not compared

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout
-from tests.fix_postgres import Database
-from tests.processes import BIN, Program, wait_until
+from tests.support.postgres import Database
+from tests.support.processes import BIN, Program, wait_until
+from tests.support.server.fanout_program import Fanout, fanout
 
 _ROWS = 30_000
 _GAVE_WAY = "the last segment waits for its turn"

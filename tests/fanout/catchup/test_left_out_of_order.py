@@ -6,9 +6,9 @@ import orjson
 
 from laredo_fanout.store import layout, meta
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import changes, delete
-from tests.fix_ingest import RunningIngest
-from tests.fix_postgres import Database
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database
+from tests.support.server.store_sample import changes, delete
 
 Start = Callable[..., RunningIngest]
 

@@ -11,7 +11,7 @@ import pytest
 from laredo_fanout.catchup.plan import Segment, bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.errors import SourceUnavailable
-from laredo_fanout.source import message
+from laredo_fanout.postgres import pgoutput
 from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,
@@ -22,7 +22,7 @@ from tests.fanout.catchup.reading import (
     slot_of,
     start_of,
 )
-from tests.fix_postgres import Database, on_versions
+from tests.support.postgres import Database, on_versions
 
 
 def _backlog(database: Database, seed: int, steps: int = 600) -> None:
@@ -36,7 +36,7 @@ def _cut(database: Database, truth: list[bytes], seed: int) -> tuple[Segment, ..
     """Segments at any positions, however odd, and at the very edges of commits."""
     chance = random.Random(seed)
     start, end = start_of(database), place(database)
-    commits = [int.from_bytes(each[1:9], "big") for each in truth if each[0] == message.BEGIN]
+    commits = [int.from_bytes(each[1:9], "big") for each in truth if each[0] == pgoutput.BEGIN]
     edges = {chance.choice(commits) + chance.choice([0, 0, 1]) for _ in range(2)}
     return bounded([start, *sorted({*edges, chance.randint(start, end)})])
 

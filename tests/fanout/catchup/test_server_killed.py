@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.fanout.app.fanout_program import Fanout, fanout, started
-from tests.fix_postgres import Database
-from tests.processes import wait_until
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 _ROWS = 30_000
 _CATCHUP = """

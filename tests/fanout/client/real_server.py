@@ -8,8 +8,8 @@ from pathlib import Path
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions, TlsFiles
 from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.serving.server import serve
-from laredo_fanout.store.changes import TableChanges
 from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model import history as history_
 from laredo_model.change import Action

@@ -19,7 +19,7 @@ from laredo_fanout.client import (
 from laredo_fanout.serving.options import TlsFiles
 from laredo_model.change import Action
 from tests.fanout.client.real_server import TABLE, Source, serving
-from tests.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
 
 PEM = Path(__file__).parent.parent / "serving" / "tls"
 MUTUAL = TlsFiles(PEM / "server.pem", PEM / "server.key", PEM / "ca.pem")

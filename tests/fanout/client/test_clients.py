@@ -24,7 +24,7 @@ from laredo_fanout.client import (
     background,
     equals,
 )
-from laredo_fanout.client.rows import Row, parse
+from laredo_fanout.client.table.rows import Row, parse
 from laredo_model.change import Action
 from laredo_model.column import Column
 from tests.fanout.client.real_server import (
@@ -36,7 +36,7 @@ from tests.fanout.client.real_server import (
     line_of,
     serving,
 )
-from tests.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
 QUICK = Backoff(initial=0.01, maximum=0.05)
@@ -458,7 +458,7 @@ async def test_changes_raise_what_ended_the_client(port: int) -> None:
 async def test_a_dropped_reader_of_changes_holds_nobody_up(
     port: int, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.client.listening._WAITING_AT_MOST", 3)
+    monkeypatch.setattr("laredo_fanout.client.table.listening._WAITING_AT_MOST", 3)
     async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE) as client:
         await client.await_ready(PATIENCE_S)
         kept, dropped = client.changes(), client.changes()

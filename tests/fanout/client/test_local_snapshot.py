@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.client import Filter, LocalSnapshotUnusable, equals, is_in
-from laredo_fanout.client.local_snapshot import LocalSnapshot, SnapshotFile
-from laredo_fanout.client.replica import Place
+from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
+from laredo_fanout.client.table.replica import Place
 from laredo_model import history as history_
 from laredo_model.column import Column
 from laredo_model.position import Position
-from tests.drawn import examples
+from tests.support.drawn import examples
 
 PLACE = Place(Position(0x20), history_.parse("1:2:3"), 77, 0x30, 4)
 COLUMNS = (Column("id", "int8", ordinal=1, key_ordinal=1), Column("n", "text", ordinal=2))
@@ -98,7 +98,7 @@ def test_other_filters_are_refused(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("laredo_fanout.client.local_snapshot.VERSION", 2)
+        patch.setattr("laredo_fanout.client.table.local_snapshot.VERSION", 2)
         at(tmp_path).save(SNAPSHOT)
     with pytest.raises(LocalSnapshotUnusable, match="has version 2; this library reads 1"):
         at(tmp_path).load()

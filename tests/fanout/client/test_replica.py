@@ -15,7 +15,7 @@ from laredo_fanout.client import (
     SnapshotEnd,
     SnapshotRows,
 )
-from laredo_fanout.client.replica import Difference, Replica
+from laredo_fanout.client.table.replica import Difference, Replica
 from laredo_model.column import Column
 from laredo_model.position import Position
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from laredo_fanout.client import AsyncFanoutClient, FanoutClient
-from laredo_fanout.client.local_snapshot import LocalSnapshot, SnapshotFile
-from laredo_fanout.client.replica import Place
-from laredo_fanout.client.rows import Row
+from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
+from laredo_fanout.client.table.replica import Place
+from laredo_fanout.client.table.rows import Row
 from laredo_model.change import Action
 from laredo_model.position import Position
 from tests.fanout.client import test_clients
 from tests.fanout.client.real_server import TABLE, Source, key_of, line_of
 from tests.fanout.client.test_clients import Server, row, until
-from tests.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
 
 source, server, port = test_clients.source, test_clients.server, test_clients.port
 
@@ -99,7 +99,7 @@ def test_two_saves_at_once_leave_one_of_them_whole(
 ) -> None:
     """Of two clients of one file, in one process or in two."""
     gate = Gate()
-    sync = "laredo_fanout.client.local_snapshot.hashlib.sha256"
+    sync = "laredo_fanout.client.table.local_snapshot.hashlib.sha256"
     real = __import__("hashlib").sha256
 
     def gated_digest() -> Any:

@@ -40,7 +40,7 @@ from laredo_fanout.client import (
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import history as history_
 from laredo_model.position import Position
-from tests.fanout.client.scripted_server import (
+from tests.support.server.scripted_server import (
     HISTORY,
     End,
     Hold,
@@ -53,7 +53,7 @@ from tests.fanout.client.scripted_server import (
     playing,
     snapshot,
 )
-from tests.fanout.source.stuck_proxy import Proxy
+from tests.support.server.stuck_proxy import Proxy
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
 OPTIONS = SyncOptions("public.users", "test-client")

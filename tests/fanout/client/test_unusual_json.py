@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from laredo_fanout.client import AsyncFanoutClient, BadField, FanoutClient, RawJson
-from laredo_fanout.client.index import Index
-from laredo_fanout.client.rows import DEEPEST, Row, as_text, parse, texts_of
-from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.client.table.index import Index
+from laredo_fanout.client.table.rows import DEEPEST, Row, as_text, parse, texts_of
+from laredo_fanout.store.rows.changes import TableChanges
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.fanout.client.test_clients import Server, soon, until
-from tests.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
 
 COLUMNS = (
     Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),

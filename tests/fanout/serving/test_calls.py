@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
+from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE
-from laredo_fanout.serving.tokens import BadTokensFile, Tokens
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
-from tests.fanout.serving.world import Stream, World, rows, running
+from tests.support.server.serving_world import Stream, World, rows, running
 
 TLS = Path(__file__).parent / "tls"
 SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")

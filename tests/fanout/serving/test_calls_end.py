@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from laredo_fanout.serving import tokens as tokens_
+from laredo_fanout.serving.calls import tokens as tokens_
+from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.options import ListenerOptions, TableOptions
 from laredo_fanout.serving.ports import ClientInfo
-from laredo_fanout.serving.tokens import Tokens
 from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.snapshots.take import take
 from laredo_fanout.wire import replication_pb2 as wire
-from tests.fanout.serving.world import USERS, Lease, Stream, World, line, rows, running
+from tests.support.server.serving_world import USERS, Lease, Stream, World, line, rows, running
 
 Code = grpc.StatusCode
 WIDE = "w" * 20_000

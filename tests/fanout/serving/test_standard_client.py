@@ -13,7 +13,7 @@ import pytest
 
 from laredo_model import position
 from laredo_model.change import Action
-from tests.fanout.serving.world import World, line, rows, running
+from tests.support.server.serving_world import World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 

@@ -14,7 +14,7 @@ from laredo_fanout.snapshots.take import take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 from laredo_model.position import text
-from tests.fanout.serving.world import USERS, World, line, rows, running
+from tests.support.server.serving_world import USERS, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 Code = grpc.StatusCode

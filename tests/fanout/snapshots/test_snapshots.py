@@ -30,7 +30,7 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
 from laredo_model.checksum import StateChecksum
 from laredo_model.history import History
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     COLUMNS,
     commit,
     delete,

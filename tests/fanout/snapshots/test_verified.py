@@ -15,8 +15,8 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from laredo_model.history import History
-from tests.fanout.store.sample import commit, insert, live_table, open_store
-from tests.processes import wait_until
+from tests.support.processes import wait_until
+from tests.support.server.store_sample import commit, insert, live_table, open_store
 
 POSITION = 0x19F000
 

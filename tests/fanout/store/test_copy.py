@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from laredo_fanout.store.errors import ChunkStale
 from laredo_fanout.store.writer import Store
-from tests.drawn import examples
-from tests.fanout.store.sample import (
+from tests.support.drawn import examples
+from tests.support.server.store_sample import (
     COLUMNS,
     INSERT,
     TRUNCATION,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     COLUMNS,
     DELETE,
     TRUNCATE,

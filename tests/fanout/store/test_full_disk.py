@@ -15,7 +15,7 @@ import pytest
 from laredo_fanout.store.errors import DiskFull, SpoolFailed, StoreUnusable
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     COLUMNS,
     TRUNCATION,
     UPDATE,
@@ -179,7 +179,7 @@ def reads_on_a_full_disk(directory: Path) -> None:
         ballast(directory, 0)
         program = (
             "import sys; from laredo_fanout.store.reader import StoreReader\n"
-            "from tests.fanout.store.sample import state_of\n"
+            "from tests.support.server.store_sample import state_of\n"
             "reader = StoreReader.open(sys.argv[1])\n"
             "snapshots = [reader.snapshot(int(sys.argv[2])) for _ in range(300)]\n"
             "print(len(state_of(reader, int(sys.argv[2]))))"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store import record as record_
 from laredo_fanout.store.errors import JournalPruned, TransactionOpen
+from laredo_fanout.store.journal import record as record_
+from laredo_fanout.store.journal.record import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.reader import RECORD_COST
-from laredo_fanout.store.record import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Change
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     COLUMNS,
     DELETE,
     INSERT,

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
-from tests.fanout.store.sample import COLUMNS, live_table, open_store, row
+from tests.support.server.store_sample import COLUMNS, live_table, open_store, row
 
 CHANGES = 120_000
 PIECE = 4_000

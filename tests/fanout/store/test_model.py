@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Change
-from tests.drawn import examples
-from tests.fanout.store.sample import (
+from tests.support.drawn import examples
+from tests.support.server.store_sample import (
     DELETE,
     INSERT,
     TRUNCATE,

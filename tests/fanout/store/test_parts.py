@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.store import applying
-from laredo_fanout.store.changes import TableChanges
+from laredo_fanout.store.rows import applying
+from laredo_fanout.store.rows.changes import TableChanges
 from laredo_model.change import Action
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     TRUNCATION,
     Step,
     changes,

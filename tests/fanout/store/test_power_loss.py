@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     TRUNCATION,
     Step,
     apply,

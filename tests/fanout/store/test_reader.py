@@ -14,7 +14,7 @@ from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed, TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     TRUNCATION,
     commit,
     delete,
@@ -196,7 +196,7 @@ def test_another_process_reads_what_is_committed(store: Store, table: int) -> No
     program = """
 import sys
 from laredo_fanout.store.reader import StoreReader
-from tests.fanout.store.sample import journal_of, state_of
+from tests.support.server.store_sample import journal_of, state_of
 with StoreReader.open(sys.argv[1]) as reader:
     for asked in sys.stdin:
         view = reader.table("public.users")

@@ -17,14 +17,7 @@ from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
-from tests.fanout.store.sample import (
-    commit,
-    insert,
-    journal_of,
-    open_store,
-    row,
-    state_of,
-)
+from tests.support.server.store_sample import commit, insert, journal_of, open_store, row, state_of
 
 _SIZE = 1 << 22
 _STORED = Path(__file__).parent

@@ -9,7 +9,7 @@ from laredo_fanout.store import layout
 from laredo_fanout.store.errors import ChunkStale, RowIncomplete, TableClosed
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     COLUMNS,
     INSERT,
     TRUNCATION,

@@ -10,7 +10,7 @@ from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed
 from laredo_fanout.store.shared_spool import Spools
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.writer import Store
-from tests.fanout.store.sample import commit, insert, live_table, update
+from tests.support.server.store_sample import commit, insert, live_table, update
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
 from laredo_model.history import History
-from tests.fanout.store.sample import (
+from tests.support.server.store_sample import (
     COLUMNS,
     apply,
     commit,

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from laredo_archive.aws.clients import Clients
-from laredo_archive.commit import TableArchive
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.retry import Backoff
 from laredo_snapshotter.config_places import SqsSink
 from laredo_snapshotter.events.build import build

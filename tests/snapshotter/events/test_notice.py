@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_archive.notices import Published
+from laredo_archive.manifest.notices import Published
 from laredo_model.position import Position
 from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
-from tests.archive.archiving import ONE, TWO, diffed, memory, opened, rebased
-from tests.snapshotter.events.noticing import notice
+from tests.support.archive.archiving import ONE, TWO, diffed, memory, opened, rebased
+from tests.support.writer.noticing import notice
 
 
 def test_it_is_one_json_object() -> None:

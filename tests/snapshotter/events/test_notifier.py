@@ -13,14 +13,16 @@ from structlog.testing import capture_logs
 
 from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import Clients
-from laredo_archive.commit import TableArchive
-from laredo_archive.manifest import Artifact, ArtifactKind, EpochPosition, FormatEntry
+from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, FormatEntry
+from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
 from laredo_snapshotter.events import notifier as notifier_
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink
-from tests.archive.archiving import (
+from tests.snapshotter.events.recording import Recorder
+from tests.snapshotter.events.telling import Telling, marks, queue
+from tests.support.archive.archiving import (
     HISTORY,
     MANIFEST,
     MORNING,
@@ -33,11 +35,9 @@ from tests.archive.archiving import (
     opened,
     rebased,
 )
-from tests.faults.fault import Rule, answer, delay, drop
-from tests.faults.proxy import FaultProxy
-from tests.processes import wait_until
-from tests.snapshotter.events.recording import Recorder
-from tests.snapshotter.events.telling import Telling, marks, queue
+from tests.support.faults.fault import Rule, answer, delay, drop
+from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import wait_until
 
 NEVER_S = 600.0
 

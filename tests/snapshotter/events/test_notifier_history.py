@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive.aws.clients import Clients
-from laredo_archive.commit import TableArchive
-from tests.archive.archiving import (
+from laredo_archive.write.table_archive import TableArchive
+from tests.snapshotter.events.recording import Recorder
+from tests.snapshotter.events.telling import Telling, marks, queue
+from tests.support.archive.archiving import (
     ONE,
     ScriptedDestination,
     base_of,
@@ -19,11 +21,9 @@ from tests.archive.archiving import (
     opened,
     rebased,
 )
-from tests.drawn import examples
-from tests.faults.fault import Fault, Rule, answer, drop, reset, truncate_answer
-from tests.faults.proxy import FaultProxy
-from tests.snapshotter.events.recording import Recorder
-from tests.snapshotter.events.telling import Telling, marks, queue
+from tests.support.drawn import examples
+from tests.support.faults.fault import Fault, Rule, answer, drop, reset, truncate_answer
+from tests.support.faults.proxy import FaultProxy
 
 SINKS = 2
 _names = count()

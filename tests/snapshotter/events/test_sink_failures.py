@@ -15,13 +15,22 @@ from laredo_snapshotter.events.errors import (
     SinkError,
     SinkRefused,
 )
-from tests.faults.fault import Exchange, Fault, Rule, answer, delay, drop, reset, truncate_answer
-from tests.faults.http1 import Head, Message
-from tests.faults.proxy import FaultProxy
-from tests.faults.weather import THROTTLED
-from tests.fix_aws import AwsServer
-from tests.snapshotter.events.noticing import notice
 from tests.snapshotter.events.recording import ACCOUNT, REGION, Recorder
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import (
+    Exchange,
+    Fault,
+    Rule,
+    answer,
+    delay,
+    drop,
+    reset,
+    truncate_answer,
+)
+from tests.support.faults.http1 import Head, Message
+from tests.support.faults.proxy import FaultProxy
+from tests.support.faults.weather import THROTTLED
+from tests.support.writer.noticing import notice
 
 CONFIGS: dict[str, SinkConfig] = {
     "sns": SnsSink(type="sns", topic_arn=f"arn:aws:sns:{REGION}:{ACCOUNT}:t"),

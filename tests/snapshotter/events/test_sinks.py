@@ -9,9 +9,9 @@ from laredo_archive.aws.clients import Clients
 from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.events.build import build, build_all
 from laredo_snapshotter.events.errors import SinkError
-from tests.fix_aws import REGION, AwsServer
-from tests.snapshotter.events.listening import EARS, Ear, QueueEar, StreamEar, TopicEar
-from tests.snapshotter.events.noticing import notice
+from tests.support.aws import REGION, AwsServer
+from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar, TopicEar
+from tests.support.writer.noticing import notice
 
 IN_ORDER = ("sns-fifo", "sqs-fifo", "kinesis", "kinesis-by-arn")
 ACCOUNT = "000000000000"

@@ -13,14 +13,14 @@ import pytest
 
 from laredo_archive.failpoint import VARIABLE
 from laredo_snapshotter.config_places import SinkConfig
-from tests.faults.fault import Rule, answer, delay
-from tests.faults.proxy import FaultProxy
-from tests.fix_aws import AwsServer
-from tests.processes import wait_until
-from tests.snapshotter.buckets import new_bucket
-from tests.snapshotter.events.listening import EARS, Ear, QueueEar, StreamEar
-from tests.snapshotter.served import Served, put, rows
-from tests.snapshotter.writing import Writer
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import Rule, answer, delay
+from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import wait_until
+from tests.support.writer.buckets import new_bucket
+from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
 
 Marks = list[tuple[str, int, str]]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from laredo_spark import sync_table
-from laredo_spark.sync_errors import SyncError
+from laredo_spark.sync.errors import SyncError
 from tests.spark.delta.session import delta_session
 
 

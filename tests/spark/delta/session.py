@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laredo_spark import delta_fit
-from tests.fix_spark import session_of
+from laredo_spark.sync import delta_fit
+from tests.support.spark import session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,11 +15,11 @@ from pyspark.sql import Row, SparkSession
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_spark import sync_table
-from laredo_spark.sync import Outcome, Synced
-from laredo_spark.sync_delta_log import AGED_S, DeltaLog
-from laredo_spark.sync_errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused
-from tests.archive.building import HISTORY, Builder
-from tests.spark.reading import Reading, manifest_of, names
+from laredo_spark.sync.delta_log import AGED_S, DeltaLog
+from laredo_spark.sync.errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused
+from laredo_spark.sync.sync import Outcome, Synced
+from tests.support.archive.building import HISTORY, Builder
+from tests.support.spark_reading import Reading, manifest_of, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from laredo_archive import failpoint
 from laredo_spark import read_table, sync_table
-from laredo_spark.sync import Outcome
-from tests.archive.building import Builder
-from tests.processes import wait_until
+from laredo_spark.sync.sync import Outcome
 from tests.spark.test_sync_parquet import many
+from tests.support.archive.building import Builder
+from tests.support.processes import wait_until
 
 COUNT = 20_000
 PATIENCE_S = 400

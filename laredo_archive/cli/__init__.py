@@ -1,0 +1,35 @@
+"""``laredo-archive``: any archive from the command line."""
+
+import click
+
+from laredo_archive.cli import logs
+from laredo_archive.cli.checking import collect_garbage, verify_archive
+from laredo_archive.cli.copying import copy_archive
+from laredo_archive.cli.options import Commands
+from laredo_archive.cli.reading import export_table, list_artifacts, print_changes, print_rows
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="laredo-snapshotter")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and other details."
+)
+def main(*, verbose: bool) -> None:
+    """Read and prove an archive of laredo-snapshotter.
+
+    ARCHIVE is what holds its manifest.json, or that file: a path, a file:// or an s3:// URI.
+    S3 is reached as AWS_* variables and AWS configuration files say, or as the options do.
+    """
+    logs.set_up(verbose=verbose)
+
+
+for command in (
+    list_artifacts,
+    print_rows,
+    print_changes,
+    verify_archive,
+    collect_garbage,
+    export_table,
+    copy_archive,
+):
+    main.add_command(command)

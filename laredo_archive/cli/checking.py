@@ -1,0 +1,168 @@
+"""``laredo-archive verify | gc``: is an archive what it says, and what does nobody need?"""
+
+import sys
+from datetime import timedelta
+
+import click
+
+from laredo_archive.cli.options import (
+    FAILED,
+    archive_argument,
+    key_option,
+    opened,
+    s3_options,
+    writing_options,
+)
+from laredo_archive.cli.progress import shown
+from laredo_archive.errors import DatabaseUnusable, NotCollectable
+from laredo_archive.maintain import collect
+from laredo_archive.maintain.compare_postgres import Comparison, Verdict, compare
+from laredo_archive.maintain.verify import Report, verify
+from laredo_archive.read.progress import Progress
+from laredo_archive.reader import Archive
+from laredo_archive.storage.access import S3Access
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_model.printable import printable
+
+UNDECIDED = 3
+UNUSABLE = 2
+SHOWN_REMARKS = 5
+
+
+@click.command("verify")
+@archive_argument
+@click.option("--against", "dsn", metavar="DSN", help="Compare with the table in PostgreSQL too.")
+@click.option(
+    "--lock",
+    is_flag=True,
+    help="With --against: keep writers out of the table (SHARE lock) until the archive has"
+    " caught up with it, or --wait is over.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=90,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --against: how long the archive may take to catch up with the database.",
+)
+@click.option("--quiet", is_flag=True, help="Print problems only.")
+@key_option
+@s3_options()
+def verify_archive(
+    *,
+    place: str,
+    dsn: str | None,
+    lock: bool,
+    wait_s: float,
+    quiet: bool,
+    key_fields: tuple[str, ...],
+    access: S3Access,
+) -> None:
+    """Prove an archive: every file by size, sha256 and rows, every state by folding.
+
+    Exit status: 0 sound (and equal), 1 not, 3 undecided: the archive hasn't got as far as
+    the database, or the table changed just then. 2: the database can't be asked.
+    """
+    if lock and dsn is None:
+        raise click.UsageError("--lock is of use with --against only")
+    archive = opened(place, access, key_fields)
+    with shown(archive.uri) as progress:
+        verdict = _compared(archive, dsn, lock, wait_s, progress)
+        archive = archive.refreshed()
+        report = verify(archive, progress)
+    _print(archive, report, verdict, quiet)
+    if not report.sound or (verdict and verdict.outcome is Comparison.DIFFERENT):
+        sys.exit(FAILED)
+    if verdict and verdict.outcome is Comparison.UNDECIDED:
+        sys.exit(UNDECIDED)
+
+
+def _compared(
+    archive: Archive, dsn: str | None, lock: bool, wait_s: float, progress: Progress
+) -> Verdict | None:
+    if dsn is None:
+        return None
+    try:
+        return compare(archive, dsn, lock=lock, wait_s=wait_s, progress=progress.step)
+    except DatabaseUnusable as failure:
+        click.echo(printable(f"laredo-archive: {failure}"), err=True)
+        sys.exit(UNUSABLE)
+
+
+def _print(archive: Archive, report: Report, verdict: Verdict | None, quiet: bool) -> None:
+    for problem in report.problems:
+        _say(f"problem: {problem}")
+    if not quiet:
+        for remark in report.remarks[:SHOWN_REMARKS]:
+            _say(f"remark: {remark}")
+        hidden = len(report.remarks) - SHOWN_REMARKS
+        if hidden > 0:
+            click.echo(f"remark: ... and {hidden} more like these")
+    if verdict is not None and not (quiet and verdict.outcome is Comparison.EQUAL):
+        _say(f"against the database: {verdict.outcome.value}: {verdict.reason}")
+    if not quiet or not report.sound:
+        state = "sound" if report.sound else f"NOT sound, {len(report.problems)} problems"
+        _say(
+            f"{archive.uri}: {state}; {report.files} files, {report.bytes:,} bytes,"
+            f" {report.boundaries} boundaries of {archive.manifest.table} folded"
+        )
+
+
+def _say(line: str) -> None:
+    """What is said of an archive holds names that anybody may have given."""
+    click.echo(printable(line))
+
+
+@click.command("gc")
+@archive_argument
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--cut-off-hours",
+    type=click.FloatRange(min=0),
+    default=24,
+    show_default=True,
+    help="How old an object that no manifest names must be; longer than the longest commit.",
+)
+@click.option(
+    "--grace-hours",
+    type=click.FloatRange(min=0),
+    default=24,
+    show_default=True,
+    help="How long a retired object stays; longer than the longest read.",
+)
+@s3_options(writing_options)
+def collect_garbage(
+    *, place: str, dry_run: bool, cut_off_hours: float, grace_hours: float, access: S3Access
+) -> None:
+    """Retire what no manifest names, delete what has been retired long enough."""
+    archive = opened(place, access)
+    found = archive.found
+    if found.is_renamed_copy:
+        raise NotCollectable(
+            archive.uri,
+            "its objects have other names than the manifest says: it is a copy. Collect the"
+            " archive where it is written",
+        )
+    if isinstance(found.destination, S3Destination) and not dry_run:
+        found.destination.probe()
+    policy = collect.Policy(timedelta(hours=cut_off_hours), timedelta(hours=grace_hours))
+    with shown(archive.uri) as progress:
+        collected = collect.collect(
+            found.destination,
+            archive.manifest.table,
+            key_prefix=found.key_prefix,
+            policy=policy,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    would = "would be " if dry_run else ""
+    for orphan in collected.orphans:
+        _say(f"{would}retired: {orphan.key} ({orphan.size_bytes:,} bytes, named by nobody)")
+    for key in collected.deleted:
+        _say(f"{would}deleted: {key}")
+    _say(
+        f"{archive.uri}: {would}retired {len(collected.orphans)}, {would}deleted"
+        f" {len(collected.deleted)}; {collected.waiting} wait for their grace period to end"
+    )

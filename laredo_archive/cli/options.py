@@ -1,0 +1,183 @@
+"""What the commands of ``laredo-archive`` have in common: arguments, and how they fail."""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from laredo_archive.aws.clients import Clients
+from laredo_archive.errors import ArchiveError
+from laredo_archive.reader import Archive
+from laredo_archive.storage import access as s3
+from laredo_archive.storage.access import S3Access
+from laredo_model import position as positions
+from laredo_model.errors import BadPosition
+from laredo_model.position import Position
+from laredo_model.printable import printable
+
+FAILED = 1
+
+
+class Commands(click.Group):
+    """A group whose commands fail with one line on stderr that names the place."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        :raises SystemExit: with status 1 after an ArchiveError.
+        """
+        try:
+            return super().invoke(ctx)
+        except ArchiveError as failure:
+            click.echo(printable(f"laredo-archive: {failure}"), err=True)
+            sys.exit(FAILED)
+
+
+class AsOf(click.ParamType[Position | datetime]):
+    """A WAL position, or a time: ISO 8601, in UTC unless it says otherwise."""
+
+    name = "position|time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Position | datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return positions.parse(value)
+        except BadPosition:
+            pass
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is neither a position such as 0/19F000 nor a time such as"
+                " 2026-06-03T21:40:11Z",
+                param,
+                ctx,
+            )
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+archive_argument = click.argument("place", metavar="ARCHIVE")
+as_of_option = click.option(
+    "--as-of",
+    type=AsOf(),
+    help="A position or a time: the last boundary at or before it. Default: the head.",
+)
+exact_option = click.option(
+    "--exact", is_flag=True, help="Refuse a boundary earlier than what was asked for."
+)
+epoch_option = click.option("--epoch", type=int, help="Look in this epoch only.")
+key_option = click.option(
+    "--key",
+    "key_fields",
+    multiple=True,
+    metavar="COLUMN",
+    help="A key column of an archive whose manifest doesn't say (default: id); may be repeated.",
+)
+
+
+Option = tuple[str, dict[str, Any]]
+"""An option's name without its dashes, and what click is told of it."""
+
+Values = dict[str, Any]
+"""What was given for options, by their names."""
+
+reading_options: Sequence[Option] = (
+    ("region", {"metavar": "REGION", "help": "S3: the bucket's region."}),
+    ("endpoint-url", {"metavar": "URL", "help": "S3: a service other than AWS's own."}),
+    (
+        "addressing",
+        {
+            "type": click.Choice(["auto", "path", "virtual"]),
+            "help": "S3: whether the bucket is named in the URL's path or in its host.",
+        },
+    ),
+    ("profile", {"metavar": "NAME", "help": "S3: a profile of the AWS configuration files."}),
+    ("role-arn", {"metavar": "ARN", "help": "S3: a role to take on."}),
+    ("external-id", {"metavar": "ID", "help": "S3: what the role asks for."}),
+)
+writing_options: Sequence[Option] = (
+    (
+        "sse",
+        {
+            "type": click.Choice(["AES256", "aws:kms"]),
+            "help": "S3: how what is written is encrypted. Default: as the bucket says.",
+        },
+    ),
+    ("kms-key-id", {"metavar": "KEY", "help": "S3: the KMS key to encrypt with."}),
+)
+storing_options: Sequence[Option] = (
+    *writing_options,
+    ("storage-class", {"metavar": "CLASS", "help": "S3: of the objects, such as STANDARD_IA."}),
+)
+
+
+def s3_options(
+    *more: Sequence[Option],
+    name: str = "access",
+    side: str = "",
+    made: Callable[[Values], Any] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options of how S3 is reached; the command gets them as one S3Access, called ``name``.
+
+    ``side`` stands before each option's name, for a command that reaches two places, and
+    ``made`` makes something else of the values.
+    """
+    options = [option for group in (reading_options, *more) for option in group]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_access(**arguments: Any) -> None:
+            values = {
+                option: arguments.pop(f"{side}{option}".replace("-", "_")) for option, _ in options
+            }
+            command(**arguments, **{name: (made or access_of)(values)})
+
+        decorated: Callable[..., None] = with_access
+        for option, settings in reversed(options):
+            decorated = click.option(f"--{side}{option}", **settings)(decorated)
+        return decorated
+
+    return decorate
+
+
+def access_of(values: Values) -> S3Access:
+    """What the options' values come to; what isn't given, AWS_* variables and files say.
+
+    :raises ProfileError: if profile or role can't be used.
+    """
+    if values["external-id"] is not None and values["role-arn"] is None:
+        raise click.UsageError("--external-id is of use with --role-arn only")
+    profiles, credentials = s3.profiles(
+        values["profile"], values["role-arn"], values["external-id"], values["region"]
+    )
+    return S3Access(
+        Clients(profiles),
+        credentials,
+        region=values["region"],
+        endpoint=values["endpoint-url"],
+        addressing=values["addressing"] or "auto",
+        server_side_encryption=values.get("sse"),
+        kms_key_id=values.get("kms-key-id"),
+        storage_class=values.get("storage-class"),
+    )
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def opened(place: str, access: S3Access, key_fields: tuple[str, ...] = ()) -> Archive:
+    """The archive that the command line names; raises like Archive.at."""
+    return Archive.at(place, key_fields or None, access)

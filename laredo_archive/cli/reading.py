@@ -1,0 +1,236 @@
+"""``laredo-archive ls | cat | diff | export``: what is in an archive."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from laredo_archive.cli.options import (
+    AsOf,
+    archive_argument,
+    as_of_option,
+    epoch_option,
+    exact_option,
+    key_option,
+    opened,
+    s3_options,
+    size_text,
+)
+from laredo_archive.cli.output import data_output
+from laredo_archive.cli.progress import shown
+from laredo_archive.codec import jsonl
+from laredo_archive.errors import ArtifactDamaged
+from laredo_archive.maintain import export as exporting
+from laredo_archive.manifest.model import Artifact, text_of_time
+from laredo_archive.reader import Archive
+from laredo_archive.storage.access import S3Access
+from laredo_model import position as positions
+from laredo_model.position import Position
+from laredo_model.printable import printable
+
+Moment = Position | datetime
+
+
+@click.command("ls")
+@archive_argument
+@click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
+@s3_options()
+def list_artifacts(*, place: str, as_json: bool, access: S3Access) -> None:
+    """List the artifacts: a table on a terminal, else one JSON object a line."""
+    archive = opened(place, access)
+    if as_json or not sys.stdout.isatty():
+        out = data_output()
+        for artifact in archive.manifest.artifacts:
+            out.write(orjson.dumps(_described(artifact)) + b"\n")
+        out.flush()
+        return
+    console = Console()
+    console.print(_heading(archive), highlight=False, markup=False)
+    console.print(_table(archive))
+
+
+def _described(artifact: Artifact) -> dict[str, Any]:
+    start = artifact.from_position
+    return {
+        "epoch": artifact.epoch,
+        "kind": artifact.kind.value,
+        "from_position": None if start is None else positions.text(start),
+        "to_position": positions.text(artifact.to_position),
+        "to_time": None if artifact.to_time is None else text_of_time(artifact.to_time),
+        "created_at": text_of_time(artifact.created_at),
+        "records": _records(artifact),
+        "truncate": artifact.truncate,
+        "continues": artifact.continues,
+        "reason": artifact.reason,
+        "rows": artifact.rows,
+        "state_checksum": artifact.state_checksum,
+        "history": None if artifact.history is None else str(artifact.history),
+        "formats": {id_: entry.size_bytes for id_, entry in artifact.formats.items()},
+        "keys": artifact.keys,
+    }
+
+
+def _records(artifact: Artifact) -> int | None:
+    return artifact.row_count if artifact.is_snapshot else artifact.change_count
+
+
+def _heading(archive: Archive) -> str:
+    manifest = archive.manifest
+    head = "nothing in it yet"
+    if manifest.head_position is not None:
+        head = f"head {positions.text(manifest.head_position)} in epoch {manifest.epoch}"
+    seen = ""
+    if manifest.seen_position is not None and manifest.seen_at is not None:
+        seen = f", seen {positions.text(manifest.seen_position)} at {_time(manifest.seen_at)}"
+    history = "" if manifest.history is None else f"\nhistory {manifest.history}"
+    writer = "" if manifest.writer_id is None else f", writer {manifest.writer_id}"
+    term = f" (term {manifest.writer_term})" if writer else ""
+    table, uri = printable(manifest.table), printable(archive.uri)
+    return f"{table}: {head}{seen}{history}{printable(writer)}{term}\n{uri}"
+
+
+def _table(archive: Archive) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, right in (
+        ("epoch", True), ("kind", False), ("from", False), ("to", False), ("time (UTC)", False),
+        ("changes", True), ("rows", True), ("files", False), ("checksum", False),
+    ):  # fmt: skip
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "files")
+    for artifact in archive.manifest.artifacts:
+        start = artifact.from_position
+        rows = artifact.rows if artifact.rows is not None else artifact.row_count
+        changes = "" if artifact.is_snapshot else f"{artifact.change_count:,}"
+        table.add_row(
+            str(artifact.epoch),
+            artifact.kind.value + (" (truncates)" if artifact.truncate else ""),
+            "" if start is None else positions.text(start),
+            positions.text(artifact.to_position),
+            _time(artifact.to_time or artifact.created_at),
+            changes,
+            "" if rows is None else f"{rows:,}",
+            Text(printable(_files(artifact))),
+            (artifact.state_checksum or "")[:8],
+        )
+    return table
+
+
+def _files(artifact: Artifact) -> str:
+    return ", ".join(f"{id_} {size_text(e.size_bytes)}" for id_, e in artifact.formats.items())
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+@click.command("cat")
+@archive_argument
+@as_of_option
+@exact_option
+@epoch_option
+@key_option
+@s3_options()
+def print_rows(
+    *,
+    place: str,
+    as_of: Moment | None,
+    exact: bool,
+    epoch: int | None,
+    key_fields: tuple[str, ...],
+    access: S3Access,
+) -> None:
+    """Print the table's rows, one JSON object a line, in key order."""
+    archive = opened(place, access, key_fields)
+    boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
+    out = data_output()
+    for _, lines in archive.rows(boundary):
+        out.write(b"\n".join([*lines, b""]))
+    out.flush()
+
+
+@click.command("diff")
+@archive_argument
+@click.option("--from", "start", type=AsOf(), required=True, help="A position or a time.")
+@click.option("--to", "end", type=AsOf(), help="A position or a time. Default: the head.")
+@exact_option
+@key_option
+@s3_options()
+def print_changes(
+    *,
+    place: str,
+    start: Moment,
+    end: Moment | None,
+    exact: bool,
+    key_fields: tuple[str, ...],
+    access: S3Access,
+) -> None:
+    """Print what changed, net per key, one JSON object a line, in key order.
+
+    After a TRUNCATE between the two, that comes first and the rest is INSERT.
+    """
+    archive = opened(place, access, key_fields)
+    first = archive.boundary(start, exact=exact)
+    last = archive.boundary(end, exact=exact)
+    truncated, changes = archive.changes(first, last)
+    out = data_output()
+    encoder = jsonl.DiffEncoder(out)
+    if truncated:
+        encoder.truncate()
+    try:
+        encoder.write(changes)
+    except UnicodeDecodeError as wrong:
+        raise ArtifactDamaged(
+            archive.uri, f"between {first} and {last}: a key isn't UTF-8 ({wrong})"
+        ) from wrong
+    out.flush()
+
+
+@click.command("export")
+@archive_argument
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--format",
+    "format_id",
+    type=click.Choice(exporting.FORMATS),
+    help="Default: by the file's extension (.jsonl, .pb, .parquet, .csv).",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@as_of_option
+@exact_option
+@epoch_option
+@key_option
+@s3_options()
+def export_table(
+    *,
+    place: str,
+    target: Path,
+    format_id: str | None,
+    force: bool,
+    as_of: Moment | None,
+    exact: bool,
+    epoch: int | None,
+    key_fields: tuple[str, ...],
+    access: S3Access,
+) -> None:
+    """Write the table into one file, whole or not at all, and compare its checksum."""
+    chosen = format_id or exporting.EXTENSIONS.get(target.suffix)
+    if chosen is None:
+        known = ", ".join(exporting.EXTENSIONS)
+        raise click.UsageError(f"{target} doesn't end in {known}; say --format")
+    archive = opened(place, access, key_fields)
+    boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
+    with shown(archive.uri) as progress:
+        written = exporting.export(
+            archive, boundary, target, chosen, replace=force, progress=progress
+        )
+    said = (
+        f"{target}: {written.rows} rows of {archive.manifest.table} at {boundary},"
+        f" {size_text(written.size_bytes)}, sha256 {written.sha256},"
+        f" state checksum {written.state_checksum}"
+    )
+    click.echo(printable(said))

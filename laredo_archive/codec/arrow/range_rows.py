@@ -1,0 +1,160 @@
+"""One key range of a table, folded: the base's rows in Arrow batches, with the diffs on top.
+
+The newest change of each key wins. What the diffs of the range touch is held in
+memory, so a range is to be cut so that it fits (``ranges.plan``); the base goes by.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from laredo_archive import codec
+from laredo_archive.codec import Source
+from laredo_archive.codec.arrow import parquet_rows
+from laredo_archive.codec.arrow.rows import RowReader, keys_of
+from laredo_archive.codec.arrow.slices import OpenSlice
+from laredo_archive.codec.errors import BadBytes
+from laredo_archive.manifest.key_ranges import KeyRange, RangeRead, Slice
+from laredo_model.column import Column
+from laredo_model.errors import BadLine, ModelError
+
+_ROWS_AT_ONCE = 10_000
+
+Newest = Mapping[bytes, bytes | None]
+"""By key its line; None: deleted."""
+
+
+def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -> Newest:
+    """What the diffs of a range come to. They are opened as :func:`order` says."""
+    found: dict[bytes, bytes | None] = {}
+    for part in order(reads):
+        with open_slice(part) as source:
+            bounded = _Bounded(source, part)
+            # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
+            rows = codec.read_new_rows(part.format_id, columns, bounded, reads.keys, found)
+            b"\n".join(rows).decode()  # a key that isn't UTF-8 is this file's damage
+            found.update(rows)
+    return found
+
+
+def order(reads: RangeRead) -> Sequence[Slice]:
+    """The range's diffs as they are read: the newest first, so that no older row is parsed."""
+    return reads.diffs[::-1]
+
+
+def batches(
+    reads: RangeRead, rows: RowReader, columns: Sequence[Column], open_slice: OpenSlice
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in no particular order; no empty batches.
+
+    :raises BadBytes, BadLine: if an artifact isn't what its entry says.
+    :raises ArrowError: if a value doesn't fit its column's Arrow type.
+    """
+    changed = newest(reads, columns, open_slice)
+    if reads.base is not None:
+        left = _Left(reads.keys, changed)
+        made = _of_parquet if reads.base.format_id == codec.PARQUET else _of_lines
+        yield from made(reads.base, rows, columns, left, open_slice)
+    lines = (line for line in changed.values() if line is not None)
+    while some := list(islice(lines, _ROWS_AT_ONCE)):
+        yield _changed(b"\n".join([*some, b""]), rows, reads.keys)
+
+
+def _changed(block: bytes, rows: RowReader, keys: KeyRange) -> pa.RecordBatch:
+    try:
+        return rows.batch(block)
+    except ModelError:
+        raise
+    except ValueError as wrong:
+        raise BadLine(
+            f"a row in a diff, of the keys from {keys.low!r} to {keys.high!r}, isn't one of the"
+            f" table's: {wrong}"
+        ) from wrong
+
+
+def _of_lines(
+    base: Slice,
+    rows: RowReader,
+    columns: Sequence[Column],
+    left: "_Left",
+    open_slice: OpenSlice,
+) -> Iterator[pa.RecordBatch]:
+    with open_slice(base) as source:
+        bounded = _Bounded(source, base)
+        for block in codec.read_lines(base.format_id, columns, bounded, left.keys):
+            if not block:
+                continue
+            fragments = rows.split(block)
+            count = block.count(b"\n")
+            if not left.takes_all:
+                kept = left.of(keys_of(fragments, columns))
+                count = kept.true_count
+                fragments = {name: column.filter(kept) for name, column in fragments.items()}
+            if count:
+                yield rows.typed(fragments, count)
+
+
+def _of_parquet(
+    base: Slice,
+    rows: RowReader,
+    columns: Sequence[Column],
+    left: "_Left",
+    open_slice: OpenSlice,
+) -> Iterator[pa.RecordBatch]:
+    for batch in parquet_rows.batches(base, columns, rows, open_slice):
+        found = batch
+        if not (left.takes_all and left.keys.whole):
+            own = keys_of(parquet_rows.key_fragments(batch, columns), columns)
+            found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
+        if found.rows:
+            yield rows.stored(found)
+
+
+def _inside(own: pa.StringArray, keys: KeyRange) -> pa.BooleanArray:
+    found = own.is_valid()
+    if keys.low is not None:
+        found = pc.and_(found, pc.greater_equal(own, keys.low.decode()))
+    if keys.high is not None:
+        found = pc.and_(found, pc.less(own, keys.high.decode()))
+    return found
+
+
+class _Left:
+    """Leaves out the base's rows that a diff touches."""
+
+    def __init__(self, keys: KeyRange, changed: Newest) -> None:
+        self.keys = keys
+        self._touched = sorted(changed)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether no row is touched."""
+        return not self._touched
+
+    def of(self, keys: pa.StringArray) -> pa.BooleanArray:
+        """Which rows are left, by their keys, one or more and in their order."""
+        first, last = keys[0].as_py().encode(), keys[-1].as_py().encode()
+        start, stop = bisect_left(self._touched, first), bisect_right(self._touched, last)
+        return pc.invert(pc.is_in(keys, pa.array(self._touched[start:stop], pa.string())))
+
+
+class _Bounded:
+    """A slice's bytes: ends at its stop, and refuses a file that ends before."""
+
+    def __init__(self, source: Source, part: Slice) -> None:
+        self._source = source
+        self._left = part.size_bytes
+        self._end = part.start + part.size_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        if not wanted:
+            return b""
+        data = self._source.read(wanted)
+        if not data:
+            raise BadBytes(f"it ends {self._left} bytes before byte {self._end}")
+        self._left -= len(data)
+        return data

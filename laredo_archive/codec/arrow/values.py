@@ -1,0 +1,180 @@
+"""One column's JSON fragments as an Arrow array of its type, exactly or not at all.
+
+The rules are those of docs/archive-format.md, Rows. The work is done by Arrow's own functions on
+whole arrays; only strings with escapes, bytea and arrays are looked at one by one.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from laredo_archive.codec.arrow.errors import ArrayTooDeep, SpecialValue, ValueUnfit
+from laredo_archive.codec.arrow.types import Special, Typing, dimensions, element_type, has_specials
+from laredo_model.column import Column
+from laredo_model.errors import BadLine
+from laredo_model.line import elements
+
+Convert = Callable[[pa.StringArray], pa.Array]
+
+_SPECIAL_TIME = re.compile(r"-?infinity|\d{4,}-[\dT:.+-]* BC|\d{5,}-[\dT:.+-]*")
+_SPECIAL_DECIMAL = re.compile(r"NaN|-?Infinity|-?\d+(\.\d+)?")
+_VERBATIM = frozenset({"json", "jsonb"})
+_TEXT, _NULL = '"', "null"
+
+
+def converter(column: Column, typing: Typing) -> Convert:
+    """What turns the column's fragments into an array of its type.
+
+    It raises SpecialValue, ArrayTooDeep or ValueUnfit.
+    """
+    values = _Values(column, typing)
+    deep = dimensions(column, typing)
+    if column.type.startswith("_"):
+        return (lambda fragments: values.lists(fragments, deep)) if deep else _verbatim
+    return values.plain
+
+
+def _verbatim(fragments: pa.StringArray) -> pa.Array:
+    return pc.if_else(pc.equal(fragments, _NULL), None, fragments)
+
+
+class _Values:
+    """The values of one column; of an array's column, its elements."""
+
+    def __init__(self, column: Column, typing: Typing) -> None:
+        self._column = column
+        self._name = column.type.removeprefix("_")
+        self._type = element_type(column, typing)
+        self._special = typing.special
+
+    def plain(self, fragments: pa.StringArray) -> pa.Array:
+        """An array of the type; JSON's null is null."""
+        if self._name in _VERBATIM:
+            return _verbatim(fragments)
+        found = texts(_verbatim(fragments))
+        if pa.types.is_string(self._type):
+            return found
+        if pa.types.is_binary(self._type):
+            return self._bytes(found)
+        try:
+            return pc.cast(found, self._type)
+        except pa.ArrowInvalid:
+            return self._cast_with_specials(found)
+
+    def lists(self, fragments: pa.StringArray, deep: int) -> pa.Array:
+        """Lists, ``deep`` levels of them, around one array of all elements."""
+        sizes: list[list[int | None]] = [[] for _ in range(deep)]
+        leaves: list[bytes] = []
+        for fragment in fragments.to_pylist():
+            self._take_apart(fragment.encode(), sizes, leaves, deep)
+        found = self.plain(pa.array(leaves, pa.string()))
+        for level in reversed(sizes):
+            found = _listed(level, found)
+        return found
+
+    def _take_apart(
+        self, fragment: bytes, sizes: list[list[int | None]], leaves: list[bytes], deep: int
+    ) -> None:
+        if fragment == b"null":
+            sizes[-deep].append(None)
+            return
+        items = elements(fragment) if fragment.startswith(b"[") else None
+        if items is None or (deep > 1 and not all(item.startswith(b"[") for item in items)):
+            raise ArrayTooDeep(self._column.name, _shown(fragment), len(sizes))
+        sizes[-deep].append(len(items))
+        if deep > 1:
+            for item in items:
+                self._take_apart(item, sizes, leaves, deep - 1)
+            return
+        # json[] may hold arrays; any other element that is one is a dimension more.
+        if self._name not in _VERBATIM and any(item.startswith(b"[") for item in items):
+            raise ArrayTooDeep(self._column.name, _shown(fragment), len(sizes))
+        leaves += items
+
+    def _bytes(self, given: pa.StringArray) -> pa.Array:
+        found: list[bytes | None] = []
+        for text in given.to_pylist():
+            try:
+                found.append(None if text is None else _bytea(text))
+            except ValueError:
+                self._refuse(text)
+        return pa.array(found, pa.binary())
+
+    def _cast_with_specials(self, given: pa.StringArray) -> pa.Array:
+        """After a cast that failed: which value was it, and what is to become of it?"""
+        kept: list[str | None] = []
+        for text in given.to_pylist():
+            if text is None or self._fits(text):
+                kept.append(text)
+            elif not self._is_special(text):
+                self._refuse(text)
+            elif self._special is Special.NULL:
+                kept.append(None)
+            else:
+                raise SpecialValue(self._column.name, text, self._type)
+        return pc.cast(pa.array(kept, pa.string()), self._type)
+
+    def _is_special(self, text: str) -> bool:
+        specials = _SPECIAL_DECIMAL if pa.types.is_decimal(self._type) else _SPECIAL_TIME
+        return has_specials(self._type) and specials.fullmatch(text) is not None
+
+    def _fits(self, text: str) -> bool:
+        try:
+            pc.cast(pa.scalar(text), self._type)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    def _refuse(self, text: Any) -> NoReturn:
+        raise ValueUnfit(self._column.name, _shown(str(text).encode()), self._name)
+
+
+def texts(fragments: pa.StringArray) -> pa.StringArray:
+    """Strings without quotes and escapes; what isn't a string, as it stands; null stays null.
+
+    :raises BadLine: at an escape that JSON has not.
+    """
+    quoted = pc.starts_with(fragments, _TEXT)
+    if not pc.any(quoted, min_count=0).as_py():
+        return fragments
+    inner = pc.binary_slice(fragments.cast(pa.binary()), 1, -1).cast(pa.string())
+    found = pc.if_else(quoted, inner, fragments)
+    escaped = pc.and_(quoted, pc.match_substring(fragments, "\\"))
+    if pc.any(escaped, min_count=0).as_py():
+        unescaped = [_unescaped(text) for text in fragments.filter(escaped).to_pylist()]
+        mask = pc.fill_null(escaped, False)
+        found = pc.replace_with_mask(found, mask, pa.array(unescaped, pa.string()))
+    return found
+
+
+def _unescaped(fragment: str) -> str:
+    try:
+        text: str = orjson.loads(fragment)
+    except orjson.JSONDecodeError as wrong:
+        raise BadLine(f"not a JSON string ({wrong}): {fragment[:80]!r}") from wrong
+    return text
+
+
+def _bytea(text: str) -> bytes:
+    if not text.startswith("\\x"):
+        raise ValueError(text)
+    return bytes.fromhex(text[2:])
+
+
+def _listed(sizes: list[int | None], values: pa.Array) -> pa.Array:
+    """Lists of these sizes over ``values``, one after the other; None is a null list."""
+    at = 0
+    offsets: list[int | None] = []
+    for size in sizes:
+        offsets.append(None if size is None else at)
+        at += size or 0
+    return pa.ListArray.from_arrays(pa.array([*offsets, at], pa.int32()), values)
+
+
+def _shown(fragment: bytes) -> str:
+    text = fragment.decode(errors="replace")
+    return text if len(text) <= 60 else f"{text[:57]}..."

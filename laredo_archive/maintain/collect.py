@@ -1,0 +1,256 @@
+"""The collector: what no manifest needs any more (docs/commit-protocol.md, Retention and garbage).
+
+Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names,
+older than the cut-off, is entered into ``retired``. An entry that has been there
+for longer than the grace period is deleted. Both steps go by the store's Date.
+
+Only objects whose names have the form that writers give them (``naming.is_own``) are ever
+entered or deleted, whatever a manifest says: the rest of a location is somebody else's.
+
+A deletion is announced in the manifest before it is sent: the entry gets this
+run's token. Another run leaves it alone for a whole grace period, so that no
+late or repeated request deletes a name that has been given out again.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+import structlog
+
+from laredo_archive.errors import (
+    CommitStateUnknown,
+    DestinationUnavailable,
+    NotAFile,
+    NotCollectable,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import object_keys
+from laredo_archive.manifest.model import Manifest, Retired
+from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.storage.destination import Destination, ObjectInfo
+from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
+
+log = structlog.get_logger(__name__)
+
+DAY = timedelta(days=1)
+LISTED_AT_ONCE = 1000
+NO_DIRECTORY = (
+    "this archive has no directory of its own in its destination (its key_prefix is empty, or"
+    " doesn't end in /), so what is beside it can't be told from its garbage. Copy it below a"
+    " name of its own (laredo-archive copy FROM TO) and let the writer go on there"
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``cut_off``: how old an object must be to be an orphan; longer than the longest commit.
+    ``grace``: how long a retired object stays; longer than the longest read."""
+
+    cut_off: timedelta = DAY
+    grace: timedelta = DAY
+
+
+@dataclass
+class Collected:
+    """What one run did to one archive in one destination, or would do."""
+
+    uri: str
+    dry_run: bool
+    orphans: list[ObjectInfo] = field(default_factory=list)
+    """Entered into ``retired``."""
+    deleted: list[str] = field(default_factory=list)
+    waiting: int = 0
+    """Retired and not deleted yet."""
+    unfinished: int = 0
+    """Left-overs of interrupted uploads, dropped."""
+
+
+def collect(
+    destination: Destination,
+    table: str,
+    *,
+    key_prefix: str,
+    policy: Policy | None = None,
+    dry_run: bool = False,
+    environment: Environment | None = None,
+    progress: Progress = UNWATCHED,
+    on_deleted: Callable[[str], None] | None = None,
+) -> Collected:
+    """One run over one table's archive in one destination, whoever writes it.
+
+    ``on_deleted`` is told of each key that was deleted, also by a run that fails later.
+
+    :raises NotCollectable: if there is no manifest, or one without artifacts, or the
+        archive has no directory of its own (``key_prefix`` is empty, or doesn't end in ``/``).
+    :raises ManifestDamaged, ManifestNewer: if it can't be read.
+    :raises DestinationUnavailable: if listing or deleting fails; what was done is entered.
+    """
+    store = ManifestStore(destination, table, key_prefix, environment or Environment(), Counts())
+    if not key_prefix.endswith("/"):
+        raise NotCollectable(store.uri, NO_DIRECTORY)
+    run = _Run(store, key_prefix, policy or Policy(), progress, dry_run=dry_run)
+    run.on_deleted = on_deleted
+    return run.run()
+
+
+class _Run:
+    def __init__(
+        self,
+        store: ManifestStore,
+        prefix: str,
+        policy: Policy,
+        progress: Progress,
+        *,
+        dry_run: bool,
+    ) -> None:
+        self._store = store
+        self._destination = store.destination
+        self._prefix = prefix
+        self._policy = policy
+        self._progress = progress
+        self._token = secrets.token_hex(8)
+        self._result = Collected(store.destination.uri_of(store.key), dry_run)
+        self._listed: list[ObjectInfo] = []
+        self.on_deleted: Callable[[str], None] | None = None
+
+    def run(self) -> Collected:
+        manifest = self._store.read()
+        if manifest is None or not manifest.artifacts:
+            reason = "there is no manifest" if manifest is None else "it names no artifacts"
+            raise NotCollectable(self._store.uri, reason)
+        self._listed = self._list()
+        if self._result.dry_run:
+            self._planned(manifest)
+        else:
+            reach("garbage.listed")
+            marked = self._store.rewrite(self._marked, None)
+            reach("garbage.marked")
+            entered = marked.retired_keys() - manifest.retired_keys()
+            self._result.orphans = [found for found in self._listed if found.key in entered]
+            self._result.waiting = len(marked.retired)
+            self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
+            self._result.unfinished = self._destination.collect_unfinished(
+                self._prefix,
+                self._policy.cut_off,
+                partial(object_keys.is_begun, key_prefix=self._prefix),
+            )
+        self._report()
+        return self._result
+
+    def _list(self) -> list[ObjectInfo]:
+        listed: list[ObjectInfo] = []
+        for info in self._destination.list(object_keys.objects_prefix(self._prefix)):
+            if len(listed) % LISTED_AT_ONCE == 0:
+                self._progress.step(f"listing: {len(listed):,} objects")
+            if self._is_own(info.key):
+                listed.append(info)
+        return listed
+
+    def _is_own(self, key: str) -> bool:
+        return object_keys.is_own(key, self._prefix)
+
+    def _planned(self, manifest: Manifest) -> None:
+        date = self._date()
+        self._result.orphans = self._orphans(manifest, date)
+        self._result.deleted = [e.key for e in manifest.retired if self._expired(e, date)]
+        let_go = sum(self._is_let_go(e, date) for e in manifest.retired)
+        self._result.waiting = len(manifest.retired) - let_go - len(self._result.deleted)
+
+    def _marked(self, manifest: Manifest) -> Manifest | None:
+        """Orphans entered, what is due announced; every change also dates the undated."""
+        if not manifest.artifacts:
+            raise NotCollectable(self._store.uri, "it names no artifacts")
+        date = self._date()
+        orphans = self._orphans(manifest, date)
+        undated = any(entry.at is None for entry in manifest.retired)
+        due = any(self._is_over(entry, date) for entry in manifest.retired)
+        if not (orphans or undated or due):
+            return None
+        retired = [
+            replace(entry, at=date, deleting=self._token) if self._expired(entry, date) else entry
+            for entry in manifest.retired
+            if not self._is_let_go(entry, date)
+        ]
+        retired += [Retired(orphan.key) for orphan in orphans]
+        return replace(manifest, retired=tuple(retired))
+
+    def _date(self) -> datetime:
+        date = self._store.date
+        assert date is not None, "the manifest was read"
+        return date
+
+    def _orphans(self, manifest: Manifest, date: datetime) -> list[ObjectInfo]:
+        known = manifest.retired_keys() | {entry.key for entry in manifest.named()}
+        known.add(self._store.key)
+        limit = date - self._policy.cut_off
+        return [
+            found for found in self._listed if found.key not in known and found.modified < limit
+        ]
+
+    def _is_over(self, entry: Retired, date: datetime) -> bool:
+        """Whether its grace period is."""
+        return entry.at is not None and date - entry.at > self._policy.grace
+
+    def _expired(self, entry: Retired, date: datetime) -> bool:
+        """Whether its object is to be deleted."""
+        return self._is_own(entry.key) and self._is_over(entry, date)
+
+    def _is_let_go(self, entry: Retired, date: datetime) -> bool:
+        """Whether it leaves the list and its object stays: that has no name of a writer's."""
+        return not self._is_own(entry.key) and self._is_over(entry, date)
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        going = list(keys)
+        sizes = {info.key: info.size_bytes for info in self._listed}
+        self._progress.expect(sum(sizes.get(key, 0) for key in going))
+        try:
+            for number, key in enumerate(going, 1):
+                self._progress.step(f"deleting {number:,} of {len(going):,}")
+                self._delete_one(key)
+                self._progress.advance(sizes.get(key, 0))
+        finally:
+            if self._result.deleted:
+                reach("garbage.deleted")
+                self._store.rewrite(self._without_deleted, None)
+                reach("garbage.dropped")
+        self._result.waiting -= len(self._result.deleted)
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            self._destination.delete(key)
+        except CommitStateUnknown as unclear:
+            # It keeps its entry, and so its name, until a whole grace period has passed.
+            log.warning("deletion unclear", uri=unclear.uri, reason=str(unclear))
+            return
+        except NotAFile as other:
+            log.warning("not deleted: it is no object", uri=other.uri, reason=str(other))
+            return
+        except DestinationUnavailable as failure:
+            log.warning("deletion failed", uri=failure.uri, reason=str(failure))
+            raise
+        log.info("object deleted", uri=self._destination.uri_of(key))
+        self._result.deleted.append(key)
+        if self.on_deleted is not None:
+            self.on_deleted(key)
+
+    def _without_deleted(self, manifest: Manifest) -> Manifest | None:
+        gone = set(self._result.deleted)
+        left = tuple(
+            entry
+            for entry in manifest.retired
+            if not (entry.key in gone and entry.deleting == self._token)
+        )
+        return None if left == manifest.retired else replace(manifest, retired=left)
+
+    def _report(self) -> None:
+        log.info(
+            "garbage collected" if not self._result.dry_run else "garbage looked at",
+            manifest=self._store.uri,
+            orphans=len(self._result.orphans),
+            deleted=len(self._result.deleted),
+            waiting=self._result.waiting,
+            unfinished=self._result.unfinished,
+        )

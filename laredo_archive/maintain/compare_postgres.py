@@ -1,0 +1,230 @@
+"""An archive proven against PostgreSQL (docs/commit-protocol.md, Proof).
+
+The database says what its table is at some moment between two positions. If that
+is what the archive says of a boundary there, they are equal. If the archive knows
+that the table didn't change between the two, they are equal or different. Else
+nothing is known, yet or for good.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from laredo_archive.errors import DatabaseUnusable, NoSuchBoundary
+from laredo_archive.maintain.postgres_table import Database, Measured, Table
+from laredo_archive.manifest.timeline import Boundary
+from laredo_archive.reader import Archive
+from laredo_model import position as positions
+from laredo_model.history import History
+from laredo_model.position import Position
+
+POLL_S = 0.5
+
+
+class Comparison(Enum):
+    """How a comparison ends."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An outcome and its grounds, for people."""
+
+    outcome: Comparison
+    reason: str
+
+
+def compare(
+    archive: Archive,
+    dsn: str,
+    *,
+    lock: bool = False,
+    wait_s: float = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Compare the table with its archive, which is read again for up to ``wait_s`` seconds.
+
+    ``lock`` keeps writers out of the table meanwhile, so that it is always decided
+    if only the archive gets that far.
+
+    :raises DatabaseUnusable: if the database can't be asked, or is another one.
+    :raises NoSuchBoundary: if the archive is empty.
+    """
+    head = archive.boundary()
+    if head.last.state_checksum is None:
+        raise NoSuchBoundary(
+            archive.uri,
+            "its artifacts have no state_checksum; it can't be compared with a database",
+        )
+    with Database.connected(dsn) as database:
+        history = database.history()
+        foreign = _foreign(archive, history)
+        if foreign is not None:
+            return foreign
+        table = database.table(archive.manifest.table, head.columns)
+        if table.differing:
+            names = ", ".join(table.differing)
+            return Verdict(
+                Comparison.UNDECIDED,
+                f"the table's columns aren't those of the archive's last epoch ({names}): the"
+                " archive hasn't followed a schema change yet",
+            )
+        progress(f"{archive.manifest.table}: PostgreSQL computes its rows and checksum")
+        if not lock:
+            measured = database.measure(table)
+            verdict = _await(archive, measured, wait_s, progress, decide)
+        else:
+            with database.locked(table) as measured:
+                verdict = _await(archive, measured, wait_s, progress, decide_locked)
+        return _with_extra(verdict, table)
+
+
+def _with_extra(verdict: Verdict, table: Table) -> Verdict:
+    if not table.extra:
+        return verdict
+    names = ", ".join(table.extra)
+    return Verdict(
+        verdict.outcome, f"{verdict.reason} (leaving out {names}, which the archive doesn't have)"
+    )
+
+
+def _foreign(archive: Archive, history: History) -> Verdict | None:
+    own = archive.boundary().history
+    # Whether it went back is nothing that a database knows of itself.
+    if own is None or own._replace(restored=0) == history:
+        return None
+    if own._replace(timeline=history.timeline, restored=0) != history:
+        raise DatabaseUnusable(
+            "the database", f"it is of history {history}, the archive of {own}: another database"
+        )
+    return Verdict(
+        Comparison.UNDECIDED,
+        f"the database is on timeline {history.timeline}, the archive still on {own.timeline}",
+    )
+
+
+Decide = Callable[[Archive, Measured], Verdict | None]
+
+
+def _await(
+    archive: Archive,
+    measured: Measured,
+    wait_s: float,
+    progress: Callable[[str], None],
+    decide_now: Decide,
+) -> Verdict:
+    end = time.monotonic() + wait_s
+    while True:
+        archive = archive.refreshed()
+        verdict = decide_now(archive, measured)
+        if verdict is not None:
+            return verdict
+        seen = positions.text(_seen(archive))
+        goal = positions.text(measured.before)
+        left = end - time.monotonic()
+        if left <= 0:
+            return Verdict(
+                Comparison.UNDECIDED,
+                f"the archive has seen the table up to {seen}, the database was at {goal}"
+                f" ({_described(measured.rows, measured.checksum)}); is the snapshotter running?"
+                " --wait gives it longer",
+            )
+        progress(f"waiting for the archive to reach {goal}; it is at {seen}")
+        time.sleep(min(POLL_S, left))
+
+
+def decide(archive: Archive, measured: Measured) -> Verdict | None:
+    """What can be said of a table measured between two positions; None: nothing yet."""
+    head = archive.boundary()
+    known = _known(archive, measured)
+    if known is not None:
+        return _verdict(known, measured)
+    for boundary in _near(archive, measured):
+        if _same(boundary, measured):
+            return Verdict(Comparison.EQUAL, f"as the archive has it at {_text(boundary)}")
+    if head.position >= measured.before:
+        return Verdict(
+            Comparison.UNDECIDED,
+            f"the table changed around {positions.text(measured.before)}, where no artifact ends;"
+            " try again, or with --lock",
+        )
+    return None
+
+
+def _known(archive: Archive, measured: Measured) -> Boundary | None:
+    """The boundary whose state is the archive's from the one position to the other."""
+    head = archive.boundary()
+    if head.position <= measured.after and _seen(archive) >= measured.before:
+        return head
+    moment = {measured.after, measured.before}
+    exactly = [b for b in _of_history(archive) if {b.position} == moment]
+    return exactly[-1] if exactly else None
+
+
+def _verdict(known: Boundary, measured: Measured) -> Verdict:
+    if _same(known, measured):
+        return Verdict(Comparison.EQUAL, f"as the archive has it at {_text(known)}")
+    if measured.writers:
+        pids = ", ".join(map(str, measured.writers))
+        return Verdict(
+            Comparison.UNDECIDED,
+            f"transactions were writing to the table (pid {pids}), and what they committed"
+            " may not have been visible yet; try again, or with --lock",
+        )
+    return Verdict(Comparison.DIFFERENT, _difference(known, measured))
+
+
+def decide_locked(archive: Archive, measured: Measured) -> Verdict | None:
+    """The same, of a table that nobody has written to since it was measured."""
+    head = archive.boundary()
+    if _same(head, measured) or _seen(archive) >= measured.before:
+        return _verdict(head, measured)
+    return None
+
+
+def _of_history(archive: Archive) -> list[Boundary]:
+    found = archive.boundaries
+    return [boundary for boundary in found if boundary.history == found[-1].history]
+
+
+def _near(archive: Archive, measured: Measured) -> list[Boundary]:
+    """The boundaries between the two positions, the last one before, and the first one after.
+
+    The table was on its way from the one to the other when it was measured.
+    """
+    ordered = _of_history(archive)
+    before = [boundary for boundary in ordered if boundary.position < measured.after]
+    after = [boundary for boundary in ordered if boundary.position > measured.before]
+    between = ordered[len(before) : len(ordered) - len(after)]
+    return before[-1:] + between + after[:1]
+
+
+def _seen(archive: Archive) -> Position:
+    head = archive.boundary().position
+    return max(head, archive.manifest.seen_position or head)
+
+
+def _same(boundary: Boundary, measured: Measured) -> bool:
+    last = boundary.last
+    return (last.rows, last.state_checksum) == (measured.rows, measured.checksum)
+
+
+def _difference(known: Boundary, measured: Measured) -> str:
+    last = known.last
+    return (
+        f"the database has {_described(measured.rows, measured.checksum)} at"
+        f" {positions.text(measured.before)}; the archive, at {known},"
+        f" {_described(last.rows or 0, last.state_checksum or '')}"
+    )
+
+
+def _described(rows: int, checksum: str) -> str:
+    return f"{rows} rows with the checksum {checksum}"
+
+
+def _text(boundary: Boundary) -> str:
+    return f"{boundary}, {_described(boundary.last.rows or 0, boundary.last.state_checksum or '')}"

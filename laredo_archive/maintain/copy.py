@@ -1,0 +1,245 @@
+"""An archive copied to another place: every object checked on the way, the manifest last.
+
+The target becomes what the source is, as a destination that is brought level does
+(commit protocol, 2): a later copy adds what is new, and retires what has left. But
+a copy is no writer. It claims nothing and leaves no ``writer_id``, so that no writer
+takes the copy for its own work; and it goes only where no archive is, or an earlier
+state of the same one that no writer has claimed. Whoever claims the target meanwhile
+wins: then the copy's swap is lost, and it stops.
+
+Nothing is noted of a copy under way. One that was ended, at any moment, is begun
+again: an object that is there with the same size and sha256 is adopted.
+"""
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    ArtifactMissing,
+    CopyRefused,
+    CopyStopped,
+    DestinationError,
+    ManifestDamaged,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.maintain.collect import DAY
+from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
+from laredo_archive.maintain.copy_target import Target, following, refuse_unfit, target_at
+from laredo_archive.manifest import object_keys, rules
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.read import location
+from laredo_archive.read.location import FoundArchive, Place
+from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.storage.destination import ObjectInfo
+from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
+from laredo_archive.write.reconcile import by_content, identity
+from laredo_archive.write.uploads import stored
+
+log = structlog.get_logger(__name__)
+
+ROUNDS = 20
+"""Times that a copy is planned anew because the source has retired what it was copying."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What came of a copy. ``kept``: objects that the manifest here named before."""
+
+    uri: str
+    manifest: Manifest
+    tally: Tally
+    kept: int
+
+
+class _Slot(NamedTuple):
+    """An object that is to be named, as the source names it, and as the manifest here does."""
+
+    artifact: Artifact
+    format_id: str
+    entry: FormatEntry
+    own_key: str | None
+
+
+def copy(
+    source: FoundArchive,
+    place: Place,
+    *,
+    take_over: bool = False,
+    progress: Progress = UNWATCHED,
+    environment: Environment | None = None,
+) -> Copied:
+    """Make ``place`` the same archive as ``source``.
+
+    ``take_over``: also where a writer has claimed the archive; should it still be at
+    work there, it is fenced.
+
+    :raises CopyRefused: if something else is there, or nothing is to be copied.
+    :raises CopyStopped: if it ended halfway, because of what is its cause; the target's
+        manifest is as it was.
+    :raises ArchiveError: if a manifest can't be read, or the target's not be written.
+    """
+    target = target_at(place, source)
+    return _Copy(source, target, take_over, progress, environment or Environment()).run()
+
+
+class _Copy:
+    def __init__(
+        self,
+        source: FoundArchive,
+        target: Target,
+        take_over: bool,
+        progress: Progress,
+        environment: Environment,
+    ) -> None:
+        self._source = source
+        self._source_uri = source.destination.uri_of(source.manifest_key)
+        self._target = target
+        self._take_over = take_over
+        self._store = ManifestStore(
+            target.destination, source.manifest.table, target.key_prefix, environment, Counts()
+        )
+        self._carrier = Carrier(
+            target.destination, NewNames(secrets.token_hex(8)), environment, progress
+        )
+        self._progress = progress
+        self._kept = 0
+
+    def run(self) -> Copied:
+        for _ in range(ROUNDS):
+            wanted = self._sound(self._source.manifest)
+            absent = Manifest(wanted.table, self._store.environment.now())
+            try:
+                change = partial(self._changed, wanted)
+                manifest = self._store.rewrite(change, None, absent=absent)
+            except CopyStopped as stopped:
+                if not self._has_left(stopped.__cause__):
+                    raise
+                log.info("the source has retired what was being copied", table=wanted.table)
+            else:
+                self._drop_left_overs()
+                return Copied(self._target.uri, manifest, self._carrier.tally, self._kept)
+        raise CopyRefused(
+            self._source_uri,
+            f"it has retired what was being copied {ROUNDS} times; let it keep more epochs, or"
+            " its collector wait longer (grace)",
+        )
+
+    def _sound(self, manifest: Manifest) -> Manifest:
+        for contradiction in rules.check(manifest):
+            raise ManifestDamaged(self._source_uri, contradiction)
+        if not manifest.artifacts:
+            raise CopyRefused(self._source_uri, "there is nothing in it yet")
+        return manifest
+
+    def _has_left(self, failure: BaseException | None) -> bool:
+        """Whether ``failure`` is of an object that the source doesn't name any more."""
+        if not isinstance(failure, ArtifactMissing | ArtifactDamaged):
+            return False
+        manifest = location.read_manifest(self._source.destination, self._source.manifest_key)
+        self._source = self._source._replace(manifest=manifest)
+        return failure.uri not in {self._origin(entry) for entry in manifest.named()}
+
+    def _origin(self, entry: FormatEntry) -> str:
+        return self._source.destination.uri_of(self._source.locate(entry.key))
+
+    def _drop_left_overs(self) -> None:
+        """What copies that were killed had begun; young ones may be another copy's work."""
+        with suppress(DestinationError):  # the copy is done; a collection finds them too
+            prefix = self._target.key_prefix
+            is_ours = partial(object_keys.is_begun, key_prefix=prefix)
+            self._target.destination.collect_unfinished(prefix, DAY, is_ours)
+
+    def _changed(self, wanted: Manifest, own: Manifest) -> Manifest | None:
+        """``own`` as a copy of ``wanted``, when all that it names is there."""
+        refuse_unfit(self._target, wanted, own, self._source_uri, take_over=self._take_over)
+        self._progress.step(f"looking at {self._target.uri}")
+        slots = _slots(wanted, own)
+        there = {info.key: info.size_bytes for info in self._listed()}
+        names = self._names_there(slots, own, there)
+        lacking = [slot for slot in slots if slot.entry.key not in names]
+        self._bring(lacking, own, there, len(slots))
+        for slot in lacking:
+            names[slot.entry.key] = self._carrier.names[self._origin(slot.entry)]
+        reach("copy.objects")
+        artifacts = [self._as_named(artifact, names) for artifact in wanted.artifacts]
+        return following(wanted, own, artifacts, self._carrier.names.values())
+
+    def _listed(self) -> Iterator[ObjectInfo]:
+        """What is there: after the manifest was read, so that it holds for the swap of that."""
+        return self._target.destination.list(self._target.key_prefix)
+
+    def _names_there(
+        self, slots: Sequence[_Slot], own: Manifest, sizes: Mapping[str, int]
+    ) -> dict[str, str]:
+        """By the source's key, the name here of each object that is in its place."""
+        retired = own.retired_keys()
+        names: dict[str, str] = {}
+        for _, _, entry, own_key in slots:
+            for name in (own_key, self._carrier.names.get(self._origin(entry))):
+                if name and name not in retired and sizes.get(name) == entry.size_bytes:
+                    names.setdefault(entry.key, name)
+        self._kept = sum(
+            slot.own_key is not None and names.get(slot.entry.key) == slot.own_key for slot in slots
+        )
+        return names
+
+    def _bring(
+        self, lacking: Sequence[_Slot], own: Manifest, there: Collection[str], wanted: int
+    ) -> None:
+        avoid = own.retired_keys() | {entry.key for entry in own.named()}
+        content = [
+            stored(
+                self._source.destination,
+                self._source.locate(entry.key),
+                entry.size_bytes,
+                entry.sha256,
+            )
+            for _, _, entry, _ in lacking
+        ]
+        loads = [
+            Load(one, self._name_for(slot)) for one, slot in zip(content, lacking, strict=True)
+        ]
+        try:
+            self._carrier.bring(loads, there, avoid)
+        except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
+            missing = sum(one.origin not in self._carrier.names for one in content)
+            raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure
+
+    def _name_for(self, slot: _Slot) -> str:
+        """What it is called at the source, below the key prefix here, if writers give such names.
+
+        What the source's manifest names may be called anything, also as another program's
+        object would be.
+        """
+        key, prefix = self._source.locate(slot.entry.key), self._target.key_prefix
+        name = f"{prefix}{key.removeprefix(self._source.key_prefix)}"
+        if object_keys.is_own(name, prefix):
+            return name
+        return object_keys.artifact_key(prefix, slot.artifact, slot.format_id)
+
+    def _as_named(self, artifact: Artifact, names: Mapping[str, str]) -> Artifact:
+        formats = {
+            format_id: replace(
+                entry, key=names[entry.key], uri=self._target.destination.uri_of(names[entry.key])
+            )
+            for format_id, entry in artifact.formats.items()
+        }
+        return replace(artifact, formats=formats)
+
+
+def _slots(wanted: Manifest, own: Manifest) -> list[_Slot]:
+    known = by_content(own)
+    slots = []
+    for artifact in wanted.artifacts:
+        for format_id, entry in artifact.formats.items():
+            mine = known.get(identity(artifact, format_id, entry))
+            slots.append(_Slot(artifact, format_id, entry, mine.pop(0).key if mine else None))
+    return slots

@@ -1,0 +1,148 @@
+"""What a copy may become: where its objects go, what it is refused for, what its manifest says."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from laredo_archive.errors import ArchiveMissing, CopyRefused
+from laredo_archive.manifest import object_keys
+from laredo_archive.manifest.model import Artifact, Manifest, Retired
+from laredo_archive.manifest.notices import later
+from laredo_archive.read import location
+from laredo_archive.read.location import FoundArchive, Place
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.write.reconcile import unfit
+from laredo_model import position as positions
+
+
+class Target(NamedTuple):
+    """A destination, and the key prefix in it."""
+
+    destination: Destination
+    key_prefix: str
+
+    @property
+    def uri(self) -> str:
+        """The manifest's."""
+        return self.destination.uri_of(object_keys.manifest_key(self.key_prefix))
+
+
+def target_at(place: Place, source: FoundArchive) -> Target:
+    """Where keys begin at ``place``: as the archive there has it, or as ``source`` has it.
+
+    A place that ends with another name than the source's key prefix gets that name for it,
+    so that a writer can be given the directory above as its destination.
+
+    :raises CopyRefused: if there is another table's archive, or one that was moved, or the
+        two places lie in one another.
+    :raises DestinationUnavailable: if it can't be written, or its manifest not be swapped.
+    """
+    try:
+        there = location.found(place)
+    except ArchiveMissing:
+        there = None
+    if there is None or not there.manifest.artifacts:
+        depth = place.depth_of([source.manifest_key])
+        target = Target(*place.seen_from(min(1, len(place.parts)) if depth is None else depth))
+    elif there.manifest.table != source.manifest.table:
+        raise CopyRefused(
+            there.destination.uri_of(there.manifest_key),
+            f"there is the archive of {there.manifest.table}, not of {source.manifest.table}; copy"
+            " to another place",
+        )
+    elif there.is_renamed_copy:
+        raise CopyRefused(
+            there.destination.uri_of(there.manifest_key),
+            "the objects there have other names than their manifest says (was it moved?); copy to"
+            " an empty place",
+        )
+    else:
+        target = Target(there.destination, there.key_prefix)
+    _refuse_overlap(Target(source.destination, source.key_prefix), target)
+    if isinstance(target.destination, S3Destination):
+        target.destination.probe()
+    return target
+
+
+def _refuse_overlap(source: Target, target: Target) -> None:
+    ours, theirs = _extent(source), _extent(target)
+    if ours[0] == theirs[0] and (_is_within(ours[1], theirs[1]) or _is_within(theirs[1], ours[1])):
+        raise CopyRefused(
+            target.uri,
+            f"it lies within {source.uri}, or that in it; give each a directory of its own",
+        )
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    return inner == outer or (outer.endswith("/") and inner.startswith(outer))
+
+
+def _extent(target: Target) -> tuple[str, str]:
+    """The service, and what all URIs of the archive begin with."""
+    destination = target.destination
+    return destination.place.removeprefix(destination.uri), target.uri.removesuffix(
+        object_keys.MANIFEST
+    )
+
+
+def refuse_unfit(
+    target: Target, source: Manifest, own: Manifest, where: str, *, take_over: bool
+) -> None:
+    """See that ``own``, which is there, may become ``source``, which is at ``where``.
+
+    :raises CopyRefused: if it may not.
+    """
+    if own.writer_id is not None and not take_over:
+        raise CopyRefused(
+            target.uri,
+            f"writer {own.writer_id} (term {own.writer_term}) has claimed it, and may be at work"
+            " there; copy to another place. If it is stopped for good, --take-over copies all the"
+            " same, and shuts it out should it still live",
+        )
+    if source.head is not None and own.head is not None and own.head > source.head:
+        raise CopyRefused(
+            target.uri,
+            f"it is ahead: it ends at {_head(own)}, and {where} at {_head(source)}; copy the other"
+            " way round, or to another place",
+        )
+    reason = unfit(source, own)
+    if reason is not None:
+        raise CopyRefused(
+            target.uri,
+            f"what is there isn't an earlier state of {where}: {reason}; copy to another place",
+        )
+
+
+def _head(manifest: Manifest) -> str:
+    assert manifest.head is not None, "it has artifacts"
+    return f"{positions.text(manifest.head.position)} (epoch {manifest.head.epoch})"
+
+
+def following(
+    source: Manifest, own: Manifest, artifacts: Iterable[Artifact], unneeded: Iterable[str]
+) -> Manifest | None:
+    """``own`` as a copy of ``source`` with ``artifacts``; None if it is that already.
+
+    Nobody writes it: a writer_id that stood here too would let its writer go on in a copy
+    as if it were its own. The term only grows, so a writer that was shut out stays out.
+    ``unneeded`` are keys of objects that were copied for nothing.
+    """
+    listed = tuple(artifacts)
+    kept = {key for artifact in listed for key in artifact.keys}
+    leaving = [entry.key for entry in own.named() if entry.key not in kept]
+    gone = dict.fromkeys([*leaving, *unneeded]).keys() - own.retired_keys() - kept
+    changed = replace(
+        source,
+        artifacts=listed,
+        writer_id=None,
+        writer_term=max(source.writer_term, own.writer_term + (own.writer_id is not None)),
+        notified={
+            sink: later(own.notified.get(sink), source.notified.get(sink))
+            for sink in [*own.notified, *source.notified]
+        },
+        retired=own.retired + tuple(Retired(key) for key in sorted(gone)),
+        revision=own.revision,
+        updated_at=own.updated_at,
+    )
+    return None if changed == own else changed

@@ -1,0 +1,222 @@
+"""An archive proven against itself: every file against its entry, every state by folding.
+
+First every object, in every format: size, sha256, rows, order, splits, and that
+all formats of an artifact hold the same. Then every epoch is folded once, key by
+key: each change must fit the row it changes, and each boundary's row count and
+checksum must be those that its entry says.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import md5
+
+from laredo_archive import codec
+from laredo_archive.codec import PyarrowMissing
+from laredo_archive.errors import ArchiveError
+from laredo_archive.maintain.state_proof import BoundaryState, fold_states
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.manifest.timeline import Epoch
+from laredo_archive.read.artifact_reader import Shape
+from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.reader import Archive
+from laredo_model import position as positions
+from laredo_model.change import Action, Change
+from laredo_model.checksum import MODULUS, sum_of
+
+
+@dataclass
+class Report:
+    """What was found. ``problems`` is empty if the archive is sound; ``remarks`` are none."""
+
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    boundaries: int = 0
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+
+def verify(archive: Archive, progress: Progress = UNWATCHED) -> Report:
+    """Read the whole archive and compare it with its manifest.
+
+    :raises ManifestDamaged: if an epoch has no base, or a gap.
+    :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+    """
+    report = Report([f"{archive.uri}: {wrong}" for wrong in rules.check(archive.manifest)])
+    if not archive.manifest.artifacts:
+        report.remarks.append(f"{archive.uri}: there is nothing in it yet")
+    head: BoundaryState | None = None
+    archive = archive.watched(progress)
+    progress.expect(sum(_bytes_to_read(archive, epoch) for epoch in archive.epochs))
+    for epoch in archive.epochs:
+        shape = Shape.of(epoch.base, archive.key_fields)
+        before = len(report.problems)
+        archive.files.expect(entry for a in epoch.artifacts for _, entry in _formats(a))
+        for artifact in epoch.artifacts:
+            progress.step(f"epoch {epoch.number}: {name_of(artifact)}")
+            _check_files(archive, artifact, shape, report)
+        if len(report.problems) > before:
+            report.problems.append(
+                f"epoch {epoch.number}: its states aren't proven, because of its files"
+            )
+            progress.expect(-_bytes_to_fold(archive, epoch))
+            head = None
+            continue
+        progress.step(f"epoch {epoch.number}: folding")
+        head = _check_states(archive, epoch, head, report)
+    return report
+
+
+def _bytes_to_read(archive: Archive, epoch: Epoch) -> int:
+    files = sum(e.size_bytes for artifact in epoch.artifacts for e in artifact.formats.values())
+    return files + _bytes_to_fold(archive, epoch)
+
+
+def _bytes_to_fold(archive: Archive, epoch: Epoch) -> int:
+    return sum(archive.files.size_to_read(artifact) for artifact in epoch.artifacts)
+
+
+def name_of(artifact: Artifact) -> str:
+    """An artifact, for messages."""
+    end = positions.text(artifact.to_position)
+    if artifact.from_position is None:
+        return f"snapshot {end}"
+    return f"diff {positions.text(artifact.from_position)}..{end}"
+
+
+def _check_files(archive: Archive, artifact: Artifact, shape: Shape, report: Report) -> None:
+    contents: dict[str, int] = {}
+    for format_id, entry in _formats(artifact):
+        report.files += 1
+        report.bytes += entry.size_bytes
+        try:
+            if not codec.is_readable(format_id):
+                archive.files.check_bytes(entry)
+                report.remarks.append(
+                    f"{archive.files.uri(entry)}: {format_id} rows can't be read here; only its"
+                    f" size and sha256 were checked{_CURES.get(format_id, '')}"
+                )
+                continue
+            content = _check_content(archive, artifact, shape, format_id)
+            _check_splits(archive, artifact, shape, format_id)
+            if archive.files.gives_lines(artifact, format_id):
+                contents[format_id] = content
+        except ArchiveError as failure:
+            report.problems.append(str(failure))
+            continue
+        if entry.sha256 is None:
+            report.remarks.append(f"{archive.files.uri(entry)}: the manifest has no sha256")
+    if len(set(contents.values())) > 1:
+        report.problems.append(
+            f"{name_of(artifact)} of epoch {artifact.epoch}: its formats"
+            f" ({', '.join(contents)}) don't hold the same"
+        )
+
+
+_CURES = {codec.PARQUET: f" ({PyarrowMissing()})"}
+
+
+def _formats(artifact: Artifact) -> list[tuple[str, FormatEntry]]:
+    return sorted(artifact.formats.items())
+
+
+def _check_content(archive: Archive, artifact: Artifact, shape: Shape, format_id: str) -> int:
+    """The order-free sum of what is in the file, if another is there to compare it with.
+
+    Reading it checks the rest.
+    """
+    sums = len(artifact.formats) > 1
+    if artifact.is_snapshot:
+        rows = archive.files.rows(artifact, shape, format_id)
+        return sum(sum_of(lines) if sums else 0 for _, lines in rows) % MODULUS
+    total = 0
+    truncates = False
+    for change in archive.files.changes(artifact, shape, format_id):
+        truncates = truncates or change.action is Action.TRUNCATE
+        total += _sum_of_change(change) if sums else 0
+    if artifact.history is not None and truncates != artifact.truncate:
+        archive.files.refuse(
+            artifact.formats[format_id],
+            "it has a TRUNCATE that its entry doesn't tell"
+            if truncates
+            else "its entry says it truncates, and it has no TRUNCATE",
+        )
+    return total % MODULUS
+
+
+def _sum_of_change(change: Change) -> int:
+    parts = (change.action.name.encode(), change.key, change.old or b"", change.new or b"")
+    digest = md5(usedforsecurity=False)
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _check_splits(archive: Archive, artifact: Artifact, shape: Shape, format_id: str) -> None:
+    entry = artifact.formats[format_id]
+    last: tuple[str, int] = ("", -1)
+    for key, offset in entry.splits:
+        if offset <= last[1] or (last[1] >= 0 and key.encode() <= last[0].encode()):
+            archive.files.refuse(entry, f"its split [{key!r}, {offset}] doesn't follow {last}")
+        found = archive.files.key_at(artifact, shape, format_id, offset)
+        if found != key.encode():
+            archive.files.refuse(
+                entry, f"its splits say that {key!r} is at byte {offset}, and {found!r} is there"
+            )
+        last = (key, offset)
+
+
+def _check_states(
+    archive: Archive, epoch: Epoch, before: BoundaryState | None, report: Report
+) -> BoundaryState | None:
+    try:
+        if not archive.files.gives_lines(epoch.base):
+            report.remarks.append(
+                f"epoch {epoch.number}: its base is there only in a form that doesn't give the"
+                " lines back, so sizes, sha256 and row counts are proven, checksums aren't"
+            )
+            return None
+        found = fold_states(archive.files, epoch, Shape.of(epoch.base, archive.key_fields))
+    except ArchiveError as failure:
+        report.problems.append(str(failure))
+        return None
+    report.problems += [f"epoch {epoch.number}: {problem}" for problem in found.problems]
+    for artifact, state in zip(epoch.artifacts, found.states, strict=True):
+        report.boundaries += 1
+        report.problems += _differences(artifact, state)
+        if artifact.state_checksum is None:
+            report.remarks.append(
+                f"{name_of(artifact)} of epoch {artifact.epoch}: the manifest has no checksum;"
+                f" folding gives {state.rows} rows, {state.checksum}"
+            )
+    base = epoch.base
+    if before is not None and base.continues and before.position == base.to_position:
+        problem = _break(before, found.states[0], epoch)
+        report.problems += [problem] if problem else []
+    return found.states[-1]
+
+
+def _differences(artifact: Artifact, state: BoundaryState) -> Iterator[str]:
+    where = f"{name_of(artifact)} of epoch {artifact.epoch}"
+    if artifact.rows not in (None, state.rows):
+        yield f"{where}: folding gives {state.rows} rows, the manifest says {artifact.rows}"
+    if artifact.state_checksum not in (None, state.checksum):
+        yield (
+            f"{where}: folding gives the checksum {state.checksum}, the manifest says"
+            f" {artifact.state_checksum}"
+        )
+
+
+def _break(before: BoundaryState, base: BoundaryState, epoch: Epoch) -> str | None:
+    if (before.rows, before.checksum) == (base.rows, base.checksum):
+        return None
+    return (
+        f"epoch {epoch.number} says that it continues the one before, which has {before.rows}"
+        f" rows and the checksum {before.checksum} at {positions.text(before.position)}; its base"
+        f" has {base.rows} and {base.checksum}"
+    )

@@ -1,0 +1,1 @@
+"""manifest.json: what an archive consists of, and what may follow what."""

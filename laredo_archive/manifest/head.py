@@ -1,0 +1,66 @@
+"""Where an archive stands, for the writer that goes on from there."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of the newest epoch. What older archives don't say is None."""
+
+    epoch: int
+    position: Position
+    history: History | None
+    rows: int | None
+    checksum: str | None
+    columns: tuple[Column, ...] | None
+    key_fields: tuple[str, ...] | None
+    to_time: datetime | None
+    """PostgreSQL's commit time of the last transaction in the archive."""
+    diffs_since_snapshot: int
+    diff_bytes: int
+    """Of the epoch's diffs, each in its largest format."""
+    diff_changes: int
+    snapshot_position: Position
+    snapshot_bytes: int
+    """Of the epoch's base, in its largest format."""
+    snapshot_rows: int
+    snapshot_created_at: datetime
+    seen_position: Position | None
+
+
+def head_of(manifest: Manifest) -> Head | None:
+    """Where ``manifest`` stands; None if it has no snapshot."""
+    diffs: list[Artifact] = []
+    for artifact in reversed(manifest.artifacts):
+        if artifact.is_snapshot:
+            return _head(manifest, artifact, diffs)
+        diffs.append(artifact)
+    return None
+
+
+def _head(manifest: Manifest, base: Artifact, diffs: list[Artifact]) -> Head:
+    last = manifest.artifacts[-1]
+    return Head(
+        epoch=last.epoch,
+        position=last.to_position,
+        history=last.history,
+        rows=last.rows,
+        checksum=last.state_checksum,
+        columns=base.columns,
+        key_fields=base.key_fields,
+        to_time=last.to_time,
+        diffs_since_snapshot=len(diffs),
+        diff_bytes=sum(diff.size_bytes for diff in diffs),
+        diff_changes=sum(diff.change_count or 0 for diff in diffs),
+        snapshot_position=base.to_position,
+        snapshot_bytes=base.size_bytes,
+        snapshot_rows=base.row_count or 0,
+        snapshot_created_at=base.created_at,
+        seen_position=manifest.seen_position,
+    )

@@ -1,0 +1,111 @@
+"""Object keys: the names that writers give, and which names are theirs.
+
+A reader goes by the manifest's entries and takes any name. Whoever deletes goes by the
+names here: what has another form belongs to somebody else, whatever a manifest says of it.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import count
+
+from laredo_archive.manifest.model import Artifact, ArtifactKind
+from laredo_archive.storage.destination import is_plain
+from laredo_model import position as positions
+from laredo_model.position import Position
+
+MANIFEST = "manifest.json"
+EXTENSIONS = {"jsonl": ".jsonl", "protobuf": ".pb", "parquet": ".parquet"}
+
+
+_NO_LETTERS = re.compile(r"[^0-9A-Za-z]+")
+_POSITION = r"[0-9A-F]{1,8}_[0-9A-F]{1,8}"
+_OWN = re.compile(
+    rf"epoch=[0-9]{{1,19}}/(?:{ArtifactKind.SNAPSHOT}-{_POSITION}|{ArtifactKind.DIFF}-{_POSITION}-{_POSITION})"
+    r"(?:-[0-9A-Za-z]+-[0-9]+)*"  # NewNames; of a copy of a copy more than once
+    rf"(?:{'|'.join(map(re.escape, EXTENSIONS.values()))})"
+)
+
+
+def default_prefix(table: str) -> str:
+    """Where the archive of ``table`` (its name without the schema) is in a destination.
+
+    The one default of all programs; a configuration's ``key_prefix`` says otherwise.
+    """
+    return f"{table}/"
+
+
+def directory_prefix(key_prefix: str) -> str:
+    """``key_prefix`` as a directory: ``users`` and ``users/`` are both ``users/``.
+
+    So it never covers its neighbours (``users_eu/``). Empty stays empty: the destination itself.
+
+    :raises ValueError: if it isn't a plain relative path.
+    """
+    path = key_prefix.removesuffix("/")
+    if key_prefix and not is_plain(path):
+        raise ValueError(f'"{key_prefix}" leads out of the destination, or isn\'t a plain path')
+    return f"{path}/" if path else ""
+
+
+def is_own(key: str, key_prefix: str) -> bool:
+    """Whether ``key`` has the form that writers give an artifact's object below ``key_prefix``."""
+    return key.startswith(key_prefix) and bool(_OWN.fullmatch(key, len(key_prefix)))
+
+
+def is_begun(key: str, key_prefix: str) -> bool:
+    """Whether an upload of ``key`` can be a writer's: an artifact's object, or the manifest."""
+    return key == manifest_key(key_prefix) or is_own(key, key_prefix)
+
+
+def objects_prefix(key_prefix: str) -> str:
+    """What all names of artifacts' objects begin with: nothing else needs to be listed."""
+    return f"{key_prefix}epoch="
+
+
+def manifest_key(key_prefix: str) -> str:
+    """The manifest's key below ``key_prefix``."""
+    return f"{key_prefix}{MANIFEST}"
+
+
+def snapshot_key(key_prefix: str, epoch: int, position: Position, format_id: str) -> str:
+    """A base's key: epoch=N/snapshot-<pos>.<ext>."""
+    name = f"{ArtifactKind.SNAPSHOT}-{positions.object_name(position)}"
+    return f"{key_prefix}epoch={epoch}/{name}{_extension(format_id)}"
+
+
+def diff_key(
+    key_prefix: str, epoch: int, from_position: Position, to_position: Position, format_id: str
+) -> str:
+    """A diff's key: epoch=N/diff-<from>-<to>.<ext>."""
+    window = f"{positions.object_name(from_position)}-{positions.object_name(to_position)}"
+    return f"{key_prefix}epoch={epoch}/{ArtifactKind.DIFF}-{window}{_extension(format_id)}"
+
+
+def artifact_key(key_prefix: str, artifact: Artifact, format_id: str) -> str:
+    """The key that a writer gives ``artifact`` in this format."""
+    if artifact.from_position is None:
+        return snapshot_key(key_prefix, artifact.epoch, artifact.to_position, format_id)
+    start, end = artifact.from_position, artifact.to_position
+    return diff_key(key_prefix, artifact.epoch, start, end, format_id)
+
+
+def _extension(format_id: str) -> str:
+    """Of a format that isn't known here, which a manifest may call anything, its letters."""
+    return EXTENSIONS.get(format_id) or f".{_NO_LETTERS.sub('_', format_id)}"
+
+
+class NewNames:
+    """Names that nobody has used before, for objects whose own name is taken.
+
+    ``writer_id`` is random per process, and a number is given out once.
+    """
+
+    def __init__(self, writer_id: str) -> None:
+        self._writer_id = writer_id
+        self._numbers: Iterator[int] = count(1)
+
+    def instead_of(self, key: str) -> str:
+        """``epoch=2/diff-0_1-0_2.jsonl`` -> ``epoch=2/diff-0_1-0_2-<writer_id>-1.jsonl``."""
+        directory, slash, name = key.rpartition("/")
+        stem, dot, extension = name.partition(".")
+        return f"{directory}{slash}{stem}-{self._writer_id}-{next(self._numbers)}{dot}{extension}"

@@ -1,0 +1,224 @@
+"""When is what: the boundaries of an archive, and which one a reader means.
+
+Every artifact ends at a boundary, where the table's state is known. As-of P (or
+a time) is the last boundary at or before it, in the newest history that has one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from laredo_archive.errors import ManifestDamaged, NoSuchBoundary
+from laredo_archive.manifest.model import Artifact, Manifest, text_of_time
+from laredo_model import position as positions
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A base and the diffs after it, contiguous by position."""
+
+    number: int
+    base: Artifact
+    diffs: tuple[Artifact, ...]
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """The base, then the diffs."""
+        return (self.base, *self.diffs)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Where the artifact ``artifacts[-1]`` ends; all of them lead there from a base."""
+
+    artifacts: tuple[Artifact, ...]
+
+    @property
+    def last(self) -> Artifact:
+        return self.artifacts[-1]
+
+    @property
+    def base(self) -> Artifact:
+        return self.artifacts[0]
+
+    @property
+    def diffs(self) -> tuple[Artifact, ...]:
+        return self.artifacts[1:]
+
+    @property
+    def epoch(self) -> int:
+        return self.last.epoch
+
+    @property
+    def position(self) -> Position:
+        return self.last.to_position
+
+    @property
+    def history(self) -> History | None:
+        return self.last.history
+
+    @property
+    def time(self) -> datetime:
+        """PostgreSQL's, of the last transaction; the writer's where that isn't recorded."""
+        return self.last.to_time or self.last.created_at
+
+    @property
+    def columns(self) -> tuple[Column, ...] | None:
+        return self.base.columns
+
+    def __str__(self) -> str:
+        return f"{positions.text(self.position)} (epoch {self.epoch})"
+
+
+def epochs(manifest: Manifest, where: str) -> list[Epoch]:
+    """The archive's epochs, oldest first.
+
+    :raises ManifestDamaged: if an epoch has no base, or a gap.
+    """
+    by_number: dict[int, list[Artifact]] = {}
+    for artifact in manifest.artifacts:
+        by_number.setdefault(artifact.epoch, []).append(artifact)
+    return [_epoch(number, by_number[number], where) for number in sorted(by_number)]
+
+
+def _epoch(number: int, artifacts: list[Artifact], where: str) -> Epoch:
+    bases = [artifact for artifact in artifacts if artifact.is_snapshot]
+    if len(bases) != 1:
+        raise ManifestDamaged(where, f"epoch {number} has {len(bases)} snapshots, expected 1")
+    diffs = sorted(
+        (artifact for artifact in artifacts if not artifact.is_snapshot),
+        key=lambda diff: diff.to_position,
+    )
+    at = bases[0].to_position
+    for diff in diffs:
+        if diff.from_position != at:
+            begins = positions.text(diff.from_position or positions.ZERO)
+            raise ManifestDamaged(
+                where,
+                f"epoch {number} is at {positions.text(at)}, and its next diff begins at {begins}",
+            )
+        at = diff.to_position
+    return Epoch(number, bases[0], tuple(diffs))
+
+
+def boundaries(all_epochs: Iterable[Epoch]) -> list[Boundary]:
+    """Every boundary, in the order of epochs, in each by position."""
+    return [
+        Boundary(epoch.artifacts[: count + 1])
+        for epoch in all_epochs
+        for count in range(len(epoch.artifacts))
+    ]
+
+
+def find(
+    manifest: Manifest,
+    where: str,
+    as_of: Position | datetime | None = None,
+    *,
+    exact: bool = False,
+    epoch: int | None = None,
+) -> Boundary:
+    """The boundary that a reader means; the head if ``as_of`` is None.
+
+    ``exact`` refuses an earlier one; ``epoch`` looks in that epoch only.
+
+    :raises NoSuchBoundary: if there is none, or ``as_of`` is later than the
+        archive knows the table to be complete.
+    :raises ManifestDamaged: if an epoch has no base, or a gap.
+    """
+    found = boundaries(epochs(manifest, where))
+    head = found[-1] if found else None
+    if epoch is not None:
+        found = [boundary for boundary in found if boundary.epoch == epoch]
+    if head is None or not found:
+        what = "there is nothing in it yet" if epoch is None else f"it has no epoch {epoch}"
+        raise NoSuchBoundary(where, f"{what}; see laredo-archive ls")
+    if as_of is None:
+        return found[-1]
+    # An epoch that others followed has its end; what is beyond that the archive knows too.
+    _refuse_future(manifest, where, head, as_of)
+    for history in _newest_first(found):
+        of_history = [boundary for boundary in found if boundary.history == history]
+        before = [boundary for boundary in of_history if _at(boundary, as_of) <= _value(as_of)]
+        if before and (not exact or _at(before[-1], as_of) == _value(as_of)):
+            return before[-1]
+    raise NoSuchBoundary(where, _why_not(found, as_of, exact))
+
+
+def _at(boundary: Boundary, as_of: Position | datetime) -> float:
+    return boundary.time.timestamp() if isinstance(as_of, datetime) else boundary.position
+
+
+def _value(as_of: Position | datetime) -> float:
+    return as_of.timestamp() if isinstance(as_of, datetime) else as_of
+
+
+def _newest_first(found: Sequence[Boundary]) -> list[History | None]:
+    return list(dict.fromkeys(boundary.history for boundary in reversed(found)))
+
+
+def _refuse_future(
+    manifest: Manifest, where: str, head: Boundary, as_of: Position | datetime
+) -> None:
+    if isinstance(as_of, datetime):
+        known = max(head.time, manifest.seen_at or head.time)
+        if as_of > known:
+            raise NoSuchBoundary(
+                where,
+                f"{text_of_time(as_of)} is later than what the archive has seen, which ends at"
+                f" {text_of_time(known)}; leave --as-of out for its head, or wait",
+            )
+        return
+    seen = max(head.position, manifest.seen_position or head.position)
+    if as_of > seen:
+        raise NoSuchBoundary(
+            where,
+            f"{positions.text(as_of)} is beyond what the archive has seen, which ends at"
+            f" {positions.text(seen)}; leave --as-of out for its head, or wait",
+        )
+
+
+def _why_not(found: Sequence[Boundary], as_of: Position | datetime, exact: bool) -> str:
+    wanted = text_of_time(as_of) if isinstance(as_of, datetime) else positions.text(as_of)
+    earlier = [boundary for boundary in found if _at(boundary, as_of) <= _value(as_of)]
+    later = [boundary for boundary in found if _at(boundary, as_of) > _value(as_of)]
+    if exact and earlier:
+        after = f", the one after at {_text(later[0], as_of)}" if later else ""
+        return (
+            f"no artifact ends exactly at {wanted}: the one before ends at"
+            f" {_text(earlier[-1], as_of)}{after}"
+        )
+    first = _text(min(found, key=lambda boundary: _at(boundary, as_of)), as_of)
+    return f"{wanted} is before its first boundary, {first}"
+
+
+def _text(boundary: Boundary, as_of: Position | datetime) -> str:
+    if isinstance(as_of, datetime):
+        return text_of_time(boundary.time)
+    return positions.text(boundary.position)
+
+
+def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Artifact] | None:
+    """The diffs that lead from one boundary to a later one without a gap; None if none do.
+
+    They go on through a new epoch's base if that ``continues`` the one before.
+    """
+    steps: list[Artifact] = []
+    at = start.position
+    for epoch in all_epochs:
+        if not start.epoch <= epoch.number <= end.epoch:
+            continue
+        if epoch.number != start.epoch and not _goes_on(epoch.base, at):
+            return None
+        for diff in epoch.diffs:
+            if diff.to_position > at and diff.to_position <= end.position:
+                steps.append(diff)
+                at = diff.to_position
+    return steps if at == end.position and start.history == end.history else None
+
+
+def _goes_on(base: Artifact, at: Position) -> bool:
+    return bool(base.continues) and base.to_position == at

@@ -1,0 +1,1 @@
+"""What an archive says: artifacts checked, folded, and found."""

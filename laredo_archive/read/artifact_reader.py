@@ -1,0 +1,375 @@
+"""Artifacts read and checked: what comes out is what the manifest's entry says, or an error.
+
+Size and sha256 are compared while the file goes by, and its rows counted, so a
+reader learns of damage at the latest at the end.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from operator import lt
+from typing import BinaryIO, NoReturn, TypeVar
+
+from laredo_archive import codec
+from laredo_archive.codec import BadBytes, Source
+from laredo_archive.codec.ranged_file import ranged
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    ArtifactMissing,
+    FormatUnknown,
+    PyarrowNeeded,
+)
+from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.read_ahead import Opened, opener
+from laredo_archive.storage.destination import Destination
+from laredo_model.change import Action, Change
+from laredo_model.column import Column, key_columns
+from laredo_model.hashing import Digest
+
+T = TypeVar("T")
+
+PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET)
+LOOKED_AT_ONCE = 16
+_DRAIN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of the rows: ``columns`` is None in archives of other writers."""
+
+    columns: tuple[Column, ...] | None
+    key_fields: tuple[str, ...]
+    key_is_known: bool = True
+    """False if nobody said which the key is."""
+
+    @classmethod
+    def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "Shape":
+        """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``.
+
+        A base that says that there are no key fields is of a table without a key.
+        """
+        if base.columns and base.key_fields == ():
+            return cls(base.columns, ())
+        named = [column.name for column in key_columns(base.columns or ())]
+        chosen = base.key_fields or named or key_fields
+        return cls(base.columns, tuple(chosen or codec.DEFAULT_KEY), bool(chosen))
+
+
+class ArtifactFiles:
+    """The objects of one archive. ``locate`` turns a manifest's key into the destination's.
+
+    ``progress`` is told of what is read from beginning to end.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        locate: Callable[[str], str],
+        progress: Progress = UNWATCHED,
+    ) -> None:
+        self._destination = destination
+        self._locate = locate
+        self._progress = progress
+        self._opener = opener(destination)
+
+    def uri(self, entry: FormatEntry) -> str:
+        """Where the object is."""
+        return self._destination.uri_of(self._locate(entry.key))
+
+    def choose(self, artifact: Artifact, format_id: str | None = None) -> tuple[str, FormatEntry]:
+        """The format to read an artifact in, and its entry.
+
+        :raises FormatUnknown: if it is there in none that is known here.
+        :raises PyarrowNeeded: if it is there as parquet, and that can't be read here.
+        """
+        readable = _readable(artifact, format_id)
+        if readable:
+            return readable[0], artifact.formats[readable[0]]
+        if codec.PARQUET in artifact.formats and format_id in (None, codec.PARQUET):
+            raise PyarrowNeeded(self.uri(artifact.formats[codec.PARQUET]))
+        entries = list(artifact.formats.values())
+        uri = self.uri(entries[0]) if entries else self._destination.uri
+        raise FormatUnknown(uri, sorted(artifact.formats), list(PREFERRED_FORMATS))
+
+    def size_to_read(self, artifact: Artifact) -> int:
+        """Bytes of the format that it is read in; 0 if it can't be read."""
+        readable = _readable(artifact)
+        return artifact.formats[readable[0]].size_bytes if readable else 0
+
+    def check_size(self, entry: FormatEntry) -> None:
+        """Look at the object without reading it.
+
+        :raises ArtifactMissing: if it isn't there.
+        :raises ArtifactDamaged: if it has another size than its entry says.
+        """
+        found = self._destination.head(self._locate(entry.key))
+        if found is None:
+            raise self._missing(entry)
+        if found.size_bytes != entry.size_bytes:
+            raise ArtifactDamaged(self.uri(entry), _wrong_size(found.size_bytes, entry))
+
+    def check_sizes(self, entries: Iterable[FormatEntry]) -> None:
+        """Look at all of them, several at a time; raises like check_size()."""
+        with ThreadPoolExecutor(LOOKED_AT_ONCE, thread_name_prefix="sizes") as pool:
+            for _ in pool.map(self.check_size, entries):
+                pass
+
+    def expect(self, entries: Iterable[FormatEntry]) -> None:
+        """These will be read next, in this order."""
+        self._opener.expect(self._locate(entry.key) for entry in entries)
+
+    def _open(self, entry: FormatEntry) -> Opened:
+        try:
+            return self._opener.open(self._locate(entry.key))
+        except ArtifactMissing as missing:
+            raise self._missing(entry) from missing
+
+    def _missing(self, entry: FormatEntry) -> ArtifactMissing:
+        return ArtifactMissing(self.uri(entry), MISSING)
+
+    def check_bytes(self, entry: FormatEntry) -> None:
+        """Read the object, whatever is in it.
+
+        :raises ArtifactDamaged: if size or sha256 aren't those of its entry.
+        """
+        with closing(self._open(entry)) as opened:
+            checked = Checked(opened, entry, self.uri(entry), self._progress)
+            while checked.read(_DRAIN_BYTES):
+                pass
+
+    def key_at(self, artifact: Artifact, shape: Shape, format_id: str, offset: int) -> bytes | None:
+        """The key of the row or change at a byte offset; None if none begins there."""
+        entry = artifact.formats[format_id]
+        columns = shape.columns
+        with closing(self._opened_at(entry, format_id, offset)) as source:
+            try:
+                if artifact.is_snapshot:
+                    begin = offset if format_id == codec.PARQUET else None
+                    rows = codec.read_snapshot(
+                        format_id, columns, source, begin, key_fields=shape.key_fields
+                    )
+                    keys, _ = next(rows, ([], []))
+                    return keys[0] if keys else None
+                change = next(codec.read_diff(format_id, columns, source), None)
+                return None if change is None else change.key
+            except ValueError:
+                return None
+
+    def _opened_at(self, entry: FormatEntry, format_id: str, offset: int) -> BinaryIO:
+        def opened(at: int) -> BinaryIO:
+            return self._destination.open(self._locate(entry.key), at)
+
+        # What parquet's bytes mean is told at the file's end.
+        return ranged(opened, entry.size_bytes) if format_id == codec.PARQUET else opened(offset)
+
+    def gives_lines(self, artifact: Artifact, format_id: str | None = None) -> bool:
+        """Whether a snapshot's lines come out of this format as they went in.
+
+        :raises ArtifactDamaged: if that can't be told.
+        """
+        id_, entry = self.choose(artifact, format_id)
+        if entry.exact or id_ != codec.PARQUET:
+            return entry.exact
+        from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
+
+        with closing(self._opened_at(entry, id_, 0)) as file:
+            try:
+                return ParquetSnapshot(file, None).restorable
+            except BadBytes as wrong:
+                raise ArtifactDamaged(self.uri(entry), str(wrong)) from wrong
+
+    def refuse(self, entry: FormatEntry, reason: str) -> NoReturn:
+        """:raises ArtifactDamaged: with the object's name."""
+        raise ArtifactDamaged(self.uri(entry), reason)
+
+    def rows(
+        self, artifact: Artifact, shape: Shape, format_id: str | None = None
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """A snapshot's rows, keys beside lines, a block at a time.
+
+        :raises ArtifactDamaged: where the file isn't what its entry says.
+        """
+        id_, entry = self.choose(artifact, format_id)
+
+        def read(source: Source) -> Iterator[tuple[list[bytes], list[bytes]]]:
+            return codec.read_snapshot(id_, shape.columns, source, key_fields=shape.key_fields)
+
+        rows = self._rows(entry, artifact.row_count, read)
+        return rows if shape.key_is_known else _with_advice(rows)
+
+    def _rows(
+        self,
+        entry: FormatEntry,
+        expected: int | None,
+        read: Callable[[Source], Iterator[tuple[list[bytes], list[bytes]]]],
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        uri = self.uri(entry)
+        count, last = 0, None
+        for keys, lines in self._guarded(entry, read):
+            if entry.sorted:
+                _check_order(uri, last, keys)
+            count += len(keys)
+            last = keys[-1]
+            if expected is not None and count > expected:
+                # Some kilobytes of parquet can have rows without an end.
+                self.refuse(entry, f"it has more rows than the {expected} that the manifest says")
+            yield keys, lines
+        self._check_count(entry, count, expected, "rows")
+
+    def changes(
+        self, artifact: Artifact, shape: Shape, format_id: str | None = None
+    ) -> Iterator[Change]:
+        """A diff's changes; a TRUNCATE comes first.
+
+        :raises ArtifactDamaged: where the file isn't what its entry says.
+        """
+        id_, entry = self.choose(artifact, format_id)
+
+        def read(source: Source) -> Iterator[Change]:
+            return codec.read_diff(id_, shape.columns, source)
+
+        return self._changes(entry, artifact.change_count, read)
+
+    def _changes(
+        self,
+        entry: FormatEntry,
+        expected: int | None,
+        read: Callable[[Source], Iterator[Change]],
+    ) -> Iterator[Change]:
+        uri, is_sorted = self.uri(entry), entry.sorted
+        count, last = 0, None
+        truncated = False
+        for change in self._guarded(entry, read):
+            if change.action is Action.TRUNCATE:
+                truncated = True
+            else:
+                if change.new is None and change.action is not Action.DELETE:
+                    _refuse_change(uri, change)
+                if is_sorted and last is not None and last >= change.key:
+                    _refuse_order(uri, last, change.key)
+                count += 1
+                last = change.key
+            yield change
+        # Whether others count the TRUNCATE line as a change isn't laid down.
+        if not (truncated and expected == count + 1):
+            self._check_count(entry, count, expected, "changes")
+
+    def _guarded(self, entry: FormatEntry, read: Callable[[Source], Iterator[T]]) -> Iterator[T]:
+        uri = self.uri(entry)
+        with closing(self._open(entry)) as opened:
+            checked = Checked(opened, entry, uri, self._progress)
+            try:
+                yield from read(checked)
+            except ValueError as wrong:  # whatever in the bytes isn't what it should be
+                # A damaged file is told by its sha256 rather than by where it first hurt.
+                while checked.read(_DRAIN_BYTES):
+                    pass
+                raise ArtifactDamaged(uri, str(wrong)) from wrong
+
+    def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
+        if expected is not None and count != expected:
+            raise ArtifactDamaged(
+                self.uri(entry), f"it has {count} {what}, the manifest says {expected}"
+            )
+
+
+def _readable(artifact: Artifact, format_id: str | None = None) -> list[str]:
+    """The formats that it can be read in here, the preferred one first."""
+    wanted = PREFERRED_FORMATS if format_id is None else (format_id,)
+    there = [id_ for id_ in wanted if id_ in artifact.formats and codec.is_readable(id_)]
+    return sorted(there, key=lambda id_: not artifact.formats[id_].exact)
+
+
+MISSING = (
+    "the manifest names this object (was it deleted by hand, or not copied along?"
+    " Restore it, or read another destination)"
+)
+_CURE = "Restore it from another destination, or read that one"
+
+
+def _with_advice(rows: Iterator[T]) -> Iterator[T]:
+    try:
+        yield from rows
+    except ArtifactDamaged as failure:
+        raise ArtifactDamaged(
+            failure.uri,
+            f"{failure.reason}. (The manifest doesn't say which column is the key, so id was"
+            " taken for it; --key says it, in Spark key_fields)",
+        ) from failure
+
+
+def _wrong_size(size: int, entry: FormatEntry) -> str:
+    how = "cut off: " if size < entry.size_bytes else ""
+    return f"{how}it has {size} bytes, the manifest says {entry.size_bytes}. {_CURE}"
+
+
+def _longer(entry: FormatEntry) -> str:
+    return f"it has more than the {entry.size_bytes} bytes that the manifest says. {_CURE}"
+
+
+def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
+    if last is not None and last >= keys[0]:
+        _refuse_order(uri, last, keys[0])
+    if not all(map(lt, keys, islice(keys, 1, None))):
+        for before, after in pairwise(keys):
+            if before >= after:
+                _refuse_order(uri, before, after)
+
+
+def _refuse_order(uri: str, before: bytes, after: bytes) -> NoReturn:
+    raise ArtifactDamaged(
+        uri,
+        f"the manifest says it is sorted, and the key {after.decode(errors='replace')!r} comes"
+        f" after {before.decode(errors='replace')!r}",
+    )
+
+
+def _refuse_change(uri: str, change: Change) -> NoReturn:
+    raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")
+
+
+class Checked:
+    """Passes a whole object's bytes on; at their end compares size and sha256.
+
+    It raises ArtifactMissing and ArtifactDamaged.
+    """
+
+    def __init__(
+        self, source: Source, entry: FormatEntry, uri: str, progress: Progress = UNWATCHED
+    ) -> None:
+        self._source = source
+        self._entry = entry
+        self._uri = uri
+        self._progress = progress
+        self._passed = Digest()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; empty at the end."""
+        try:
+            data = self._source.read(size)
+        except ArtifactMissing as missing:
+            raise ArtifactMissing(self._uri, MISSING) from missing
+        except OSError as failure:
+            raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
+        self._passed.update(data)
+        self._progress.advance(len(data))
+        if self._passed.size > self._entry.size_bytes:
+            # Not read on: it may have no end.
+            raise ArtifactDamaged(self._uri, _longer(self._entry))
+        if not data:
+            self._compare()
+        return data
+
+    def _compare(self) -> None:
+        if self._passed.size < self._entry.size_bytes:
+            raise ArtifactDamaged(self._uri, _wrong_size(self._passed.size, self._entry))
+        found = self._passed.hex()
+        if self._entry.sha256 not in (None, found):
+            raise ArtifactDamaged(
+                self._uri,
+                f"its sha256 is {found}, the manifest says {self._entry.sha256}: its bytes have"
+                f" changed since they were written. {_CURE}",
+            )

@@ -1,0 +1,57 @@
+"""A part of an artifact, read and checked: the blocks that it consists of, by their CRC-32.
+
+Of a whole file size and sha256 are compared; a part of it has the checksums that its entry's
+``blocks`` say, where the writer said any.
+"""
+
+from zlib import crc32
+
+from laredo_archive.codec import Source
+from laredo_archive.errors import ArtifactDamaged
+from laredo_archive.manifest.key_ranges import Slice
+
+CHECK_AND_CURE = (
+    "Check it with laredo-archive verify; restore it from another destination, or read that one"
+)
+
+
+class CheckedBlocks:
+    """Passes the bytes of a slice on, also those after it; at each block's end compares.
+
+    It raises ArtifactDamaged.
+    """
+
+    def __init__(self, source: Source, part: Slice, uri: str) -> None:
+        self._source = source
+        self._uri = uri
+        self._blocks = part.blocks[::-1]
+        self._at = part.start
+        self._sum = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes up to the last block's end."""
+        return self._blocks[0].stop - self._at if self._blocks else 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; empty at the file's end."""
+        data = self._source.read(size)
+        view = memoryview(data)
+        while self._blocks and view:
+            here = view[: self._blocks[-1].stop - self._at]
+            self._sum = crc32(here, self._sum)
+            self._at += len(here)
+            view = view[len(here) :]
+            if self._at == self._blocks[-1].stop:
+                self._end_block()
+        return data
+
+    def _end_block(self) -> None:
+        block, found = self._blocks.pop(), self._sum
+        self._sum = 0
+        if found != block.sum:
+            raise ArtifactDamaged(
+                self._uri,
+                f"the CRC-32 of its bytes {block.start} to {block.stop} is {found}, the manifest"
+                f" says {block.sum}: they have changed since they were written. {CHECK_AND_CURE}",
+            )

@@ -1,0 +1,110 @@
+"""A diff fetched whole and proven before anybody sees a change of it.
+
+``artifact_file`` checks what it reads while it goes by, which is too late for a reader
+that passes the changes on at once. Here the object goes into a temporary file first.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+from laredo_archive import codec
+from laredo_archive.errors import ArtifactDamaged, FormatUnknown, NoRoomToFetch
+from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.read.artifact_reader import PREFERRED_FORMATS
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.write.uploads import stored
+from laredo_model.change import Action, Change
+from laredo_model.column import Column
+from laredo_model.hashing import Digest
+
+MEMORY_BYTES = 256 << 10
+"""A smaller object never touches the disk."""
+
+_READ_BYTES = 1 << 20
+
+
+def choose(
+    found: FoundArchive, artifact: Artifact, formats: Sequence[str] = PREFERRED_FORMATS
+) -> tuple[str, FormatEntry]:
+    """The first of ``formats`` that the artifact is there in, and its entry.
+
+    :raises FormatUnknown: if it is there in none of them.
+    """
+    for candidate in formats:
+        entry = artifact.formats.get(candidate)
+        if entry is not None and candidate in codec.DIFF_FORMATS:
+            return candidate, entry
+    uri = next((entry.uri for entry in artifact.formats.values()), found.destination.uri)
+    raise FormatUnknown(uri, sorted(artifact.formats), list(formats))
+
+
+def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO[bytes]:
+    """The object, whole and right, in a temporary file below ``directory``; close it.
+
+    :raises ArtifactMissing: if it isn't there.
+    :raises ArtifactDamaged: if it isn't what its entry says.
+    :raises DestinationError: if it can't be read.
+    :raises NoRoomToFetch: if there is no room for it.
+    """
+    content = stored(found.destination, found.locate(entry.key), entry.size_bytes, entry.sha256)
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # the caller closes it
+        MEMORY_BYTES, dir=None if directory is None else str(directory)
+    )
+    digest = Digest()
+    try:
+        with content.open() as source:
+            while piece := source.read(_READ_BYTES):
+                _put(file, piece, content.origin, directory)
+                digest.update(piece)
+                if digest.size > entry.size_bytes:
+                    break  # it may have no end
+        if digest.size != entry.size_bytes or entry.sha256 not in (None, digest.hex()):
+            least = "more than " if digest.size > entry.size_bytes else ""
+            raise ArtifactDamaged(
+                content.origin,
+                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest says"
+                f" {entry.size_bytes} with {entry.sha256}",
+            )
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _put(file: IO[bytes], piece: bytes, uri: str, directory: Path | None) -> None:
+    try:
+        file.write(piece)
+    except OSError as full:
+        where = directory or tempfile.gettempdir()
+        raise NoRoomToFetch(uri, str(where), full) from full
+
+
+def changes(
+    found: FoundArchive,
+    artifact: Artifact,
+    columns: Sequence[Column] | None,
+    formats: Sequence[str],
+    directory: Path | None,
+) -> Iterator[Change]:
+    """A diff's changes, the TRUNCATE first; raises like :func:`fetch`, before the first.
+
+    :raises FormatUnknown: if it is there in none of ``formats``.
+    :raises ArtifactDamaged: also where the right bytes are no diff, while they are read.
+    """
+    format_id, entry = choose(found, artifact, formats)
+    with closing(fetch(found, entry, directory)) as file:
+        count = 0
+        try:
+            for change in codec.read_diff(format_id, columns, file):
+                count += change.action is not Action.TRUNCATE
+                yield change
+        except ValueError as wrong:
+            raise ArtifactDamaged(entry.uri, str(wrong)) from wrong
+    if count != artifact.change_count:
+        raise ArtifactDamaged(
+            entry.uri, f"it has {count} changes, the manifest says {artifact.change_count}"
+        )

@@ -1,0 +1,205 @@
+"""Objects fetched before they are asked for, where every request takes its time.
+
+A reader says which objects it will read, in which order. The first bytes of the
+next ones are fetched side by side, and whichever is being read is fetched on
+while what came is parsed. So a reader waits for bandwidth, not for latency; and
+it holds a bounded number of bytes, whatever the objects' size.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import BinaryIO, Protocol
+
+from laredo_archive.codec import Source
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local.destination import LocalDestination
+
+WINDOW = 16
+"""Objects begun before they are asked for."""
+WORKERS = 16
+HELD_BYTES = 1 << 20
+"""Of each object that was begun and isn't read to its end."""
+PIECE_BYTES = 256 << 10
+IDLE_S = 2.0
+
+
+class Opened(Source, Protocol):
+    """What is read, and closed."""
+
+    def close(self) -> None: ...
+
+
+class Opener(Protocol):
+    """Opens objects."""
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """These will be opened, in this order; what was expected before and not opened, not."""
+
+    def open(self, key: str) -> Opened:
+        """An object from its beginning; raises like Destination.open, also while reading."""
+
+
+def opener(destination: Destination) -> Opener:
+    """As suits ``destination``: a file is there at once, anything else takes a request."""
+    if isinstance(destination, LocalDestination):
+        return _AtOnce(destination)
+    return ReadAhead(destination.open)
+
+
+class _AtOnce:
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+
+    def expect(self, keys: Iterable[str]) -> None:
+        pass
+
+    def open(self, key: str) -> Opened:
+        return self._destination.open(key)
+
+
+class ReadAhead:
+    """Opens objects by ``fetch``, some before they are asked for; for one reading thread."""
+
+    def __init__(self, fetch: Callable[[str], BinaryIO]) -> None:
+        self._fetch = fetch
+        self._expected: deque[str] = deque()
+        self._begun: dict[str, _Fetched] = {}
+        self._workers = _Workers()
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """Begin with the first of them."""
+        for left in self._begun.values():
+            left.close()
+        self._begun.clear()
+        self._expected = deque(keys)
+        self._begin_more()
+
+    def open(self, key: str) -> Opened:
+        """An object, whether it was expected or not."""
+        opened = self._begun.pop(key, None) or self._begin(key)
+        self._begin_more()
+        return opened
+
+    def _begin_more(self) -> None:
+        while self._expected and len(self._begun) < WINDOW:
+            key = self._expected.popleft()
+            self._begun[key] = self._begin(key)
+
+    def _begin(self, key: str) -> "_Fetched":
+        return _Fetched(lambda: self._fetch(key), self._workers)
+
+
+class _Workers:
+    """Threads that end when there is nothing to do, and with the process, in mid-request."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            self._jobs.put(job)
+            if self._count < WORKERS:
+                self._count += 1
+                threading.Thread(target=self._work, name="read-ahead", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._count -= 1
+                        return
+            else:
+                job()
+
+
+class _Fetched:
+    """One object, fetched on as long as less than HELD_BYTES of it wait to be read."""
+
+    def __init__(self, open_: Callable[[], BinaryIO], workers: _Workers) -> None:
+        self._open = open_
+        self._workers = workers
+        self._source: BinaryIO | None = None
+        """Touched by the one job that fetches, or by nobody."""
+        self._changed = threading.Condition()
+        self._pieces: deque[bytes] = deque()
+        self._held = 0
+        self._fetching = False
+        self._ended = False
+        self._failure: Exception | None = None
+        with self._changed:
+            self._fetch_on()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """What is next, at most ``size`` bytes of it; nothing at the object's end."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(HELD_BYTES), b""))
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces or self._ended)
+            if not self._pieces:
+                if self._failure is not None:
+                    raise self._failure
+                return b""
+            piece = self._pieces.popleft()
+            if len(piece) > size:
+                self._pieces.appendleft(piece[size:])
+                piece = piece[:size]
+            self._held -= len(piece)
+            self._fetch_on()
+        return piece
+
+    def close(self) -> None:
+        """Fetch no more of it."""
+        with self._changed:
+            self._ended = True
+            self._pieces.clear()
+            if not self._fetching:
+                self._let_go()
+
+    def _fetch_on(self) -> None:
+        if not (self._fetching or self._ended) and self._held <= HELD_BYTES // 2:
+            self._fetching = True
+            self._workers.submit(self._fetch)
+
+    def _fetch(self) -> None:
+        try:
+            while self._take(self._next_piece()):
+                pass
+        except Exception as failure:  # noqa: BLE001  # whoever reads is told
+            with self._changed:
+                self._failure = failure
+                self._end()
+
+    def _next_piece(self) -> bytes:
+        if self._source is None:
+            self._source = self._open()
+        return self._source.read(PIECE_BYTES)
+
+    def _take(self, piece: bytes) -> bool:
+        """Whether there is room for more."""
+        with self._changed:
+            if not piece or self._ended:
+                self._end()
+                return False
+            self._pieces.append(piece)
+            self._held += len(piece)
+            self._changed.notify()
+            self._fetching = self._held < HELD_BYTES
+            return self._fetching
+
+    def _end(self) -> None:
+        self._ended = True
+        self._fetching = False
+        self._changed.notify()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None

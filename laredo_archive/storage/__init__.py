@@ -1,0 +1,1 @@
+"""Where objects are kept: directories and buckets, behind one door."""

@@ -1,0 +1,78 @@
+"""How the S3 places that a command line names are reached: whose rights, which service."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.profile import AMBIENT, Profile
+from laredo_archive.storage.s3.bucket import S3Place
+
+if TYPE_CHECKING:
+    from laredo_archive.storage.s3.destination import S3Destination
+
+Addressing = Literal["auto", "path", "virtual"]
+Encryption = Literal["AES256", "aws:kms"]
+
+
+@dataclass(frozen=True)
+class S3Access:
+    """Whose rights (``credentials`` names one of the clients' profiles), where, and how.
+
+    ``server_side_encryption`` and what follows is for what is written.
+    """
+
+    clients: Clients = field(default_factory=Clients)
+    credentials: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+    addressing: Addressing = "auto"
+    server_side_encryption: Encryption | None = None
+    kms_key_id: str | None = None
+    storage_class: str | None = None
+
+    def destination(self, bucket: str, parts: Sequence[str] = ()) -> "S3Destination":
+        """The objects below ``parts`` in ``bucket``.
+
+        :raises BadPlace: if there can't be such a place.
+        """
+        from laredo_archive.storage.s3.destination import S3Destination
+
+        place = S3Place(
+            bucket,
+            "".join(f"{part}/" for part in parts),
+            region=self.region,
+            endpoint=self.endpoint,
+            credentials=self.credentials,
+            addressing=self.addressing,
+            server_side_encryption=self.server_side_encryption,
+            kms_key_id=self.kms_key_id,
+            storage_class=self.storage_class,
+        )
+        return S3Destination(place, self.clients)
+
+
+def profiles(
+    aws_profile: str | None, role_arn: str | None, external_id: str | None, region: str | None
+) -> tuple[dict[str, Profile], str | None]:
+    """The profiles that a command line's options make, and the name of the one to use.
+
+    :raises ProfileError: if they can't be used.
+    """
+    made: dict[str, Profile] = {}
+    name = None
+    if aws_profile is not None:
+        name = aws_profile
+        made[name] = Profile(name, "ambient", aws_profile=aws_profile, region=region)
+    if role_arn is not None:
+        base = name or AMBIENT.name
+        name = f"role/{role_arn.partition(':role/')[2]}"
+        made[name] = Profile(
+            name,
+            "assume_role",
+            role_arn=role_arn,
+            external_id=external_id,
+            base=base,
+            region=region,
+        )
+    return made, name

@@ -1,0 +1,123 @@
+"""Which bucket, which prefix, and how objects are to be kept there."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlencode, urlsplit
+
+from laredo_archive.errors import DestinationError
+from laredo_archive.storage.destination import is_plain
+
+SCHEMES = ("s3://", "s3a://")
+ADDRESSINGS = ("auto", "path", "virtual")
+# "Understanding and managing Amazon S3 storage classes": objects in these must be restored,
+# for hours, before they can be read.
+_FROZEN = ("GLACIER", "DEEP_ARCHIVE")
+# "Categorizing your storage using tags", Amazon S3 User Guide.
+_MOST_TAGS = 10
+_TAG = re.compile(r"(?!aws:)[\w\s+=.:/@-]{1,128}")
+_TAG_VALUE = re.compile(r"[\w\s+=.:/@-]{0,256}")
+
+
+class BadPlace(DestinationError):
+    """What a configuration or a command line says can't be a place in S3."""
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """A prefix of a bucket. It ends with ``/``, or is empty, whatever it was given as.
+
+    ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``:
+    the service's, where they aren't what the profile or the environment says.
+    ``storage_class`` is that of artifacts; a manifest, overwritten with each commit, has the
+    bucket's usual one. ``tags`` are put on every object.
+
+    :raises BadPlace: if it can't be one.
+    """
+
+    bucket: str
+    prefix: str = ""
+    region: str | None = None
+    endpoint: str | None = None
+    credentials: str | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    server_side_encryption: str | None = None
+    kms_key_id: str | None = None
+    storage_class: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        prefix = self.prefix.strip("/")
+        object.__setattr__(self, "prefix", f"{prefix}/" if prefix else "")
+        if self.endpoint is not None:
+            object.__setattr__(self, "endpoint", self.endpoint.rstrip("/") or None)
+        for wrong in self._contradictions():
+            raise BadPlace(self.uri, wrong)
+
+    @property
+    def uri(self) -> str:
+        """``s3://bucket/prefix/``. Keys stand in it as they are, as in every tool for S3."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    @property
+    def identity(self) -> str:
+        """The URI, and the endpoint if it isn't AWS's: a bucket's name is unique in AWS only."""
+        if self.endpoint is None or _is_aws(self.endpoint):
+            return self.uri
+        address = urlsplit(self.endpoint)
+        return f"{self.uri}?endpoint={address.scheme}://{address.netloc.lower()}{address.path}"
+
+    @property
+    def tagging(self) -> str:
+        """The tags as PutObject takes them: URL query parameters."""
+        return urlencode(dict(self.tags))
+
+    def _contradictions(self) -> list[str]:
+        wrong = []
+        if not self.bucket or "/" in self.bucket:
+            wrong.append(f"{self.bucket!r} isn't a bucket's name")
+        if self.prefix and not is_plain(self.prefix.removesuffix("/")):
+            wrong.append(f"the prefix {self.prefix!r} has an empty part, or one that is . or ..")
+        if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
+            wrong.append(f"the endpoint {self.endpoint!r} isn't an http:// or https:// URL")
+        if self.addressing not in ADDRESSINGS:
+            wrong.append(f"addressing {self.addressing!r} is none of {', '.join(ADDRESSINGS)}")
+        if self.kms_key_id is not None and not _is_kms(self.server_side_encryption):
+            wrong.append("kms_key_id needs server_side_encryption = aws:kms")
+        if self.storage_class in _FROZEN:
+            wrong.append(
+                f"objects of the storage class {self.storage_class} can't be read without"
+                " restoring them; use GLACIER_IR, or a lifecycle rule for what is retired"
+            )
+        return [*wrong, *self._wrong_tags()]
+
+    def _wrong_tags(self) -> Iterator[str]:
+        if len(self.tags) > _MOST_TAGS:
+            yield f"an object has at most {_MOST_TAGS} tags, not {len(self.tags)}"
+        for name, value in self.tags.items():
+            if not _TAG.fullmatch(name):
+                yield f"{name!r} can't be a tag: letters, digits, blanks and +-=._:/@"
+            if not _TAG_VALUE.fullmatch(value):
+                yield f"{value!r} can't be the value of tag {name}"
+
+
+def parse(uri: str) -> S3Place:
+    """The place that ``s3://bucket/prefix`` (or ``s3a://``) names; nothing in it is quoted.
+
+    :raises BadPlace: if it isn't such a URI.
+    """
+    for scheme in SCHEMES:
+        if uri.lower().startswith(scheme):
+            bucket, _, prefix = uri[len(scheme) :].partition("/")
+            return S3Place(bucket, prefix)
+    raise BadPlace(uri, f"not an S3 URI; one begins with {' or '.join(SCHEMES)}")
+
+
+def _is_aws(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _is_kms(encryption: str | None) -> bool:
+    return encryption is not None and encryption.startswith("aws:kms")

@@ -1,0 +1,286 @@
+"""Requests to one bucket, and what their failures mean to a commit.
+
+The client doesn't repeat anything by itself; what may be repeated is said here,
+request by request. A read, and what nobody sees until it is completed, may be.
+A change may only be where the store's answer says that it didn't happen.
+"""
+
+import base64
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from threading import Event
+from typing import Any, TypeVar
+
+import structlog
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_any,
+    stop_when_event_set,
+)
+
+from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.kinds import Cause
+from laredo_archive.errors import (
+    BadKey,
+    CommitStateUnknown,
+    DestinationDenied,
+    DestinationError,
+    DestinationUnavailable,
+)
+from laredo_archive.storage.destination import Version, is_plain
+from laredo_archive.storage.s3.bucket import S3Place
+from laredo_model.retry import Backoff
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 6
+"""Tries of one request that may be repeated."""
+RETRY = Backoff(initial=0.2, maximum=5.0)
+PATIENCE_S = 120.0
+"""How long such a request is repeated, where each of its tries takes long."""
+PARALLEL_PARTS = 4
+_CONNECTIONS = 64
+"""Kept open at most: all tables that write to a bucket share them, and a new one costs a
+handshake with each commit."""
+
+PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.LOST, Cause.CONNECT})
+"""What is over soon, as a rule."""
+RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
+"""When to repeat what nobody sees yet: a part, the beginning of an upload."""
+RETRY_CONDITIONAL = frozenset({Cause.CONFLICT, Cause.CHECKSUM})
+"""When to repeat a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
+
+_SET_UP_WRONG = frozenset(
+    {
+        Cause.DENIED,
+        Cause.EXPIRED,
+        Cause.CLOCK_SKEW,
+        Cause.NO_SUCH_BUCKET,
+        Cause.WRONG_REGION,
+        Cause.KMS,
+        Cause.NO_CREDENTIALS,
+        Cause.ROLE,
+        Cause.NOT_IMPLEMENTED,
+    }
+)
+
+_NEEDED_FOR = {
+    "Date": "by which retention goes, never by our clock",
+    "ETag": "by which a version is known from the next",
+    "LastModified": "by which it is known how old it is",
+    "ContentLength": "without which what breaks off can't be told from what ends",
+}
+
+Answer = Mapping[str, Any]
+Parameters = dict[str, Any]
+IF_ABSENT: Parameters = {"IfNoneMatch": "*"}
+"""With this parameter an object is created, and none is ever replaced."""
+T = TypeVar("T")
+Pause = Callable[[Event, float], object]
+"""Waits so many seconds, or until the event."""
+
+
+class Refused(Exception):
+    """A request that failed. Stays inside this package: :meth:`error` is what goes out."""
+
+    def __init__(self, uri: str, place: str, explained: Explained) -> None:
+        super().__init__(explained.message)
+        self.kind = explained.kind
+        self.status = explained.status
+        self._uri = uri
+        self._place = place
+        self._explained = explained
+
+    def error(self, *, changing: bool = False) -> DestinationError:
+        """What it means; ``changing``: that the request was to change what others see."""
+        return self._meant(changing)(self._uri, self._explained.message).at(self._place)
+
+    def _meant(self, changing: bool) -> type[DestinationError]:
+        if changing and self._may_be_done():
+            return CommitStateUnknown
+        return DestinationDenied if self.kind in _SET_UP_WRONG else DestinationUnavailable
+
+    def _may_be_done(self) -> bool:
+        status = self._explained.status
+        answered_no = status is not None and status < 500 and self.kind is not Cause.CONFLICT
+        return self._explained.sent and not answered_no and self.kind is not Cause.NOT_IMPLEMENTED
+
+
+class Bucket:
+    """One prefix of one bucket: sends requests, names things, counts repetitions."""
+
+    def __init__(self, place: S3Place, clients: Clients, pause: Pause) -> None:
+        self.place = place
+        self.retries: Counter[str] = Counter()
+        """Requests sent again, by method of the client."""
+        self._pause = pause
+        self._client = clients.client(
+            "s3",
+            credentials=place.credentials,
+            region=place.region,
+            endpoint=place.endpoint,
+            addressing=place.addressing,
+            connections=_CONNECTIONS,
+        )
+
+    def uri_of(self, key: str) -> str:
+        """Where the object ``key`` is.
+
+        :raises BadKey: if ``key`` leads out of the prefix.
+        """
+        if not is_plain(key):
+            raise BadKey(self.place.uri, key)
+        return f"{self.place.uri}{key}"
+
+    def ask(
+        self,
+        method: str,
+        key: str,
+        *,
+        again: Collection[Cause] = PASSING,
+        ended: Event | None = None,
+        **more: Any,
+    ) -> Answer:
+        """Send a request about one object, again where it fails as ``again`` says.
+
+        ``ended``: nobody waits for it any more once this is set.
+
+        :raises Refused: if it keeps failing, or fails otherwise.
+        :raises BadKey: if ``key`` leads out of the prefix.
+        """
+        uri, more["Key"] = self.uri_of(key), self.place.prefix + key
+        return self.repeatedly(method, again, partial(self._once, method, uri, more), ended)
+
+    def ask_all(self, method: str, prefix: str, **more: str) -> Answer:
+        """One page of what there is below ``prefix``.
+
+        :raises Refused: if it keeps failing, or fails otherwise.
+        """
+        uri, more["Prefix"] = f"{self.place.uri}{prefix}", self.place.prefix + prefix
+        return self.repeatedly(method, PASSING, partial(self._once, method, uri, more))
+
+    def repeatedly(
+        self,
+        method: str,
+        again: Collection[Cause],
+        work: Callable[[], T],
+        ended: Event | None = None,
+    ) -> T:
+        """Do ``work``, again where it is refused as ``again`` says, with growing waits.
+
+        :raises Refused: if it keeps failing, or fails otherwise.
+        """
+        ended = ended or Event()
+        retrying = Retrying(
+            stop=stop_any(
+                stop_after_attempt(ATTEMPTS),
+                stop_after_delay(PATIENCE_S),
+                stop_when_event_set(ended),
+            ),
+            wait=RETRY,
+            retry=retry_if_exception(
+                lambda failure: isinstance(failure, Refused) and failure.kind in again
+            ),
+            before_sleep=partial(self._note, method),
+            sleep=partial(self._wait, ended),
+            reraise=True,
+        )
+        return retrying(work)
+
+    def refused(self, failure: Exception, operation: str, uri: str) -> Refused:
+        """What a failure of the client means; ``operation`` as the API names it."""
+        explained = explain(
+            failure,
+            service="s3",
+            operation=operation,
+            credentials=self.place.credentials,
+            resource=uri,
+        )
+        return Refused(uri, self.place.identity, explained)
+
+    def _once(self, method: str, uri: str, more: Parameters) -> Answer:
+        body = more.get("Body")
+        if isinstance(body, io.IOBase):
+            body.seek(0)
+        try:
+            answer: Answer = getattr(self._client, method)(Bucket=self.place.bucket, **more)
+        except failures() as failure:
+            operation = self._client.meta.method_to_api_mapping[method]
+            raise self.refused(failure, operation, uri) from failure
+        return answer
+
+    def _wait(self, ended: Event, seconds: float) -> None:
+        self._pause(ended, seconds)
+
+    def _note(self, method: str, state: RetryCallState) -> None:
+        self.retries[method] += 1
+        log.warning(
+            "request to S3 is sent again",
+            request=method,
+            uri=self.place.uri,
+            attempt=state.attempt_number,
+            failure=str(state.outcome.exception() if state.outcome else None),
+        )
+
+    def version(self, key: str, answer: Answer) -> Version:
+        """Which version ``answer`` shows, and the Date it carries.
+
+        :raises DestinationUnavailable: if it doesn't say.
+        """
+        return Version(self.said(answer, "ETag", self.uri_of(key)), self.date(answer))
+
+    def date(self, answer: Answer) -> datetime:
+        """The store's time.
+
+        :raises DestinationUnavailable: if it doesn't say.
+        """
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        try:
+            return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
+        except ValueError:
+            raise self._lacking("Date", self.place.uri) from None
+
+    def said(self, answer: Answer, name: str, uri: str) -> Any:
+        """What ``answer`` says of the object.
+
+        :raises DestinationUnavailable: if it doesn't.
+        """
+        value = answer.get(name)
+        if value is None:
+            raise self._lacking(name, uri)
+        return value
+
+    def _lacking(self, name: str, uri: str) -> DestinationUnavailable:
+        why = _NEEDED_FOR[name]
+        return DestinationUnavailable(
+            uri, f"the store's answer has no {name}, {why}; did a proxy before it drop that?"
+        ).at(self.place.identity)
+
+
+def kept_as(place: S3Place, *, manifest: bool = False) -> Parameters:
+    """The parameters that say how an object is encrypted, stored and tagged.
+
+    A manifest has the usual storage class: the cheaper ones bill each version for weeks.
+    """
+    wanted = {
+        "ServerSideEncryption": place.server_side_encryption,
+        "SSEKMSKeyId": place.kms_key_id,
+        "StorageClass": None if manifest else place.storage_class,
+        "Tagging": place.tagging,
+    }
+    return {name: value for name, value in wanted.items() if value}
+
+
+def sha256_of(data: bytes | memoryview) -> str:
+    """As S3 takes a checksum: base64."""
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()

@@ -1,0 +1,1 @@
+"""The commit protocol: what one writer does to an archive."""

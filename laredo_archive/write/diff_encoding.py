@@ -1,0 +1,82 @@
+"""A diff before it is anywhere: encoded, and described as its manifest entry will be."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from laredo_archive.manifest import object_keys
+from laredo_archive.manifest.model import Artifact, ArtifactKind
+from laredo_archive.write.base_upload import entry_of
+from laredo_archive.write.diff_spool import Spool
+from laredo_archive.write.uploads import Content
+from laredo_model.change import Change
+from laredo_model.column import Column
+from laredo_model.position import Position
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a diff covers: (from, to], and the table after it."""
+
+    from_position: Position
+    to_position: Position
+    to_time: datetime | None
+    rows: int
+    checksum: str
+    truncate: bool
+    cancelled: int | None
+
+
+@dataclass(frozen=True)
+class EncodedDiff:
+    """A diff in every format; the spool is closed by whoever has it last."""
+
+    artifact: Artifact
+    contents: dict[str, Content]
+    spool: Spool
+
+
+def encode(
+    table: str,
+    key_prefix: str,
+    window: Window,
+    after: Artifact,
+    changes: Iterable[Change],
+    *,
+    formats: Sequence[str],
+    columns: Sequence[Column],
+    created_at: datetime,
+    spool_directory: Path | None,
+) -> EncodedDiff:
+    """Encode the changes of ``window``, which comes right after ``after``.
+
+    :raises SpoolUnavailable: if there is no room for it.
+    """
+    spool = Spool(table, spool_directory)
+    try:
+        encoded = spool.encode(formats, columns, changes, truncate=window.truncate)
+    except BaseException:
+        spool.close()
+        raise
+    start, end = window.from_position, window.to_position
+    artifact = Artifact(
+        kind=ArtifactKind.DIFF,
+        epoch=after.epoch,
+        from_position=start,
+        to_position=end,
+        created_at=created_at,
+        formats={
+            id_: entry_of(result, object_keys.diff_key(key_prefix, after.epoch, start, end, id_))
+            for id_, result in encoded.items()
+        },
+        change_count=max((result.records for result in encoded.values()), default=0),
+        history=after.history,
+        to_time=window.to_time,
+        rows=window.rows,
+        state_checksum=window.checksum,
+        truncate=window.truncate,
+        cancelled=window.cancelled,
+    )
+    contents = {id_: spool.content(id_, result) for id_, result in encoded.items()}
+    return EncodedDiff(artifact, contents, spool)

@@ -1,0 +1,104 @@
+"""What is at a location before its first claim: the objects of others, and of a lost archive."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import structlog
+
+from laredo_archive.errors import DestinationDenied, DestinationError, ManifestError, PrefixMeant
+from laredo_archive.manifest import object_keys, parser
+from laredo_archive.storage.destination import Destination
+
+log = structlog.get_logger(__name__)
+
+LOOKED_AT = 2000
+"""Objects listed at most: two requests' worth."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Objects below a key prefix where there is no manifest, of the first LOOKED_AT.
+
+    ``others`` are left alone for good; ``orphans`` have names that a writer gives: a collector
+    retires them, and deletes them a grace period later. ``more``: there are more than were seen.
+    """
+
+    others: tuple[str, ...]
+    orphans: tuple[str, ...]
+    more: bool
+
+    def __str__(self) -> str:
+        return "; ".join(self._said())
+
+    def __bool__(self) -> bool:
+        return bool(self.others or self.orphans)
+
+    def _said(self) -> Iterator[str]:
+        least = "at least " if self.more else ""
+        if self.others:
+            yield (
+                f"{least}{len(self.others)} objects of others, such as {self.others[0]}, which stay"
+                " as they are"
+            )
+        if self.orphans:
+            yield (
+                f"{least}{len(self.orphans)} objects of an archive without a manifest, such as"
+                f" {self.orphans[0]}, which the collector will delete: move them away if they are"
+                " still needed"
+            )
+
+
+def look(destination: Destination, key_prefix: str) -> Neighbours:
+    """What is below ``key_prefix``.
+
+    :raises DestinationError: if it can't be listed.
+    """
+    listed = list(islice(destination.list(key_prefix), LOOKED_AT + 1))
+    keys = [info.key for info in listed if info.key != object_keys.manifest_key(key_prefix)]
+    own = {key for key in keys if object_keys.is_own(key, key_prefix)}
+    return Neighbours(
+        tuple(key for key in keys if key not in own),
+        tuple(key for key in keys if key in own),
+        len(listed) > LOOKED_AT,
+    )
+
+
+def report(destination: Destination, key_prefix: str) -> None:
+    """Say it once, in the log, when the location is claimed for the first time."""
+    uri = destination.uri_of(object_keys.manifest_key(key_prefix))
+    try:
+        found = look(destination, key_prefix)
+    except DestinationError as failure:
+        # Who may write there needn't be allowed to list.
+        log.warning("what else is there couldn't be listed", uri=uri, failure=str(failure))
+        return
+    if found:
+        log.warning("this location holds something else", uri=uri, found=str(found))
+
+
+def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -> None:
+    """See that ``key_prefix`` without its ``/`` isn't where the table's archive is.
+
+    A prefix was once taken as it stood: ``users`` gave ``usersmanifest.json``.
+
+    :raises PrefixMeant: if it is.
+    :raises DestinationUnavailable: if that can't be told now.
+    """
+    before = key_prefix.removesuffix("/")
+    if not before:
+        return
+    key = object_keys.manifest_key(before)
+    try:
+        found = destination.get(key)
+    except DestinationDenied:
+        return  # who may not read there hasn't written there
+    if found is None:
+        return
+    uri = destination.uri_of(key)
+    try:
+        manifest = parser.parse(found.data, uri)
+    except ManifestError:
+        return  # somebody else's file
+    if manifest.table == table:
+        raise PrefixMeant(uri, destination.uri_of(f"{before}/x").removesuffix("x"))

@@ -1,0 +1,247 @@
+"""One destination's manifest, as one writer or collector holds it.
+
+The only place that swaps manifests. A swap whose outcome is unclear is settled
+by reading, and reading settles only yes: as long as what was to be changed
+isn't there, and nobody else has claimed the manifest, the change is rebuilt on
+what was read and offered again.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import structlog
+
+from laredo_archive.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    DestinationError,
+    DestinationUnavailable,
+    Fenced,
+    ManifestDamaged,
+    ManifestLost,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import object_keys, parser, rules
+from laredo_archive.manifest.model import Manifest
+from laredo_archive.storage.destination import Destination, Version
+from laredo_archive.storage.parallel import AtOnce, in_threads
+from laredo_archive.write.availability import Standings
+from laredo_model.retry import Backoff
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 12
+"""Tries of one change before the caller is told to come back later."""
+
+RETRY = Backoff(initial=0.02, maximum=2.0)
+
+Change = Callable[[Manifest], Manifest | None]
+"""A manifest made from the one given; None if that one has it already."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where time, chance and threads come from; a simulation brings its own."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    pause: Callable[[float], None] = time.sleep
+    chance: random.Random = field(default_factory=random.Random)
+    at_once: AtOnce = in_threads
+
+    def back_off(self, attempt: int) -> None:
+        """Wait before try number ``attempt`` + 1."""
+        self.pause(RETRY.delay(attempt + 1, self.chance.random))
+
+
+@dataclass
+class Counts:
+    """What happened since the writer began."""
+
+    cas_conflicts: int = 0
+    destination_errors: Counter[str] = field(default_factory=Counter)
+    """By the destination's place."""
+    standings: Standings = field(default_factory=Standings)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def note(self, failure: DestinationError, stores: Sequence["ManifestStore"]) -> str | None:
+        """Count ``failure`` for the destination that it is about; gives that one's place."""
+        for other in failure.others:
+            self.note(other, stores)
+        place = failure.place or _place_of(failure.uri, stores)
+        if place is not None:
+            self.failed(place, failure)
+        return place
+
+    def failed(self, place: str, failure: DestinationError) -> None:
+        """Count ``failure``: the destination ``place`` is away."""
+        self.count_error(place)
+        self.standings.failed(place, str(failure))
+
+    def count_error(self, place: str) -> None:
+        """Count a request to ``place`` that keeps nothing waiting."""
+        with self._lock:
+            self.destination_errors[place] += 1
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who writes, by the manifests: random per process start, and 1 + the highest term seen."""
+
+    writer_id: str
+    term: int
+
+    def owns(self, manifest: Manifest) -> bool:
+        """Whether ``manifest`` names this writer."""
+        return manifest.writer_id == self.writer_id and manifest.writer_term == self.term
+
+
+class ManifestStore:
+    """A destination and the last version of its manifest that was seen there."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        table: str,
+        key_prefix: str,
+        environment: Environment,
+        counts: Counts,
+    ) -> None:
+        self.destination = destination
+        self.key_prefix = key_prefix
+        self.key = object_keys.manifest_key(key_prefix)
+        self.uri = destination.uri_of(self.key)
+        self.environment = environment
+        self.counts = counts
+        self._table = table
+        self._manifest: Manifest | None = None
+        self._version: Version | None = None
+        self._known = False
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """As it was last seen; None if there was none."""
+        return self._manifest
+
+    @property
+    def date(self) -> datetime | None:
+        """The store's Date of the answer that showed it."""
+        return self._version.date if self._version else None
+
+    def read(self) -> Manifest | None:
+        """Look again.
+
+        :raises ManifestDamaged, ManifestNewer: if it can't be used.
+        :raises DestinationUnavailable: if it can't be read now.
+        """
+        self._known = False
+        found = self.destination.get(self.key)
+        if found is None:
+            self._manifest, self._version = None, None
+        else:
+            self._manifest, self._version = self._sound(found.data), found.version
+        self._known = True
+        return self._manifest
+
+    def current(self) -> Manifest | None:
+        """As last seen; looked up again only if that may be out of date."""
+        return self._manifest if self._known else self.read()
+
+    def _sound(self, data: bytes) -> Manifest:
+        manifest = parser.parse(data, self.uri)
+        if manifest.table != self._table:
+            raise ManifestDamaged(
+                self.uri, f"it is of table {manifest.table}, not of {self._table}"
+            )
+        for contradiction in rules.check(manifest):
+            raise ManifestDamaged(self.uri, contradiction)
+        return manifest
+
+    def swap(self, changed: Manifest) -> Manifest:
+        """Put ``changed`` in the place of the version that was last seen.
+
+        :raises CommitConflict, CommitStateUnknown: it has to be read again.
+        """
+        shown, version = self._manifest, self._version
+        if shown is not None and version is not None:
+            changed = rules.with_dates(changed, shown, version.date)
+        changed = replace(
+            changed,
+            updated_at=self.environment.now(),
+            revision=(shown.revision if shown else 0) + 1,
+        )
+        self._known = False
+        etag = version.etag if version else None
+        self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
+        self._manifest = changed
+        self._known = True
+        self.counts.standings.worked(self.destination.place)
+        return changed
+
+    def rewrite(
+        self, change: Change, claim: Claim | None, *, absent: Manifest | None = None
+    ) -> Manifest:
+        """Offer ``change`` until it is in.
+
+        With a ``claim`` the manifest must be the claimant's; without, it is changed
+        whoever writes it. ``absent`` is what to change where there is none.
+
+        :raises Fenced: if somebody else has claimed it.
+        :raises ManifestLost: if it is gone, and ``absent`` not given.
+        :raises DestinationUnavailable: if it isn't in, or may not be, after all tries.
+        """
+        trouble: CommitConflict | CommitStateUnknown | None = None
+        for attempt in range(ATTEMPTS):
+            manifest = self._claimed(self.current() or absent, claim)
+            changed = change(manifest)
+            if changed is None:
+                return manifest
+            try:
+                reach("commit.swap")
+                done = self.swap(changed)
+            except (CommitConflict, CommitStateUnknown) as failure:
+                trouble = failure
+                self.note(failure, attempt)
+                self.environment.back_off(attempt)
+            else:
+                reach("commit.swapped")
+                return done
+        raise DestinationUnavailable(
+            self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
+        ).at(self.destination.place)
+
+    def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
+        if manifest is None:
+            raise ManifestLost(self.uri)
+        if claim is not None and not claim.owns(manifest):
+            raise Fenced(
+                self.uri,
+                manifest.writer_id or "unknown",
+                manifest.writer_term,
+                claim.writer_id,
+                claim.term,
+            )
+        return manifest
+
+    def note(self, failure: CommitConflict | CommitStateUnknown, attempt: int) -> None:
+        """Count and log a swap that has to be settled by reading."""
+        if isinstance(failure, CommitConflict):
+            self.counts.cas_conflicts += 1
+        else:
+            self.counts.count_error(self.destination.place)
+        log.warning(
+            "manifest swap to be settled by reading",
+            table=self._table,
+            manifest=self.uri,
+            attempt=attempt + 1,
+            failure=str(failure),
+        )
+
+
+def _place_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
+    within = [held.destination for held in stores if uri.startswith(held.destination.uri)]
+    return max(within, key=lambda destination: len(destination.uri)).place if within else None

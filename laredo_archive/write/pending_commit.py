@@ -1,0 +1,190 @@
+"""One artifact on its way into every destination's manifest (commit protocol, 3 and 4).
+
+The offer keeps what it has done, so that it can be taken up again after a
+destination was away. It is the same artifact until it is in everywhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from laredo_archive.errors import ArtifactMissing
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.storage.parallel import AtOnce
+from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.write.uploads import Content, is_there, place, stored
+
+Follow = Callable[[Manifest, Artifact], Manifest]
+"""The manifest with the artifact in it."""
+
+
+class PendingCommit:
+    """``artifact`` as it is to be in all manifests; its keys are what they should be.
+
+    ``contents``: by format, what can be uploaded (again); a base that was streamed
+    has none, and is copied from a destination that has it. ``placed``: keys by
+    destination's place and format.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        contents: Mapping[str, Content],
+        placed: Mapping[tuple[str, str], str],
+        follow: Follow,
+        new_names: NewNames,
+    ) -> None:
+        self.artifact = artifact
+        self._contents = contents
+        self._placed = dict(placed)
+        self._follow = follow
+        self._new_names = new_names
+        self._looked: dict[tuple[str, str], tuple[Manifest, str]] = {}
+        """The version of a manifest for which an object was found there, and its key."""
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a manifest has it; then it has to come into the others too.
+
+        A swap of unclear outcome doesn't count: its objects are only ever deleted after
+        another version of that manifest has retired them, which voids it.
+        """
+        return self._begun
+
+    def place(self, stores: Sequence[ManifestStore]) -> None:
+        """Upload to every destination what isn't there yet.
+
+        :raises DestinationError: if one is away.
+        """
+        missing = [
+            (store, format_id)
+            for store in stores
+            for format_id in self.artifact.formats
+            if (store.destination.place, format_id) not in self._placed
+        ]
+        at_once = stores[0].environment.at_once
+        known = self._current([store for store, _ in missing], at_once)
+        at_once(
+            [
+                partial(self._place_one, store, stores, manifest, format_id)
+                for store, format_id in missing
+                if (manifest := known[store.destination.place]) is not None
+            ]
+        )
+        reach("commit.placed")
+
+    def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
+        """Bring it into every manifest, one after the other.
+
+        :raises Fenced: if another writer has taken one over.
+        :raises ArtifactMissing: if its bytes are gone everywhere.
+        :raises DestinationError: if one is away.
+        """
+        self._look(stores)
+        for store in stores:
+            store.rewrite(partial(self._offered, store, stores), claim)
+            self._begun = True
+
+    def _look(self, stores: Sequence[ManifestStore]) -> None:
+        """See what is there, everywhere at once, for the manifests as they are now."""
+        self._looked.clear()
+        at_once = stores[0].environment.at_once
+        known = self._current(stores, at_once)
+        at_once(
+            [
+                partial(self._look_at, store, manifest, format_id)
+                for store in stores
+                if (manifest := known[store.destination.place]) is not None
+                and not self._is_in(manifest)
+                for format_id in self.artifact.formats
+            ]
+        )
+
+    def _is_in(self, manifest: Manifest) -> bool:
+        return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
+
+    def _look_at(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
+        place = store.destination.place, format_id
+        key = self._placed.get(place)
+        if key is None:
+            return
+        if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
+            self._looked[place] = manifest, key
+
+    def _current(
+        self, stores: Sequence[ManifestStore], at_once: AtOnce
+    ) -> dict[str, Manifest | None]:
+        """Their manifests as last seen, by place; looked up only where that is out of date."""
+        distinct = list({store.destination.place: store for store in stores}.values())
+        manifests = at_once([store.current for store in distinct])
+        return {
+            store.destination.place: manifest
+            for store, manifest in zip(distinct, manifests, strict=True)
+        }
+
+    def _offered(
+        self, store: ManifestStore, stores: Sequence[ManifestStore], manifest: Manifest
+    ) -> Manifest | None:
+        if self._is_in(manifest):
+            return None
+        retired = manifest.retired_keys()
+        for format_id in self.artifact.formats:
+            key = self._placed[store.destination.place, format_id]
+            if key in retired or not self._is_there(store, manifest, format_id):
+                self._place_one(store, stores, manifest, format_id, unheard_of=True)
+        return self._follow(manifest, self._as_named_by(store))
+
+    def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
+        # What has been seen counts for one swap of the version it was seen with: who takes an
+        # object away changes the manifest first.
+        place = store.destination.place, format_id
+        key = self._placed[place]
+        seen = self._looked.pop(place, None)
+        if seen is not None and seen[0] is manifest and seen[1] == key:
+            return True
+        size = self.artifact.formats[format_id].size_bytes
+        return is_there(store.destination, key, size)
+
+    def _as_named_by(self, store: ManifestStore) -> Artifact:
+        formats: dict[str, FormatEntry] = {}
+        for format_id, entry in self.artifact.formats.items():
+            key = self._placed[store.destination.place, format_id]
+            formats[format_id] = replace(entry, key=key, uri=store.destination.uri_of(key))
+        return replace(self.artifact, formats=formats)
+
+    def _place_one(
+        self,
+        store: ManifestStore,
+        stores: Sequence[ManifestStore],
+        manifest: Manifest,
+        format_id: str,
+        *,
+        unheard_of: bool = False,
+    ) -> None:
+        key = self.artifact.formats[format_id].key
+        avoid = manifest.retired_keys() | {entry.key for entry in manifest.named()}
+        self._placed[store.destination.place, format_id] = place(
+            store.destination,
+            self._new_names.instead_of(key) if unheard_of else key,
+            self._content(format_id, stores),
+            avoid=avoid,
+            new_names=self._new_names,
+            environment=store.environment,
+        )
+
+    def _content(self, format_id: str, stores: Sequence[ManifestStore]) -> Content:
+        if format_id in self._contents:
+            return self._contents[format_id]
+        entry = self.artifact.formats[format_id]
+        for store in stores:
+            key = self._placed.get((store.destination.place, format_id))
+            if key is not None and is_there(store.destination, key, entry.size_bytes):
+                return stored(store.destination, key, entry.size_bytes, entry.sha256)
+        raise ArtifactMissing(
+            stores[0].destination.uri_of(entry.key),
+            "it was uploaded, and something deleted it before the commit; the base has to be"
+            " made again",
+        )

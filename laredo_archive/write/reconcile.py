@@ -1,0 +1,215 @@
+"""Levelling: all destinations brought to the one that is ahead (commit protocol, 2)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import structlog
+
+from laredo_archive.errors import HistoriesDiffer
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import object_keys, rules
+from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.write.uploads import holds, is_there, place, stored
+from laredo_model import position as positions
+from laredo_model.history import History
+
+log = structlog.get_logger(__name__)
+
+
+def level(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
+    """Bring every destination to the list of the one with the greater (epoch, head).
+
+    :raises HistoriesDiffer: if one can't be an earlier state of the one ahead.
+    :raises Fenced: if another writer takes over meanwhile.
+    :raises DestinationError: if one is away, or an object to be copied isn't whole.
+    """
+    with_artifacts = [store for store in stores if _list_of(store).artifacts]
+    if not with_artifacts:
+        return
+    ahead = max(with_artifacts, key=lambda store: _list_of(store).head or (0, 0))
+    behind = [store for store in stores if store is not ahead]
+    for store in behind:
+        _refuse_unfit(ahead, store)
+    for store in behind:
+        _Levelling(ahead, store, new_names).run(claim)
+
+
+def _list_of(store: ManifestStore) -> Manifest:
+    manifest = store.current()
+    assert manifest is not None, "claimed manifests exist"
+    return manifest
+
+
+Boundary = Artifact | Follows
+
+
+def _refuse_unfit(ahead: ManifestStore, other: ManifestStore) -> None:
+    reason = unfit(_list_of(ahead), _list_of(other))
+    if reason is not None:
+        raise HistoriesDiffer(ahead.uri, other.uri, reason)
+
+
+def unfit(ahead: Manifest, other: Manifest) -> str | None:
+    """Why ``other`` can't be an earlier state of ``ahead``; None if it can."""
+    last = other.last
+    if last is None:
+        return None
+    heads = f"{_described(ahead)} against {_described(other)}"
+    boundaries = [known for known in _boundaries(ahead) if _same(known.history, last.history)]
+    if not boundaries:
+        return f"their histories differ ({heads})"
+    at_head = [known for known in boundaries if _position(known) == last.to_position]
+    if not at_head:
+        if last.to_position < min(map(_position, boundaries)):
+            return None
+        return f"the one's head isn't an artifact's end of the other ({heads})"
+    for known in at_head:
+        if _differ(known.rows, last.rows) or _differ(known.state_checksum, last.state_checksum):
+            return (
+                f"at {positions.text(last.to_position)} the one has {known.rows} rows, checksum"
+                f" {known.state_checksum}, the other {last.rows}, {last.state_checksum} ({heads})"
+            )
+    return None
+
+
+def _boundaries(manifest: Manifest) -> Iterator[Boundary]:
+    for artifact in manifest.artifacts:
+        if artifact.follows is not None:
+            yield artifact.follows
+        yield artifact
+
+
+def _position(boundary: Boundary) -> int:
+    return boundary.position if isinstance(boundary, Follows) else boundary.to_position
+
+
+def _same(one: History | None, other: History | None) -> bool:
+    # An archive of before there were histories fits any: its boundaries must then agree.
+    return one is None or other is None or one == other
+
+
+def _differ(one: object, other: object) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def _described(manifest: Manifest) -> str:
+    last = manifest.last
+    if last is None:
+        return "empty"
+    head = positions.text(last.to_position)
+    return f"epoch {last.epoch}, head {head}, history {last.history}"
+
+
+class _Levelling:
+    """One destination on its way to the list of another."""
+
+    def __init__(self, ahead: ManifestStore, behind: ManifestStore, new_names: NewNames) -> None:
+        self._ahead = ahead
+        self._behind = behind
+        self._new_names = new_names
+        self._copied: dict[str, str] = {}
+        """Keys of what was copied, by the key ahead."""
+
+    def run(self, claim: Claim) -> None:
+        ahead = self._ahead.destination.uri
+        before = _list_of(self._behind)
+        after = self._behind.rewrite(self._levelled, claim)
+        if after is not before:
+            log.info(
+                "destination brought level",
+                table=after.table,
+                uri=self._behind.destination.uri,
+                ahead=ahead,
+                copied=len(self._copied),
+            )
+
+    def _levelled(self, own: Manifest) -> Manifest | None:
+        target = _list_of(self._ahead)
+        unused = by_content(own)
+        artifacts = tuple(self._own_form(artifact, unused, own) for artifact in target.artifacts)
+        if artifacts == own.artifacts:
+            return None
+        kept = {entry.key for artifact in artifacts for entry in artifact.formats.values()}
+        leaving = [entry for entry in own.named() if entry.key not in kept]
+        levelled = replace(
+            own,
+            artifacts=artifacts,
+            epoch=target.epoch,
+            head_position=target.head_position,
+            history=target.history,
+            seen_position=target.seen_position,
+            seen_at=target.seen_at,
+        )
+        return rules.with_retired(levelled, leaving)
+
+    def _own_form(
+        self, artifact: Artifact, unused: dict[object, list[FormatEntry]], own: Manifest
+    ) -> Artifact:
+        formats: dict[str, FormatEntry] = {}
+        for format_id, entry in artifact.formats.items():
+            mine = unused.get(identity(artifact, format_id, entry))
+            if mine:
+                formats[format_id] = mine.pop(0)
+            else:
+                key = self._copy(entry, self._name_for(artifact, format_id, entry), own)
+                formats[format_id] = replace(
+                    entry, key=key, uri=self._behind.destination.uri_of(key)
+                )
+        return replace(artifact, formats=formats)
+
+    def _name_for(self, artifact: Artifact, format_id: str, entry: FormatEntry) -> str:
+        """As it is named ahead, if that is a name that a writer gives here too."""
+        prefix = self._behind.key_prefix
+        if object_keys.is_own(entry.key, prefix):
+            return entry.key
+        return object_keys.artifact_key(prefix, artifact, format_id)
+
+    def _copy(self, entry: FormatEntry, wanted: str, own: Manifest) -> str:
+        destination = self._behind.destination
+        avoid = own.retired_keys() | {named.key for named in own.named()}
+        copied = self._copied.get(entry.key)
+        if copied is not None:
+            if copied not in avoid and is_there(destination, copied, entry.size_bytes):
+                return copied
+            avoid.add(wanted)
+        others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
+        content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
+        if wanted not in avoid | others and holds(destination, wanted, content):
+            # A levelling that was broken off got that far: large archives need to get on.
+            self._copied[entry.key] = wanted
+            return wanted
+        self._copied[entry.key] = place(
+            destination,
+            wanted,
+            content,
+            avoid=avoid | others,
+            new_names=self._new_names,
+            environment=self._behind.environment,
+        )
+        reach("level.copied")
+        return self._copied[entry.key]
+
+
+def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:
+    """What ``manifest`` names, by identity()."""
+    found: dict[object, list[FormatEntry]] = {}
+    for artifact in manifest.artifacts:
+        for format_id, entry in artifact.formats.items():
+            found.setdefault(identity(artifact, format_id, entry), []).append(entry)
+    return found
+
+
+def identity(artifact: Artifact, format_id: str, entry: FormatEntry) -> object:
+    """The same for the same content of the same artifact; a base is matched by epoch too."""
+    return (
+        artifact.kind,
+        artifact.epoch if artifact.is_snapshot else None,
+        artifact.from_position,
+        artifact.to_position,
+        artifact.history,
+        format_id,
+        entry.size_bytes,
+        entry.sha256,
+    )

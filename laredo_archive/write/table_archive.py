@@ -1,0 +1,413 @@
+"""One table's archive, as its one writer sees it: docs/commit-protocol.md.
+
+Durable means: on every destination. Artifact k+1 is committed nowhere before k
+is everywhere, so what couldn't be finished is taken up again before anything else.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from laredo_archive.errors import (
+    ArtifactMissing,
+    CommitUnavailable,
+    DestinationError,
+    Fenced,
+    OutOfOrder,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import rules, succession
+from laredo_archive.manifest.head import Head, head_of
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.notices import Notices, Published
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.manifest.updates import ManifestUpdates
+from laredo_archive.storage.destination import Destination
+from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
+from laredo_archive.write.claim import claim, drop_unfinished
+from laredo_archive.write.diff_encoding import Window, encode
+from laredo_archive.write.diff_spool import Spool
+from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
+from laredo_archive.write.pending_commit import PendingCommit
+from laredo_archive.write.reconcile import level
+from laredo_model import position as positions
+from laredo_model.change import Change
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+
+log = structlog.get_logger(__name__)
+
+
+class TableArchive:
+    """A table's archive on all its destinations, claimed by this writer.
+
+    Every method may be called from any thread; they take turns, but for the
+    properties, which never wait, and for a base's upload, beside which diffs go on.
+
+    After Fenced it is of no use any more, and its process doesn't open it again.
+    After CommitUnavailable call the same again, with the same arguments: it goes
+    on where it was.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[ManifestStore],
+        owner: Claim,
+        table: str,
+        key_prefix: str,
+        new_names: NewNames,
+        *,
+        keep_epochs: int | None,
+        notices: Notices,
+        first: ManifestStore,
+        spool_directory: Path | None,
+    ) -> None:
+        """Use :meth:`open`."""
+        self._stores = tuple(stores)
+        self._first = first
+        self._claim = owner
+        self._table = table
+        self._key_prefix = key_prefix
+        self._notices = notices
+        self._spool_directory = spool_directory
+        self._new_names = new_names
+        self._counts = stores[0].counts
+        self._environment = stores[0].environment
+        self._entering = ManifestUpdates(notices, keep_epochs, self._environment.now)
+        self._turn = threading.RLock()
+        self._fenced: Fenced | None = None
+        self._offer: PendingCommit | None = None
+        self._spool: Spool | None = None
+        self._manifest: Manifest | None = None
+        self._published: Published | None = None
+        self._head: Head | None = None
+        self._look()
+
+    @classmethod
+    def open(
+        cls,
+        destinations: Sequence[Destination],
+        table: str,
+        *,
+        key_prefix: str,
+        writer_id: str | None = None,
+        keep_epochs: int | None = None,
+        sinks: Iterable[str] = (),
+        spool_directory: Path | None = None,
+        environment: Environment | None = None,
+        counts: Counts | None = None,
+    ) -> "TableArchive":
+        """Claim the table's manifest on every destination, and bring all to one state.
+
+        ``writer_id`` defaults to a random one and must be new with every start of the
+        process; ``keep_epochs``: None keeps all;
+        ``sinks``: who is told of artifacts, by ARN or URL, as they are at the first of
+        ``destinations``.
+
+        :raises DestinationUnavailable: if one is away; open it again later.
+        :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
+        :raises HistoriesDiffer: if they don't hold the same archive.
+        :raises Fenced: if another writer claimed it meanwhile.
+        """
+        around, counted = environment or Environment(), counts or Counts()
+        stores = [
+            ManifestStore(destination, table, key_prefix, around, counted)
+            for _, destination in sorted({held.place: held for held in destinations}.items())
+        ]
+        names = tuple(sinks)
+        try:
+            owner = claim(stores, table, writer_id or secrets.token_hex(8), names)
+            for store in stores:
+                drop_unfinished(store)
+            new_names = NewNames(owner.writer_id)
+            level(stores, owner, new_names)
+        except DestinationError as failure:
+            counted.note(failure, stores)
+            raise
+        archive = cls(
+            stores,
+            owner,
+            table,
+            key_prefix,
+            new_names,
+            keep_epochs=keep_epochs,
+            notices=Notices(names, [store.manifest for store in stores]),
+            first=next(h for h in stores if h.destination.place == destinations[0].place),
+            spool_directory=spool_directory,
+        )
+        reach("archive.open")
+        return archive
+
+    @property
+    def head(self) -> Head | None:
+        """Where the archive stands on all destinations; None before the first base."""
+        return self._head
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the first destination, as last committed everywhere."""
+        return self._manifest
+
+    @property
+    def published(self) -> Published | None:
+        """The manifest of the destination that was named first, as last committed everywhere."""
+        return self._published
+
+    @property
+    def heads(self) -> dict[str, Position | None]:
+        """By place, the head of each destination's manifest; one may be an artifact behind."""
+        return {
+            store.destination.place: store.manifest.head_position if store.manifest else None
+            for store in self._stores
+        }
+
+    @property
+    def claim(self) -> Claim:
+        """writer_id and term."""
+        return self._claim
+
+    @property
+    def counts(self) -> Counts:
+        """Conflicts and errors so far."""
+        return self._counts
+
+    @property
+    def notices(self) -> Notices:
+        """What each sink was told, and what it is still to be told."""
+        return self._notices
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a commit waits for a destination."""
+        return self._offer is not None
+
+    def snapshot(
+        self,
+        *,
+        position: Position,
+        history: History,
+        columns: Sequence[Column],
+        key_fields: Sequence[str],
+        formats: Sequence[str],
+    ) -> BaseUpload:
+        """Begin the next epoch's base, which is the table at ``position``.
+
+        A context manager; diffs may be committed while it is written. Left without
+        finish(), nothing of it remains.
+
+        :raises CommitUnavailable: if a destination is away.
+        :raises codec.UnknownFormat: if no codec knows a format.
+        """
+        with self._my_turn():
+            plan = BasePlan(
+                table=self._table,
+                key_prefix=self._key_prefix,
+                epoch=(self._head.epoch if self._head else 0) + 1,
+                position=position,
+                history=history,
+                columns=tuple(columns),
+                key_fields=tuple(key_fields),
+                formats=tuple(dict.fromkeys(formats)),
+            )
+            return BaseUpload(plan, self._stores, self._new_names)
+
+    def commit_base(self, base: Base, *, continues: bool, reason: str | None = None) -> Artifact:
+        """Begin a new epoch with ``base``; the diffs after its position become that epoch's.
+
+        ``continues``: no change was missed between the epoch before and this one; then
+        an artifact must end at the base's position, with the same rows and checksum.
+        ``reason``: else, why it doesn't.
+        Epochs beyond keep_epochs leave the manifest.
+
+        :raises ChecksumDiffers: if they aren't the same; nothing was committed.
+        :raises OutOfOrder: if it can't follow what is there; nothing was committed.
+        :raises ArtifactMissing: if it was deleted meanwhile; make it again.
+        :raises CommitUnavailable: if a destination is away; call it again.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            known = succession.known(self._manifest, base.artifact.same_as)
+            if known is not None:
+                return known
+            before = succession.before_base(
+                self._table, self._manifest, base.artifact, continues=continues
+            )
+            artifact = replace(
+                base.artifact,
+                continues=continues,
+                reason=reason,
+                follows=rules.following(self._manifest.last if self._manifest else None),
+                to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
+            )
+            self._offer = PendingCommit(
+                artifact, {}, base.placed, self._entering.base, self._new_names
+            )
+            return self._finish_offer() or artifact
+
+    def commit_diff(
+        self,
+        changes: Iterable[Change],
+        *,
+        from_position: Position,
+        to_position: Position,
+        to_time: datetime | None,
+        rows: int,
+        checksum: str,
+        formats: Sequence[str],
+        truncate: bool = False,
+        cancelled: int | None = None,
+    ) -> Artifact:
+        """Write the net changes over (from, to] and commit them to the current epoch.
+
+        ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
+        ``checksum`` describe the table after them; ``cancelled``: how many keys changed
+        and have no net change, None if nobody knows. ``from_position`` is the head.
+
+        :raises OutOfOrder: if it doesn't begin at the head.
+        :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
+        :raises CommitUnavailable: if a destination is away; call it again.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            known = succession.known(
+                self._manifest,
+                lambda artifact: (
+                    (artifact.from_position, artifact.to_position) == (from_position, to_position)
+                ),
+            )
+            if known is not None:
+                return known
+            last = succession.before_diff(self._table, self._manifest, from_position, to_position)
+            time = succession.time_of_diff(last, to_time)
+            diff = encode(
+                self._table,
+                self._key_prefix,
+                Window(from_position, to_position, time, rows, checksum, truncate, cancelled),
+                last,
+                changes,
+                formats=tuple(dict.fromkeys(formats)),
+                columns=(self._head.columns if self._head else None) or (),
+                created_at=self._environment.now(),
+                spool_directory=self._spool_directory,
+            )
+            reach("diff.encoded")
+            self._spool = diff.spool
+            self._offer = PendingCommit(
+                diff.artifact, diff.contents, {}, self._entering.diff, self._new_names
+            )
+            return self._finish_offer() or diff.artifact
+
+    def settle(self) -> None:
+        """Finish what waits for a destination, if anything does.
+
+        :raises CommitUnavailable: if it still has to wait.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+
+    def see(self, position: Position) -> None:
+        """Say that the stream is complete up to ``position``, and nothing changed since the head.
+
+        What sinks were told is entered with it.
+
+        :raises OutOfOrder: if ``position`` is before the head, or there is none.
+        :raises CommitUnavailable: if a destination is away; nothing depends on it.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            if self._head is None or position < self._head.position:
+                raise OutOfOrder(
+                    f"{self._table}: {positions.text(position)} can't be seen: it isn't at or"
+                    " after the archive's head"
+                )
+            for store in self._stores:
+                store.rewrite(lambda known: self._entering.seen(known, position), self._claim)
+            self._look()
+
+    def record_notices(self) -> None:
+        """Enter what sinks were told, for when no commit is due.
+
+        :raises CommitUnavailable, Fenced: as :meth:`see`.
+        """
+        with self._my_turn():
+            self._finish_offer()
+            for store in self._stores:
+                store.rewrite(self._entering.told, self._claim)
+            self._look()
+
+    def close(self) -> None:
+        """Give temporary files back. The manifests stay as they are."""
+        with self._turn:
+            self._drop_offer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _finish_offer(self) -> Artifact | None:
+        """Bring what is on its way into every manifest."""
+        offer = self._offer
+        if offer is None:
+            return None
+        try:
+            offer.place(self._stores)
+            offer.commit(self._stores, self._claim)
+        except ArtifactMissing:
+            if not offer.begun:
+                self._drop_offer()
+            raise
+        reach("commit.done")
+        self._drop_offer()
+        self._look()
+        log.info(
+            "artifact committed",
+            table=self._table,
+            kind=offer.artifact.kind.value,
+            epoch=offer.artifact.epoch,
+            position=positions.text(offer.artifact.to_position),
+        )
+        return offer.artifact
+
+    def _drop_offer(self) -> None:
+        self._offer = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def _look(self) -> None:
+        before, self._manifest = self._manifest, self._stores[0].manifest
+        self._notices.follow(before, self._manifest)
+        shown = self._first.manifest
+        self._published = Published(self._first.uri, shown) if shown else None
+        self._head = head_of(self._manifest) if self._manifest else None
+
+    @contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        with self._turn:
+            if self._fenced is not None:
+                raise self._fenced
+            try:
+                yield
+            except Fenced as fenced:
+                self._fenced = fenced
+                self._drop_offer()
+                log.error("another writer has taken over", table=self._table, reason=str(fenced))
+                raise
+            except DestinationError as failure:
+                place = self._counts.note(failure, self._stores)
+                log.warning("commit waits", table=self._table, reason=str(failure))
+                raise CommitUnavailable(self._table, failure.uri, failure, place) from failure

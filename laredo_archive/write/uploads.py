@@ -1,0 +1,165 @@
+"""Puts content where a manifest can name it, never replacing anything (commit protocol, 3)."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+
+import structlog
+
+from laredo_archive.codec import Source
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    CommitStateUnknown,
+    DestinationUnavailable,
+    NameTaken,
+)
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.storage.destination import Destination, Upload
+from laredo_archive.write.manifest_store import Environment
+from laredo_model.hashing import Digest
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 6
+PIECE_BYTES = 1 << 20
+
+Advance = Callable[[int], None]
+
+
+def _to_nobody(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Content:
+    """Bytes that can be read again and again. ``origin`` says whose, for messages."""
+
+    origin: str
+    size_bytes: int
+    sha256: str | None
+    open: Callable[[], AbstractContextManager[Source]]
+
+
+def stored(destination: Destination, key: str, size_bytes: int, sha256: str | None) -> Content:
+    """An object as content."""
+    return Content(
+        destination.uri_of(key), size_bytes, sha256, lambda: closing(destination.open(key))
+    )
+
+
+def place(
+    destination: Destination,
+    key: str,
+    content: Content,
+    *,
+    avoid: Collection[str],
+    new_names: NewNames,
+    environment: Environment,
+) -> str:
+    """Upload ``content`` as ``key``, or under a new name if that is taken; the name it got.
+
+    An object of that name with the same bytes is adopted. Names in ``avoid`` (named by
+    another entry, or retired) are neither taken nor adopted.
+
+    :raises ArtifactDamaged: if what is read isn't what ``content`` says.
+    :raises DestinationUnavailable: if the destination is away.
+    """
+    name = key
+    for attempt in range(ATTEMPTS):
+        if name in avoid:
+            name = new_names.instead_of(key)
+        if _put(destination, name, content, environment):
+            if name != key:
+                log.info("name taken, another used", key=key, name=name, uri=destination.uri)
+            return name
+        name = new_names.instead_of(key)
+        environment.back_off(attempt)
+    raise DestinationUnavailable(
+        destination.uri_of(key), f"no free name for it found in {ATTEMPTS} tries"
+    ).at(destination.place)
+
+
+def _put(destination: Destination, name: str, content: Content, environment: Environment) -> bool:
+    upload = destination.upload(name)
+    try:
+        _copy(content, upload)
+        reach("upload.written")
+        finish(upload, environment)
+    except NameTaken:
+        return holds(destination, name, content)
+    finally:
+        upload.abort()
+    reach("upload.finished")
+    return True
+
+
+def finish(upload: Upload, environment: Environment) -> None:
+    """Finish an upload, asking again as long as the outcome is unclear.
+
+    :raises NameTaken: there is such an object; perhaps this upload, sent twice.
+    :raises DestinationUnavailable: if it stays unclear.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            upload.finish()
+        except CommitStateUnknown as failure:
+            unclear = failure
+            log.warning("upload to be finished again", uri=failure.uri, failure=str(failure))
+            environment.back_off(attempt)
+        else:
+            return
+    raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}").at(
+        unclear.place
+    )
+
+
+def _copy(content: Content, upload: Upload) -> None:
+    digest = Digest()
+    for piece in pieces(content):
+        upload.write(piece)
+        digest.update(piece)
+        if digest.size > content.size_bytes:
+            raise ArtifactDamaged(
+                content.origin, f"it has more than the {content.size_bytes} bytes of its entry"
+            )
+    if digest.size != content.size_bytes:
+        raise ArtifactDamaged(
+            content.origin, f"it has {digest.size} bytes, its entry says {content.size_bytes}"
+        )
+    if content.sha256 not in (None, digest.hex()):
+        raise ArtifactDamaged(
+            content.origin, f"its sha256 is {digest.hex()}, its entry says {content.sha256}"
+        )
+
+
+def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
+    """Whether there is an object of that name and size."""
+    found = destination.head(key)
+    return found is not None and found.size_bytes == size_bytes
+
+
+def holds(
+    destination: Destination, key: str, content: Content, advance: Advance = _to_nobody
+) -> bool:
+    """Whether the object ``key`` has the bytes of ``content``."""
+    if content.sha256 is None or not is_there(destination, key, content.size_bytes):
+        return False
+    there = stored(destination, key, content.size_bytes, content.sha256)
+    return sha256_of(there, advance) == content.sha256
+
+
+def sha256_of(content: Content, advance: Advance = _to_nobody) -> str:
+    """What ``content`` is when it is read now; ``advance`` is told of each piece's size."""
+    digest = Digest()
+    for piece in pieces(content):
+        digest.update(piece)
+        advance(len(piece))
+    return digest.hex()
+
+
+def pieces(content: Content) -> Iterator[bytes]:
+    """Its bytes, about a megabyte at a time."""
+    with content.open() as source:
+        while piece := source.read(PIECE_BYTES):
+            yield piece

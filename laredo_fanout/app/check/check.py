@@ -1,0 +1,263 @@
+"""``laredo-fanout check``: what is right, what is missing, and the statement that cures it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from laredo_archive.errors import ArchiveError, ArchiveMissing
+from laredo_archive.manifest.object_keys import manifest_key
+from laredo_archive.read.location import read_manifest
+from laredo_fanout.app import options
+from laredo_fanout.app.check import role, tables
+from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.catalog import requirements
+from laredo_fanout.config import Config
+from laredo_fanout.errors import SourceError
+from laredo_fanout.postgres import connections
+from laredo_fanout.serving.options import ArchiveOptions
+from laredo_fanout.serving.replay.archive_store import destination_of
+from laredo_fanout.slot import health, ownership, slot, walsender
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.postgres.connections import Connection
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Look at everything; nothing is changed."""
+    for warning in config.warnings():
+        path, _, detail = warning.partition(": ")
+        yield Finding(path, Verdict.WARNING, detail)
+    yield from _files(config)
+    yield from _archives(config)
+    said = options.source_options(config)
+    try:
+        with connections.connect(said, role="check") as connection:
+            yield Finding("connection", Verdict.RIGHT, _where(connection))
+            yield from role.findings(connection, config)
+            yield from _server(connection)
+            yield from _replication(config)
+            yield from _slot(connection, config)
+            yield from tables.findings(connection, config)
+    except (SourceError, psycopg.Error) as error:
+        yield Finding(
+            f"sources.{config.source_name}.connection",
+            Verdict.MISSING,
+            _one_line(error),
+            "start the server, or correct the connection",
+        )
+
+
+def _files(config: Config) -> Iterator[Finding]:
+    grpc = config.fanout.grpc
+    wanted: list[tuple[str, Path | None]] = [("fanout.grpc.tokens_file", grpc.tokens_file)]
+    if grpc.tls is not None:
+        wanted += [
+            ("fanout.grpc.tls.cert", grpc.tls.cert),
+            ("fanout.grpc.tls.key", grpc.tls.key),
+            ("fanout.grpc.tls.client_ca", grpc.tls.client_ca),
+        ]
+    for path, file in wanted:
+        if file is not None:
+            yield _readable(path, file)
+    yield _writable("state.path", config.state.path)
+    for number, table in enumerate(config.tables):
+        directory = config.snapshot_path(table)
+        if directory is not None:
+            name = f"tables[{number}].targets[0].snapshot.store_config.path"
+            yield _writable(name, directory)
+
+
+def _archives(config: Config) -> Iterator[Finding]:
+    for number, table in enumerate(config.tables):
+        said = options.archive_options(table)
+        if said is not None:
+            yield _archive(f"tables[{number}].targets[0].archive", table.name, said)
+
+
+def _archive(name: str, table: str, said: ArchiveOptions) -> Finding:
+    """One archive: read as the serving processes will."""
+    try:
+        destination = destination_of(said)
+        where = destination.uri_of(manifest_key(said.key_prefix))
+        manifest = read_manifest(destination, manifest_key(said.key_prefix))
+    except ArchiveMissing as missing:
+        detail = f"{_one_line(missing)}; until there is one, late clients get a snapshot"
+        cure = "start laredo-snapshotter for the table, or correct store_config or key_prefix"
+        return Finding(name, Verdict.WARNING, detail, cure)
+    except ArchiveError as error:
+        cure = "correct the archive block, or give this program the right to read there"
+        return Finding(name, Verdict.MISSING, _one_line(error), cure)
+    if manifest.table != table:
+        detail = f"{where} is the archive of table {manifest.table}, not of {table}"
+        return Finding(name, Verdict.MISSING, detail, "correct key_prefix")
+    last = manifest.last
+    if last is not None and not set(said.formats) & set(last.formats):
+        detail = f"{where} is written as {', '.join(last.formats)}"
+        cure = f"add one of them to formats, which is {', '.join(said.formats)}"
+        return Finding(name, Verdict.MISSING, detail, cure)
+    reach = "nothing yet" if last is None else f"up to {position_.text(last.to_position)}"
+    return Finding(name, Verdict.RIGHT, f"{where}: {reach}")
+
+
+def _readable(name: str, file: Path) -> Finding:
+    try:
+        with file.open("rb"):
+            return Finding(name, Verdict.RIGHT, str(file))
+    except OSError as error:
+        detail = f"{file} can't be read: {error.strerror}"
+        return Finding(name, Verdict.MISSING, detail, "correct the path, or let this user read it")
+
+
+def _writable(name: str, directory: Path) -> Finding:
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding(name, Verdict.RIGHT, str(directory))
+    detail = f"{directory}: {existing} can't be written by this user"
+    return Finding(name, Verdict.MISSING, detail, "make it, or choose another path")
+
+
+def _where(connection: Connection) -> str:
+    info = connection.info
+    version = info.server_version
+    return (
+        f"PostgreSQL {version // 10000}.{version % 10000}, database {info.dbname}, role {info.user}"
+    )
+
+
+def _server(connection: Connection) -> Iterator[Finding]:
+    problems = requirements.server_problems(connection)
+    for problem in problems:
+        detail, cure = _cure_of(problem)
+        yield Finding("server", Verdict.MISSING, detail, cure)
+    if not problems:
+        detail = "wal_level = logical; encoding UTF8; the role may replicate"
+        yield Finding("server", Verdict.RIGHT, detail)
+
+
+def _replication(config: Config) -> Iterator[Finding]:
+    """A replication connection has its own line in pg_hba.conf."""
+    try:
+        connections.connect(options.source_options(config), role="check", replication=True).close()
+    except SourceError as error:
+        yield Finding(
+            "replication connection",
+            Verdict.MISSING,
+            _one_line(error),
+            "allow the role in pg_hba.conf, and have a free max_wal_senders",
+        )
+    else:
+        yield Finding("replication connection", Verdict.RIGHT, "accepted")
+
+
+def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
+    name = said = config.source.slot_name
+    if not options.source_options(config).slot_name_given:
+        name = ownership.name_for(connection, said)
+    if name != said:
+        others = slot.read(connection, said)
+        detail = f"{others} isn't this database's: {name} is used in its place"
+        yield Finding("slot_name", Verdict.RIGHT, detail)
+    found = slot.read(connection, name)
+    if found is None:
+        row = connection.execute(
+            "SELECT count(*), current_setting('max_replication_slots')::int"
+            " FROM pg_replication_slots"
+        ).fetchone()
+        used, most = row or (0, 0)
+        if used >= most:
+            detail = f"slot {name} doesn't exist, and all {most} slots are taken"
+            cure = "drop one that nobody needs, or raise max_replication_slots and restart"
+            yield Finding("slot", Verdict.MISSING, detail, cure)
+        else:
+            yield Finding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
+    elif not found.is_of_this_database:
+        yield Finding("slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name")
+    elif found.active_pid is None and not config.state.path.exists():
+        detail = f"{found} exists, and the store is empty: it has never used that slot"
+        cure = f"SELECT pg_drop_replication_slot('{name}'); or choose another slot_name"
+        yield Finding("slot", Verdict.MISSING, detail, cure)
+    elif found.wal_status == "lost":
+        detail = f"{name} was invalidated: its WAL is gone"
+        if found.invalidated:
+            detail = f"{name} was invalidated: {found.invalidated}"
+        cure = f"SELECT pg_drop_replication_slot('{name}');"
+        yield Finding("slot", Verdict.MISSING, detail, cure)
+    else:
+        holder = walsender.holder(connection, name)
+        user = f"in use by {holder}" if holder else "free"
+        retained = f"{found.retained or 0:,} bytes of WAL kept"
+        yield Finding("slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}")
+        for warning in health.warnings(found):
+            yield Finding("slot", Verdict.WARNING, warning.text, warning.cure)
+    yield from _slot_limits(connection, found)
+
+
+_LIMITS = """
+SELECT (SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+    (SELECT setting::int8 * CASE unit WHEN 'min' THEN 60 ELSE 1 END
+        FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
+    (SELECT setting::int8 FROM pg_settings WHERE name = 'wal_sender_timeout'),
+    EXISTS (SELECT FROM pg_stat_replication r LEFT JOIN pg_replication_slots s
+        ON s.active_pid = r.pid WHERE coalesce(s.slot_type, 'physical') = 'physical')
+"""
+_SHORT_IDLE_S = 86400
+
+
+def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Finding]:
+    """Settings that decide what becomes of the slot while this server is away."""
+    keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
+    if keep_mb < 0:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            Verdict.RIGHT,
+            "-1: WAL is kept without limit while this server is away; watch the database's disk,"
+            " or set what it can spare",
+        )
+    else:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            Verdict.RIGHT,
+            f"{keep_mb:,} MB: beyond that the slot is lost, and on_slot_lost decides",
+        )
+    if idle_s and idle_s < _SHORT_IDLE_S:
+        yield Finding(
+            "idle_replication_slot_timeout",
+            Verdict.WARNING,
+            f"a server that is away for {idle_s:,} s loses its slot",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'; SELECT pg_reload_conf();",
+        )
+    if not sender_ms:
+        yield Finding(
+            "wal_sender_timeout",
+            Verdict.WARNING,
+            "0: connections that were cut without a word stay; this server ends its own",
+            "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
+        )
+    if standby and found is not None and found.failover is False:
+        yield Finding(
+            "slot",
+            Verdict.WARNING,
+            f"{found.name} was made without failover: a promoted standby won't have it, and every"
+            " table is copied anew then",
+            "stop this server, then over a replication connection:"
+            f" ALTER_REPLICATION_SLOT {found.name}"
+            " (FAILOVER true)",
+        )
+
+
+def _cure_of(problem: SourceError) -> tuple[str, str]:
+    """The messages of ``checks`` are ``problem: statement``."""
+    detail, _, cure = str(problem).partition(": ")
+    return (detail, cure) if cure else (str(problem), "")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

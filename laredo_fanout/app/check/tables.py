@@ -1,0 +1,134 @@
+"""The part of ``laredo-fanout check`` that looks at tables and publications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from laredo_fanout.app import options
+from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.catalog import publication, requirements, table_definitions
+from laredo_fanout.errors import SelectDenied
+from laredo_model.select import identifier
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.config import Config
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import PublicationOptions, TableOptions
+
+_OWNERSHIP = """
+SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
+"""
+_MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
+_OWNS_PUBLICATION = """
+SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
+"""
+
+
+def findings(connection: Connection, config: Config) -> Iterator[Finding]:
+    """Look at each table, and at the publications that they are to be in."""
+    said = options.source_options(config).publication
+    wanted = options.source_tables(config)
+    known = table_definitions.read_tables(connection, wanted, said)
+    appending = [table for table in wanted if table.append_only]
+    yield from _publication(connection, said, known, [t for t in wanted if not t.append_only])
+    if appending:
+        yield from _publication(connection, said.appends, known, appending)
+
+
+def _publication(
+    connection: Connection,
+    said: PublicationOptions,
+    known: dict[str, SourceTable],
+    wanted: Sequence[TableOptions],
+) -> Iterator[Finding]:
+    """One publication, with the tables that belong there."""
+    sound, publishable = [], []
+    for table in wanted:
+        there = known.get(table.qualified)
+        problem = requirements.table_problem(table, there, connection.info.user)
+        if there is not None and (problem is None or isinstance(problem, SelectDenied)):
+            publishable.append(there)
+        if problem is not None:
+            yield Finding(
+                f"table {table.qualified}", Verdict.MISSING, problem.problem, problem.cure
+            )
+        elif there is not None:
+            sound.append(there)
+            key = "append-only" if there.append_only else f"key {', '.join(there.key)}"
+            yield Finding(f"table {table.qualified}", Verdict.RIGHT, key)
+    found = publication.read(connection, said.name)
+    if found is None:
+        yield from _no_publication(connection, said, publishable)
+        return
+    missing = [table for table in sound if table.published is None]
+    may_alter = said.create and _truth(connection, _OWNS_PUBLICATION, said.name)
+    problem_of_it = publication.problem(found, said)
+    if problem_of_it is not None:
+        yield Finding("publication", Verdict.MISSING, *problem_of_it)
+    roots = [table for table in sound if table.partitioned]
+    if roots and not found.via_root:
+        yield _not_by_root(said, roots, may_alter=may_alter)
+    for absent in missing:
+        if not (absent.partitioned and not found.via_root):
+            yield _not_published(connection, said.name, absent, may_add=may_alter)
+    if problem_of_it is None:
+        inside = len(sound) - len(missing)
+        yield Finding("publication", Verdict.RIGHT, f"{said.name} exists, with {inside} of them")
+
+
+def _not_by_root(
+    said: PublicationOptions, roots: Sequence[SourceTable], *, may_alter: bool
+) -> Finding:
+    names = ", ".join(table.qualified for table in roots)
+    if may_alter:
+        detail = f"{said.name} will follow {names} by the root"
+        return Finding("publication", Verdict.RIGHT, detail)
+    detail = f"{said.name} has the changes of the partitions of {names}, not their roots'"
+    return Finding("publication", Verdict.MISSING, detail, publication.by_root_statement(said))
+
+
+def _no_publication(
+    connection: Connection, said: PublicationOptions, publishable: Sequence[SourceTable]
+) -> Iterator[Finding]:
+    statement = publication.create_statement(said, publishable)
+    if not said.create:
+        detail = f"{said.name} doesn't exist and publication.create is off"
+        yield Finding("publication", Verdict.MISSING, detail, statement)
+        return
+    foreign = [t.qualified for t in publishable if not _truth(connection, _OWNERSHIP, t.oid)]
+    if not _truth(connection, _MAY_CREATE):
+        detail = f"{said.name} doesn't exist, and role {connection.info.user} may not make it"
+        grant = (
+            f"GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
+            f" TO {identifier(connection.info.user)};"
+        )
+        cure = f"an owner runs: {statement}"
+        yield Finding(
+            "publication", Verdict.MISSING, detail, cure if foreign else f"{cure}\nor: {grant}"
+        )
+    elif foreign:
+        detail = (
+            f"{said.name} doesn't exist, and role {connection.info.user} may not add"
+            f" {', '.join(foreign)} (not the owner)"
+        )
+        yield Finding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
+    else:
+        yield Finding("publication", Verdict.RIGHT, f"{said.name} will be made")
+
+
+def _not_published(
+    connection: Connection, name: str, table: SourceTable, *, may_add: bool
+) -> Finding:
+    what = f"table {table.qualified}"
+    if may_add and _truth(connection, _OWNERSHIP, table.oid):
+        return Finding(what, Verdict.RIGHT, f"will be added to publication {name}")
+    statement = f"ALTER PUBLICATION {identifier(name)} ADD TABLE ONLY {table.sql_name};"
+    detail = f"it isn't in publication {name}, and role {connection.info.user} may not add it"
+    return Finding(what, Verdict.MISSING, detail, f"an owner runs: {statement}")
+
+
+def _truth(connection: Connection, question: str, *arguments: object) -> bool:
+    row = connection.execute(question.encode(), arguments).fetchone()
+    return bool(row and row[0])

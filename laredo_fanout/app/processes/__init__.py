@@ -1,0 +1,1 @@
+"""The processes that serve clients, and what they and the main process tell each other."""

@@ -1,0 +1,259 @@
+"""The serving processes, seen from the main process: started, listened to, started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import structlog
+
+from laredo_fanout.app.logs import LogSettings
+from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.control_wire import (
+    Control,
+    ControlClosed,
+    Message,
+    info_from_json,
+    options_to_json,
+    state_to_json,
+)
+from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.supervised import Crashed, only_logged, supervised
+from laredo_fanout.errors import FanoutError
+from laredo_fanout.serving.options import ServingOptions
+from laredo_fanout.serving.ports import TooManyClients
+from laredo_model.retry import Backoff
+
+_RETRY = Backoff(initial=0.1, maximum=10.0)
+_HEALTHY_AFTER = 30.0
+_BEYOND_GRACE = 5.0
+
+
+def _nobody_looks() -> None:
+    """No ingest is there that could look."""
+
+
+log = structlog.get_logger("laredo_fanout.serving")
+
+
+class SpawnFailed(FanoutError):
+    """A serving process couldn't be started."""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+@dataclass
+class _Child:
+    """One running serving process."""
+
+    number: int
+    process: asyncio.subprocess.Process
+    control: Control
+    wake: socket.socket
+    listening: bool = False
+
+
+@dataclass
+class ServingChildren:
+    """``workers`` serving processes, each started anew when it dies, with growing pauses.
+
+    :param ask_look: has the source's catalog looked at soon, because a client waits for it.
+    :param crashed: told if one can't be looked after any more, by a mistake of ours.
+    :ivar restarts: how often one was started anew.
+    :ivar spawn_failures: how often none could be started: no process, no descriptor, no memory.
+    :ivar replays: clients that an archive was to bring level, by table and outcome.
+    :ivar error: what the last one that couldn't serve said; None once one listens.
+    """
+
+    workers: int
+    state: Path
+    options: ServingOptions
+    clients: Clients
+    bell: Bell
+    log_settings: LogSettings
+    ask_look: Callable[[], None] = _nobody_looks
+    crashed: Crashed = only_logged
+    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
+    restarts: int = 0
+    spawn_failures: int = 0
+    error: str | None = None
+    replays: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _children: dict[int, _Child] = field(default_factory=dict)
+    _keepers: list[asyncio.Task[None]] = field(default_factory=list)
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self) -> None:
+        """Start them all; returns at once."""
+        self._keepers = [
+            supervised(self._keep(), "serving processes", self.crashed) for _ in range(self.workers)
+        ]
+
+    @property
+    def listening(self) -> int:
+        """How many take connections."""
+        return sum(child.listening for child in self._children.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """The running processes."""
+        return [child.process.pid for child in self._children.values()]
+
+    async def drain(self) -> None:
+        """Have them say GoAway, wait for the grace, then make sure that they are gone."""
+        self._draining.set()
+        for child in self._children.values():
+            child.control.send({"op": "drain"})
+        grace = self.options.listener.drain_grace_s + _BEYOND_GRACE
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=grace)
+        for child in list(self._children.values()):
+            log.warning("serving process outlived the grace", pid=child.process.pid)
+            with suppress(ProcessLookupError):
+                child.process.kill()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while not self._draining.is_set():
+            started = loop.time()
+            failures += 1
+            pause = _RETRY.delay(failures)
+            try:
+                await self._run_one()
+            except SpawnFailed as failed:
+                self.spawn_failures += 1
+                self.error = str(failed)
+                log.error(
+                    "no serving process; trying again", error=self.error, within_s=round(pause, 1)
+                )
+            if self._draining.is_set():
+                return
+            if loop.time() - started > _HEALTHY_AFTER:
+                failures, pause = 1, _RETRY.delay(1)
+            self.restarts += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), pause)
+
+    async def _run_one(self) -> None:
+        child = await self._spawn()
+        self._children[child.number] = child
+        self.bell.add(child.wake)
+        if self._draining.is_set():
+            child.control.send({"op": "drain"})
+        try:
+            await self._listen_to(child)
+        finally:
+            del self._children[child.number]
+            self.bell.remove(child.wake)
+            lost = self.clients.leave_all(child.number)
+            await child.control.close()
+        code = await child.process.wait()
+        if not self._draining.is_set():
+            log.error(
+                "serving process died; starting another",
+                pid=child.process.pid,
+                exit_code=code,
+                clients=lost,
+                error=self.error,
+            )
+
+    async def _spawn(self) -> _Child:
+        """Start one.
+
+        :raises SpawnFailed: the system has no room for it; nothing of it stays.
+        """
+        async with AsyncExitStack() as undo:
+            try:
+                ours, theirs = map(undo.enter_context, socket.socketpair())
+                wake_ours, wake_theirs = map(undo.enter_context, socket.socketpair())
+                process = await self._start_process(theirs.fileno(), wake_theirs.fileno())
+                undo.push_async_callback(_end, process)
+                control = await Control.over(ours)
+            except OSError as failed:
+                raise SpawnFailed(f"a serving process can't be started: {failed}") from failed
+            undo.pop_all()
+        theirs.close()
+        wake_theirs.close()
+        return _Child(next(self._numbers), process, control, wake_ours)
+
+    async def _start_process(self, *ends: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.program,
+            *map(str, ends),
+            *self.log_settings.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=ends,
+            # A terminal's Ctrl-C is for the main process, which drains the others.
+            process_group=0,
+        )
+
+    async def _listen_to(self, child: _Child) -> None:
+        while True:
+            try:
+                message = await child.control.receive()
+            except ControlClosed:
+                return
+            answer = self._handle(child, message)
+            if answer is not None:
+                child.control.send({"op": "answer", "call": message["call"], **answer})
+
+    def _handle(self, child: _Child, message: Message) -> Message | None:
+        key = (child.number, message.get("lease", 0))
+        match message["op"]:
+            case "ready":
+                serving = options_to_json(self.options)
+                child.control.send({"op": "options", "state": str(self.state), "serving": serving})
+            case "listening":
+                child.listening, self.error = True, None
+                log.info("serving process listens", pid=child.process.pid, port=message["port"])
+            case "failed":
+                self.error = message["message"]
+            case "register":
+                return self._register(key, message)
+            case "update" | "unpin" | "close":
+                self._note(child, key, message)
+            case "pin":
+                self.clients.pin(key, message["table"], message["after"])
+                return {}
+            case "replay":
+                self.replays[message["table"], message["outcome"]] += 1
+            case "look":
+                self.ask_look()
+            case "clients":
+                return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
+            case unknown:
+                raise AssertionError(f"control message {unknown!r} from a serving process")
+        return None
+
+    def _note(self, child: _Child, key: tuple[int, int], message: Message) -> None:
+        """What a session says of itself, and nobody answers."""
+        match message["op"]:
+            case "update":
+                for lease, sequence, depth, state in message["leases"]:
+                    self.clients.update((child.number, lease), sequence, depth, state)
+            case "unpin":
+                self.clients.unpin(key)
+            case "close":
+                self.clients.leave(key, message["reason"])
+
+    def _register(self, key: tuple[int, int], message: Message) -> Message:
+        try:
+            self.clients.register(key, info_from_json(message["info"]))
+        except TooManyClients as full:
+            return {"full": str(full)}
+        return {}

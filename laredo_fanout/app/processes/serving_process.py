@@ -1,0 +1,96 @@
+"""A serving process: ``python -m ...serving_process CONTROL_FD WAKE_FD LOG_FORMAT LOG_LEVEL``.
+
+It is told everything over its control socket, and ends when that closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import structlog
+
+from laredo_fanout.app import logs
+from laredo_fanout.app.processes.control_wire import Control, ControlClosed, options_from_json
+from laredo_fanout.app.processes.remote_registry import RemoteRegistry
+from laredo_fanout.app.processes.wake_up import SocketWakeups
+from laredo_fanout.serving.errors import ServingError
+from laredo_fanout.serving.server import serve
+from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.reader import StoreReader
+
+MAIN_IS_GONE = 3
+CANT_SERVE = 4
+
+log = structlog.get_logger("laredo_fanout.serving")
+
+
+async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
+    """Serve until told to drain; the process's exit code."""
+    control = await Control.over(control_end)
+    wakeups = SocketWakeups(wake_end)
+    control.send({"op": "ready"})
+    options = await control.receive()
+    if options["op"] == "drain":
+        return 0
+    registry = RemoteRegistry(control)
+    drain = asyncio.Event()
+    listener = asyncio.create_task(_listen_to_main(control, registry, drain))
+    try:
+        reader = StoreReader.open(Path(options["state"]))
+        await serve(
+            options_from_json(options["serving"]),
+            reader,
+            wakeups,
+            registry,
+            drain,
+            on_listening=lambda port: control.send({"op": "listening", "port": port}),
+            on_replay=lambda table, outcome: control.send(
+                {"op": "replay", "table": table, "outcome": outcome.value}
+            ),
+            ask_look=lambda: control.send({"op": "look"}),
+        )
+    except (ServingError, StoreError) as error:
+        control.send({"op": "failed", "message": str(error)})
+        log.error("serving process can't serve", error=str(error))
+        return CANT_SERVE
+    finally:
+        listener.cancel()
+        await registry.flush()
+        await control.close()
+    return 0
+
+
+async def _listen_to_main(control: Control, registry: RemoteRegistry, drain: asyncio.Event) -> None:
+    while True:
+        try:
+            message = await control.receive()
+        except ControlClosed:
+            # Its sessions would see a store that nobody writes: leave the port to the next server.
+            os._exit(MAIN_IS_GONE)
+        if message["op"] == "drain":
+            drain.set()
+        elif message["op"] == "answer":
+            registry.answered(message)
+
+
+def main() -> int:
+    control_fd, wake_fd, log_format, level = sys.argv[1:]
+    logs.configure(logs.LogSettings(log_format, level))
+    # The modules stay: a full collection over them would hold every client for tens of ms.
+    gc.freeze()
+    # The main process decides when to drain; a terminal's Ctrl-C reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return asyncio.run(
+        run(socket.socket(fileno=int(control_fd)), socket.socket(fileno=int(wake_fd)))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

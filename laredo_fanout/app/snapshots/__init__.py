@@ -1,0 +1,1 @@
+"""Periodic snapshots: when they are due, and the process that takes them."""

@@ -1,0 +1,173 @@
+"""When each table's periodic snapshot is due, and the process that writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import structlog
+
+from laredo_fanout.app.logs import LogSettings
+from laredo_fanout.app.supervised import Crashed, only_logged, supervised
+from laredo_fanout.config import Config, Table
+from laredo_model.retry import Backoff
+
+_SHOWN_LOOK = 0.2
+_RETRY = Backoff(initial=5.0, maximum=300.0)
+_VERIFIED_WITHIN = 60.0
+_LOOK_AGAIN = 1.0
+
+log = structlog.get_logger("laredo_fanout.snapshots")
+
+
+@dataclass
+class _Plan:
+    """One table's snapshots since the start."""
+
+    written: int = 0
+    failed: int = 0
+    last: dict[str, Any] | None = None
+    error: str | None = None
+
+
+@dataclass
+class SnapshotSchedule:
+    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own.
+
+    :param shown: whether clients see the table (before that there is nothing to write).
+    :param crashed: told if a table's snapshots aren't looked after any more, by a mistake of ours.
+    :param look_soon: has the source's catalog looked at, which each snapshot waits for.
+    """
+
+    config: Config
+    shown: Callable[[str], bool]
+    log_settings: LogSettings
+    look_soon: Callable[[], None]
+    crashed: Crashed = only_logged
+    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshots.process")
+    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        for table in self.config.tables:
+            if table.target.snapshot is not None:
+                self._plans[table.name] = _Plan()
+                what = f"snapshots of {table.name}"
+                self._tasks.append(supervised(self._keep(table), what, self.crashed))
+
+    async def stop(self) -> None:
+        """Cut short what runs: an unfinished file is none."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def of(self, table: str) -> dict[str, Any] | None:
+        """What /status shows; None for a table without periodic snapshots."""
+        plan = self._plans.get(table)
+        if plan is None:
+            return None
+        return {
+            "written": plan.written,
+            "failed": plan.failed,
+            "last": plan.last,
+            "error": plan.error,
+        }
+
+    def written(self, table: str) -> int:
+        """How many were written since the start."""
+        plan = self._plans.get(table)
+        return 0 if plan is None else plan.written
+
+    async def _keep(self, table: Table) -> None:
+        plan, snapshot = self._plans[table.name], table.target.snapshot
+        assert snapshot is not None
+        failures = 0
+        while True:
+            if not self.shown(table.name):
+                await asyncio.sleep(_SHOWN_LOOK)
+                continue
+            began = time.monotonic()
+            async with self._one:
+                await self._write(table, plan)
+            if plan.error is None:
+                failures = 0
+                await asyncio.sleep(max(0.0, snapshot.interval - (time.monotonic() - began)))
+            else:
+                failures += 1
+                await asyncio.sleep(min(_RETRY.delay(failures), snapshot.interval))
+
+    async def _write(self, table: Table, plan: _Plan) -> None:
+        snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)
+        assert snapshot is not None and directory is not None
+        order = {
+            "state": str(self.config.state.path),
+            "table": table.name,
+            "directory": str(directory),
+            "keep_count": snapshot.retention.keep_count,
+            "max_age": snapshot.retention.max_age,
+            "verified_within": _VERIFIED_WITHIN,
+        }
+        looking = asyncio.create_task(self._look_again_and_again())
+        try:
+            code, answer = await self._run(order)
+        except OSError as failed:
+            problem = f"the snapshot process can't be started: {failed}"
+            code, answer = None, {"error": problem}
+        finally:
+            looking.cancel()
+        if code == 0:
+            plan.written += answer.pop("written")
+            plan.last, plan.error = answer, None
+            log.info("snapshot taken", table=table.name, **answer)
+        else:
+            plan.failed += 1
+            plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
+            log.error("snapshot failed", table=table.name, error=plan.error)
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN)
+            self.look_soon()
+
+    async def _run(self, order: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        """The process's exit code and what it said.
+
+        :raises OSError: there is no process.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *self.program,
+            *self.log_settings.arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            process_group=0,
+        )
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(orjson.dumps(order) + b"\n")
+            said = await process.stdout.read()
+            # Until here its stdin stays open: it would take us for dead.
+            process.stdin.close()
+            code = await process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        return _answer(code, said)
+
+
+def _answer(code: int, said: bytes) -> tuple[int | None, dict[str, Any]]:
+    """What the process said; no success without a whole answer."""
+    try:
+        answer: dict[str, Any] = orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return None, {"error": f"the snapshot process ended with {code} and no answer"}
+    return code, answer

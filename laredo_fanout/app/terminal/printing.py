@@ -1,0 +1,296 @@
+"""What ``check``, ``status`` and ``clients`` print."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.app.terminal import copy_view
+from laredo_fanout.app.terminal.shown import cell, visible
+from laredo_fanout.errors import FanoutError
+
+_STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
+_LOOK_EVERY = 0.5
+_REFUSAL_BYTES = 10_000
+_PATIENCE_S, _LONGER_PATIENCE_S = 5, 15
+# Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
+_WIDTH = None if sys.stdout.isatty() else 220
+
+
+class NoAnswer(FanoutError):
+    """There is no server at this address, or it doesn't answer."""
+
+
+class RunningServer:
+    """The HTTP side of a running server, and the token that it asks for, if it does."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def status(self) -> dict[str, Any]:
+        """What /status shows.
+
+        :raises NoAnswer: if it doesn't.
+        """
+        return _answer(self._request("status", "GET"), _PATIENCE_S)
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """POST ``what``; the answer.
+
+        :raises NoAnswer: if it doesn't answer, or refuses.
+        """
+        return _answer(self._request(what, "POST"), _LONGER_PATIENCE_S)
+
+    def _request(self, what: str, method: str) -> urllib.request.Request:
+        address = f"{self._url}/{what}"
+        return urllib.request.Request(address, headers=self._headers, method=method)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The server sends none, and whoever else answers isn't to send the token elsewhere."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
+
+
+def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
+    address = request.full_url
+    try:
+        with _opener.open(request, timeout=timeout) as answer:
+            found: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as refused:
+        said = refused.read(_REFUSAL_BYTES).decode(errors="replace")
+        if refused.code == 401:
+            raise NoAnswer(
+                f"{address} wants its http.token: give the server's --config, or set"
+                " LAREDO_HTTP_TOKEN"
+            ) from refused
+        raise NoAnswer(visible(f"{address} refuses: {said or refused.reason}")) from refused
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise NoAnswer(
+            f"{address} doesn't answer: {reason}; is the server running, and is this its http.port?"
+        ) from error
+    return found
+
+
+def show_json(content: Any) -> None:
+    """Print JSON, indented."""
+    print(json.dumps(content, indent=2, default=str))
+
+
+def show(what: str, status: dict[str, Any]) -> None:
+    """Print one look at a server."""
+    Console(width=_WIDTH).print(_VIEWS[what](status))
+
+
+def show_findings(found: Sequence[Finding]) -> None:
+    """Print the findings as a table, then each cure on lines of its own."""
+    console = Console(width=_WIDTH)
+    table = Table("", "what", "found", title="laredo-fanout check", title_justify="left")
+    for finding in found:
+        verdict = Text(finding.verdict.value, style=_STYLES[finding.verdict])
+        table.add_row(verdict, cell(finding.what, None), cell(finding.detail, None))
+    console.print(table)
+    cures = [finding for finding in found if finding.cure]
+    for finding in cures:
+        console.print(Text(f"\n{visible(finding.what)}: {visible(finding.detail)}"), soft_wrap=True)
+        cure = "\n".join(map(visible, finding.cure.split("\n")))
+        console.print(Text(cure, style="bold"), soft_wrap=True)
+    if not any(finding.verdict is Verdict.MISSING for finding in found):
+        console.print(Text("nothing is missing", style="green"))
+
+
+class Watching:
+    """A view that is drawn anew in place; where that can't be (a pipe), one below the other.
+
+    Within the block Ctrl-C is taken by :meth:`pause` alone: raised wherever Python happens to be,
+    it may end in a finalizer, which nobody hears of. It waits for an answer, then, at most.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._view = _VIEWS[what]
+        self._console = Console(width=_WIDTH)
+        self._live = Live(console=self._console, auto_refresh=False, screen=False)
+        self._ending = ExitStack()
+
+    def show(self, status: dict[str, Any]) -> None:
+        if self._console.is_terminal:
+            self._live.update(self._view(status), refresh=True)
+        else:
+            self._console.print(self._view(status))
+            self._console.file.flush()
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        :raises KeyboardInterrupt: if Ctrl-C was pressed since the last time.
+        """
+        if select.select([self._pressed], [], [], seconds)[0]:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Watching:
+        with ExitStack() as ending:
+            self._pressed, told = map(ending.enter_context, socket.socketpair())
+            told.setblocking(False)
+            # The handler must be Python's for the number to be written; it does nothing.
+            ending.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+            signal.signal(signal.SIGINT, lambda *_: None)
+            ending.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told.fileno()))
+            ending.enter_context(self._live)
+            self._ending = ending.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ending.close()
+
+
+class Ended(NamedTuple):
+    """How a re-copy that was watched ended."""
+
+    text: str
+    failed: bool
+
+
+def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | None) -> Ended:
+    """Show the table's re-copy until it has ended. ``before`` is the one that had ended before.
+
+    :raises NoAnswer: if the server goes away.
+    """
+    with Watching("copies") as watching:
+        while True:
+            status = server.status()
+            shown = status["tables"][table]["recopy"] or {"active": False, "last": None}
+            last = shown["last"]
+            if last is not None and last != before:
+                break
+            connected = all(source["connected"] for source in status["sources"].values())
+            if connected and not shown["active"]:
+                text = f"{table}: its end wasn't seen, because the server was restarted; ask again"
+                return Ended(text, failed=True)
+            watching.show(status)
+            watching.pause(_LOOK_EVERY)
+    if last["error"] is not None:
+        text = f"{table}: the re-copy ended without a result: {last['error']}"
+        return Ended(visible(text), failed=True)
+    return Ended(f"{table}: {last['differing']:,} rows differed and are put right", failed=False)
+
+
+def _status_view(status: dict[str, Any]) -> RenderableType:
+    parts: list[RenderableType] = [_headline(status)]
+    sources = Table("source", "connected", "lag", "position", "slot", "WAL", "problem", box=None)
+    for name, source in status["sources"].items():
+        sources.add_row(
+            cell(name),
+            "yes" if source["connected"] else Text("no", style="red"),
+            f"{source['lag_bytes']:,} B / {source['lag_seconds']:.1f} s",
+            cell(source["position"]),
+            cell(source["slot_name"]),
+            cell(_kept_wal(source.get("slot") or {})),
+            cell(source["error"] or "", None, "red"),
+        )
+        parts += _catchup_view(source.get("catchup"))
+    warnings = [
+        cell(f"{name}: {warning['text']}; {warning['cure']}", None, "yellow")
+        for name, source in status["sources"].items()
+        for warning in source.get("warnings", ())
+    ]
+    tables = Table("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
+    for name, table in status["tables"].items():
+        tables.add_row(
+            cell(name),
+            cell(table["status"]),
+            f"{table['rows']:,}",
+            f"{table['copied_rows']:,}" if table["copied_rows"] is not None else "",
+            str(table["sequence"]),
+            f"{table['journal']['entries']:,}",
+            str(table["clients"]),
+            cell(table["error"] or "", None, "red"),
+        )
+    return Group(*parts, sources, *warnings, tables, *copy_view.copies(status))
+
+
+def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
+    """The segments, while a backlog is split."""
+    if catchup is None or not catchup["active"]:
+        return []
+    table = Table("segment", "from", "to", "decoded to", "state", "spooled", box=None)
+    for segment in catchup["segments"]:
+        table.add_row(
+            str(segment["number"]),
+            cell(segment["start"]),
+            cell(segment["stop"] or ""),
+            cell(segment["reached"]),
+            cell(segment["state"]),
+            f"{segment['spooled_bytes']:,} B",
+        )
+    return [cell(f"catching up, released to {catchup['release_position']}", None), table]
+
+
+def _kept_wal(slot: dict[str, Any]) -> str:
+    """What the slot keeps, of what it may."""
+    if slot.get("retained_bytes") is None:
+        return ""
+    most = slot.get("max_wal_bytes")
+    limit = f" of {most:,}" if most else ""
+    return f"{slot['wal_status']}, {slot['retained_bytes']:,} B{limit} kept"
+
+
+def _headline(status: dict[str, Any]) -> Text:
+    fanout = status["fanout"]
+    text = Text("ready" if status["ready"] else "not ready", style="bold green")
+    if not status["ready"]:
+        text = cell("not ready: " + "; ".join(status["problems"]), None, "bold red")
+    text.append(
+        f"   port {fanout['port']}, {fanout['listening']} of {fanout['workers']} serving,"
+        f" {fanout['clients']} of {fanout['max_clients']} clients",
+        style="not bold default",
+    )
+    return text
+
+
+def _clients_view(status: dict[str, Any]) -> RenderableType:
+    table = Table("client", "table", "state", "sequence", "behind", "since", "peer", "form")
+    for client in status["clients"]:
+        table.add_row(
+            cell(client["client_id"]),
+            cell(client["table"]),
+            cell(client["state"]),
+            str(client["sequence"]),
+            f"{client['behind']:,}",
+            cell(client["connected_at"]),
+            cell(client["peer"]),
+            "batch" if client["batch"] else "base",
+        )
+    return Group(_headline(status), table)
+
+
+def _copies_view(status: dict[str, Any]) -> RenderableType:
+    return Group(*copy_view.copies(status))
+
+
+_VIEWS = {"status": _status_view, "clients": _clients_view, "copies": _copies_view}

@@ -1,0 +1,1 @@
+"""What the tables are: definitions, partitions, publications; and DDL that the stream hides."""

@@ -1,0 +1,139 @@
+"""The partitions that the stream shows, and which of them a catalog snapshot accounts for.
+
+The publication names a partition's root in its place (publish_via_partition_root). But before a
+partition's first change in a session, and after each statement that invalidates what the server
+has cached of it, pgoutput sends the Relation message of the root and right behind it that of the
+partition (maybe_send_schema). So the stream tells which partitions bring rows.
+
+A partition that was there when the table was last reconciled with the catalog needs no more: what
+happens to it later is seen by comparing (partitions.py). Any other one that brought rows is kept
+with the table's record, in the store transaction of those rows, until a catalog snapshot accounts
+for it: it is there, and all its rows are. If it is gone, or may have lost rows, the table is put
+right (putting_right.py). So are partitions that only a chunk of a copy has read: chunk_leaves.py.
+
+So a catalog snapshot verifies a partitioned table only when the stream has passed its message:
+then every partition that brought rows before it has been shown. Before that, one that came with
+rows and went with them may be about to be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from laredo_fanout.store.table import Leaf
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.partitions import Partition
+
+_XIDS = 1 << 32
+_NOT_SHOWN = 0
+"""In place of the transaction that the stream showed a partition with; none has this number."""
+
+
+class Shown:
+    """The partitions that one life of the stream has announced, by their root."""
+
+    def __init__(self) -> None:
+        self._now: set[tuple[int, int]] = set()
+        """Roots and partitions of the transaction that is being decoded."""
+        self._shown: dict[int, dict[int, Leaf]] = {}
+
+    def announced(self, root: int, leaf: int) -> None:
+        """A partition was announced right behind its root."""
+        self._now.add((root, leaf))
+
+    def truncated(self, oids: Iterable[int]) -> None:
+        """These were emptied in one statement: each is announced for itself, none is a partition
+        of the one before it."""
+        gone = set(oids)
+        self._now = {pair for pair in self._now if pair[1] not in gone}
+
+    def ended(self, xid: int, position: int) -> dict[int, list[Leaf]]:
+        """The transaction is whole; the partitions that were announced in it, by their root."""
+        found: dict[int, list[Leaf]] = {}
+        for root, oid in sorted(self._now):
+            leaf = Leaf(oid, xid, position, position)
+            self._shown.setdefault(root, {})[oid] = leaf
+            found.setdefault(root, []).append(leaf)
+        self._now.clear()
+        return found
+
+    def of(self, root: int) -> Sequence[Leaf]:
+        """Those of this root that weren't forgotten."""
+        return tuple(self._shown.get(root, {}).values())
+
+    def forget(self, root: int, kept: Iterable[Leaf]) -> None:
+        """All but ``kept`` are accounted for, or gone: what comes again is announced again."""
+        self._shown[root] = {leaf.oid: leaf for leaf in kept}
+
+
+def merged(known: Iterable[Leaf], more: Iterable[Leaf]) -> tuple[Leaf, ...]:
+    """``known`` and ``more``; of one in both, its first transaction and all its positions."""
+    found = {leaf.oid: leaf for leaf in known}
+    for leaf in more:
+        first = found.get(leaf.oid, leaf)
+        found[leaf.oid] = Leaf(
+            leaf.oid,
+            first.xid if first.xid != _NOT_SHOWN else leaf.xid,
+            max(first.position, leaf.position),
+            min(first.first, leaf.first),
+        )
+    return tuple(found.values())
+
+
+def read_by_a_chunk(oid: int, position: int) -> Leaf:
+    """A partition whose rows a chunk of a copy may have, which was there at ``position``."""
+    return Leaf(oid, _NOT_SHOWN, position, position)
+
+
+class Account(NamedTuple):
+    """What a catalog snapshot says of partitions that brought rows."""
+
+    lost: str | None
+    """Why rows of them may be the root's no more; None if they can't be."""
+    undecided: tuple[Leaf, ...]
+    """It was taken too early to say."""
+
+
+def account(
+    leaves: Iterable[Leaf], partitions: Sequence[Partition], reach: int, *, altered: bool
+) -> Account:
+    """Which of ``leaves`` still have their rows, by a catalog snapshot that shows ``partitions``.
+
+    ``reach`` is the position up to which it shows everything, but for what somebody who was
+    changing the table (``altered``) had committed and not made visible.
+    """
+    present = {each.known.oid: each for each in partitions}
+    undecided = []
+    lost = None
+    for leaf in leaves:
+        there = present.get(leaf.oid)
+        if there is not None:
+            lost = lost or _lost(leaf, there)
+            continue
+        if leaf.position > reach or altered:
+            undecided.append(leaf)
+        if leaf.first <= reach and not altered:
+            lost = lost or "a partition that had brought rows was detached or dropped"
+    return Account(lost, tuple(undecided))
+
+
+def _lost(leaf: Leaf, there: Partition) -> str | None:
+    """Why this partition may not have all the rows that it brought.
+
+    A table's first file has the table's oid as its number; TRUNCATE gives it another one, except
+    in the transaction, or subtransaction, that made the table.
+    """
+    if not there.made_in_place:
+        return f"partition {there.name} brought rows and was attached"
+    if there.known.detaching:
+        return f"partition {there.name} was detached"
+    if there.known.file != there.known.oid:
+        return f"partition {there.name} brought rows and was truncated, or rewritten"
+    shown = leaf.xid != _NOT_SHOWN
+    if shown and not 0 < (leaf.xid - there.made_by) % _XIDS < _XIDS // 2:
+        # Its own transaction may be the first that is shown; subtransactions have larger ids. A
+        # chunk reads none before it is over.
+        return f"partition {there.name} brought rows in the transaction that made it"
+    return None

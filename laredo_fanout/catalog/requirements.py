@@ -1,0 +1,231 @@
+"""What must hold before a server and a table are touched, and the statement that cures it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laredo_fanout.errors import (
+    IdentityMissing,
+    RightsMissing,
+    SelectDenied,
+    ServerUnfit,
+    SourceError,
+    TableMissing,
+    TableRefused,
+    TableUnfit,
+)
+from laredo_model.select import identifier
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import TableOptions
+
+_OLDEST_VERSION = 140000
+
+_SETTINGS = """
+SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
+    current_setting('max_wal_senders')::int, pg_is_in_recovery(),
+    current_user::text, r.rolreplication OR r.rolsuper OR EXISTS (
+        SELECT FROM pg_roles m WHERE m.rolname IN ('rds_replication', 'rds_superuser')
+            AND pg_has_role(current_user, m.oid, 'member')),
+    current_setting('server_encoding')
+FROM pg_roles r WHERE r.rolname = current_user
+"""
+
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+
+
+def server_problems(connection: Connection) -> list[SourceError]:
+    """What of the server's version and settings, and of the role's rights, is in the way.
+
+    :raises psycopg.Error: if the settings can't be read.
+    """
+    problems: list[SourceError] = []
+    version = connection.info.server_version
+    if version < _OLDEST_VERSION:
+        problems.append(
+            ServerUnfit(f"PostgreSQL {version // 10000} is too old: 14 or later is needed")
+        )
+    row = connection.execute(_SETTINGS).fetchone()
+    if row is None:
+        return problems
+    wal_level, slots, senders, standby, role, may_replicate, encoding = row
+    if encoding != "UTF8":
+        problems.append(
+            ServerUnfit(
+                f"the database is encoded in {encoding}, UTF8 is needed: make one WITH ENCODING"
+                " 'UTF8' TEMPLATE template0, and pg_dump and pg_restore into it"
+            )
+        )
+    if wal_level != "logical":
+        problems.append(
+            ServerUnfit(
+                f"wal_level is {wal_level}, logical is needed: ALTER SYSTEM SET wal_level ="
+                " 'logical'; then restart PostgreSQL"
+            )
+        )
+    for name, number in (("max_replication_slots", slots), ("max_wal_senders", senders)):
+        if number == 0:
+            problems.append(
+                ServerUnfit(f"{name} is 0: ALTER SYSTEM SET {name} = 10; then restart PostgreSQL")
+            )
+    if standby:
+        problems.append(
+            ServerUnfit("the server is a standby: connect to the primary (messages are written)")
+        )
+    if not may_replicate:
+        problems.append(
+            RightsMissing(
+                f"role {role} may not replicate: ALTER ROLE {identifier(role)} REPLICATION;"
+            )
+        )
+    return problems
+
+
+def table_problem(
+    wanted: TableOptions, table: SourceTable | None, role: str
+) -> TableRefused | None:
+    """Why this table can't be replicated as it is; None if it can.
+
+    Whatever passes may enter a publication without making a statement of the
+    application fail.
+    """
+    name = wanted.qualified
+    if table is None:
+        return TableMissing(
+            name,
+            "it doesn't exist in the database",
+            f"create it, or take {name} out of tables (names are case-sensitive)",
+        )
+    identity = _changes_published if wanted.append_only else _identity_missing
+    return _unfit(table, name) or identity(table, name) or _select_denied(table, name, role)
+
+
+def vanished(wanted: TableOptions) -> TableRefused:
+    """The table was dropped, or left the publication, while we were at it."""
+    return TableMissing(
+        wanted.qualified, "it vanished while it was added to the publication", "it is tried again"
+    )
+
+
+def _unfit(table: SourceTable, name: str) -> TableRefused | None:  # noqa: PLR0911
+    if table.hidden_by is not None:
+        return TableUnfit(
+            name,
+            f"it is a partition of {table.hidden_by}, which the publication has in its place",
+            f"take {name} out of tables, and list {table.hidden_by}",
+        )
+    if table.kind not in "rp":
+        kind = _KINDS.get(table.kind, f"of kind {table.kind!r}")
+        return TableUnfit(name, f"it is {kind}, not a table", f"take {name} out of tables")
+    if table.schema in ("pg_catalog", "information_schema"):
+        return TableUnfit(name, "it is a system table", f"take {name} out of tables")
+    if table.persistence == "u":
+        return TableUnfit(
+            name,
+            "it is unlogged, so its changes never reach the WAL",
+            f"ALTER TABLE {table.sql_name} SET LOGGED;",
+        )
+    if table.persistence == "t":
+        return TableUnfit(name, "it is temporary", f"take {name} out of tables")
+    if not table.columns:
+        return TableUnfit(name, "it has no columns", f"ALTER TABLE {table.sql_name} ADD COLUMN ...")
+    return _unfit_partition(table, name)
+
+
+def _unfit_partition(table: SourceTable, name: str) -> TableRefused | None:
+    for each in table.partitions:
+        detach = f"detach it: ALTER TABLE {table.sql_name} DETACH PARTITION {each.name};"
+        if each.kind not in "rp":
+            kind = _KINDS.get(each.kind, f"of kind {each.kind!r}")
+            return TableUnfit(name, f"its partition {each.name} is {kind}", detach)
+        if each.persistence != "p":
+            cure = f"ALTER TABLE {each.name} SET LOGGED;" if each.persistence == "u" else detach
+            return TableUnfit(name, f"its partition {each.name} is unlogged or temporary", cure)
+    return None
+
+
+def _changes_published(table: SourceTable, name: str) -> TableRefused | None:
+    if not table.changes_published:
+        return None
+    return IdentityMissing(
+        name,
+        "it is append_only, and its updates and deletes are published all the same",
+        "take it out of publication.name's publication (ALTER PUBLICATION ... DROP TABLE), which"
+        " must not be FOR ALL TABLES",
+    )
+
+
+def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
+    problem = "it has no usable replica identity, so UPDATE and DELETE would fail once published"
+    if not table.key:
+        if table.replica_identity == "f":
+            problem = "with REPLICA IDENTITY FULL and no unique key its rows can't be told apart"
+        elif table.replica_identity == "n":
+            problem = f"REPLICA IDENTITY NOTHING: {problem}"
+        return IdentityMissing(name, problem, _identity_cure(table))
+    streamed = {column.name for column in table.columns}
+    hidden = [column for column in table.key if column not in streamed]
+    if hidden:
+        return IdentityMissing(
+            name,
+            f"the publication's column list lacks the key column {', '.join(hidden)}",
+            "add it to the list, or publish all columns",
+        )
+    return _partition_without_identity(table, name)
+
+
+def _partition_without_identity(table: SourceTable, name: str) -> TableRefused | None:
+    """ALTER TABLE ... REPLICA IDENTITY of the root doesn't reach its partitions."""
+    for each in table.partitions:
+        if each.holds_rows and not each.identity.issuperset(table.key):
+            return IdentityMissing(
+                name,
+                f"the replica identity of its partition {each.name} lacks its key"
+                f" ({', '.join(table.key)})",
+                f"ALTER TABLE {each.name} REPLICA IDENTITY"
+                f" {'DEFAULT' if table.replica_identity == 'd' else 'FULL'};",
+            )
+    return None
+
+
+def _identity_cure(table: SourceTable) -> str:
+    usable = [index for index in table.indexes if index.whole and index.immediate]
+    if table.replica_identity in "ni" and any(index.primary for index in usable):
+        return f"ALTER TABLE {table.sql_name} REPLICA IDENTITY DEFAULT;"
+    for index in usable:
+        if table.not_null.issuperset(index.columns):
+            return (
+                f"ALTER TABLE {table.sql_name} REPLICA IDENTITY USING INDEX"
+                f" {identifier(index.name)};"
+            )
+    return (
+        f"ALTER TABLE {table.sql_name} ADD PRIMARY KEY (...); or, if rows are only ever inserted,"
+        " set append_only = true for it"
+    )
+
+
+def _select_denied(table: SourceTable, name: str, role: str) -> TableRefused | None:
+    if not table.may_select:
+        return SelectDenied(
+            name,
+            f"role {role} may not read it",
+            f"GRANT USAGE ON SCHEMA {identifier(table.schema)} TO {identifier(role)};"
+            f" GRANT SELECT ON {table.sql_name} TO {identifier(role)};",
+        )
+    if table.row_security:
+        return SelectDenied(
+            name,
+            f"row-level security hides rows from role {role}",
+            f"ALTER ROLE {identifier(role)} BYPASSRLS;",
+        )
+    return None

@@ -1,0 +1,368 @@
+"""The side connection: looks at the catalog, heartbeats, barriers, locks, split points.
+
+Everything that may wait for the server is done here, in a thread of its own, so
+that the stream never does. Answers go to the ingest thread as reports.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+
+from laredo_fanout.catalog import append_only, key_ranges, shape, table_definitions
+from laredo_fanout.catalog import snapshot as look_
+from laredo_fanout.catalog.lock_holders import Holder, holders, still_holding
+from laredo_fanout.catalog.partitions import Arrivals
+from laredo_fanout.catalog.snapshot import Look
+from laredo_fanout.errors import (
+    SourceError,
+)
+from laredo_fanout.postgres import connections, wal_message
+from laredo_model.retry import Backoff
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.key_ranges import Split
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.catalog.table_version import Version
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import SourceOptions, TableOptions
+
+LOCK_TIMEOUT = "SET lock_timeout = '2s'"
+_HOLDERS_EVERY = 0.2
+_HOLDERS_AT_MOST = 2.0
+_RETRY = Backoff(initial=0.2, maximum=15.0)
+_STOP_INTERVAL = 0.2
+_REST_AT_LEAST, _REST_AT_MOST = 0.2, 1.0
+_REST_SHARE = 20
+"""Looks that somebody waits for take one part in so many of the time, but none waits for long."""
+
+
+class Prepared(NamedTuple):
+    """The table's copy may begin, in ranges cut at ``splits``."""
+
+    table_id: int
+    splits: Sequence[Split]
+
+
+class Waiting(NamedTuple):
+    """The table's copy can't begin yet: these processes wrote to it and are not done."""
+
+    table_id: int
+    pids: tuple[int, ...]
+
+
+class PrepareFailed(NamedTuple):
+    """The table can't be read."""
+
+    table_id: int
+    problem: str
+
+
+class ConnectionReady(NamedTuple):
+    """A connection for a copy reader."""
+
+    connection: Connection
+
+
+class Trouble(NamedTuple):
+    """The side connection doesn't work just now; it is tried again."""
+
+    error: SourceError
+
+
+class Crashed(NamedTuple):
+    """A defect of ours ended the thread: nobody looks at the catalog any more."""
+
+    error: BaseException
+
+
+Report = Look | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble | Crashed
+
+
+class PrepareRequest(NamedTuple):
+    """Wait for those who hold locks on the table, then find split points."""
+
+    table_id: int
+    table: SourceTable
+    splits: Sequence[Split] | None
+    """Given when a copy goes on."""
+
+
+class BarrierRequest(NamedTuple):
+    """Emit ``payload`` if the table is still as it was; look at the catalog otherwise."""
+
+    payload: str
+    options: TableOptions
+    shape: shape.Shape
+    version: Version
+    beside: bool
+    """Of a re-copy: what moves with partitions meanwhile is put right by another one."""
+
+
+class LookRequest(NamedTuple):
+    """Look at the catalog in ``after_s``; the look ``answers`` this number or a later one."""
+
+    number: int
+    after_s: float = 0.0
+
+
+class SoonRequest(NamedTuple):
+    """Look as soon as looks may be made: somebody waits until one has passed a position."""
+
+
+class ConnectionRequest(NamedTuple):
+    """Open a connection for a copy reader."""
+
+
+Request = PrepareRequest | BarrierRequest | LookRequest | SoonRequest | ConnectionRequest
+
+
+@dataclass(order=True)
+class _Task:
+    due: float
+    number: int
+    run: Callable[[Connection], None] = field(compare=False)
+
+
+class Attendant:
+    """The thread. ``report`` is called in it, and must not block."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        awaited: wal_message.Awaited,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._options = options
+        self._tables = tables
+        self._awaited = awaited
+        self._report = report
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._tasks: list[_Task] = []
+        self._numbers = count()
+        self._looks = count(1)
+        self._arrivals = Arrivals()
+        self._gate = append_only.Gate()
+        self._asked = 0
+        self._rested_at = 0.0
+        self._soon = False
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._run, name="laredo-attendant", daemon=True)
+
+    def every(self, interval: float, ask: Callable[[Connection], None]) -> None:
+        """Have ``ask`` run again and again, in the thread; call it before :meth:`start`."""
+
+        def again(connection: Connection) -> None:
+            ask(connection)
+            self._schedule(interval, again)
+
+        self._schedule(interval, again)
+
+    def start(self, connection: Connection) -> None:
+        """Begin, with a connection that is open already; the first look comes at once."""
+        connection.execute(LOCK_TIMEOUT)
+        self._connection = connection
+        self._thread.start()
+
+    def request(self, request: Request) -> None:
+        """Have something done; its report comes later."""
+        self._requests.put(request)
+
+    def sever(self) -> None:
+        """Break its connection, over which nothing seems to come; it opens another one."""
+        connection = self._connection
+        if connection is not None:
+            connections.sever(connection)
+
+    def stop(self) -> None:
+        """End, whatever it is doing, and close the connection."""
+        self._stopping.set()
+        self._requests.put(None)
+        connection = self._connection
+        if connection is not None:
+            connections.cancel(connection)
+        if self._thread.ident is not None:
+            while self._thread.is_alive():
+                # Not once for all: it may be about to open another one, which may not answer.
+                self.sever()
+                self._thread.join(_STOP_INTERVAL)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            self._run_until_stopped()
+        except BaseException as error:  # noqa: BLE001  # the ingest ends with it
+            self._report(Crashed(error))
+
+    def _run_until_stopped(self) -> None:
+        self._schedule(0, self._heartbeat)
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                self._next_step(self._connected())
+                failures = 0
+            except (psycopg.Error, SourceError) as error:
+                if self._stopping.is_set():
+                    return
+                self._failed(error)
+                failures += 1
+                self._stopping.wait(_RETRY.delay(failures))
+
+    def _failed(self, error: psycopg.Error | SourceError) -> None:
+        known = error
+        if not isinstance(known, SourceError):
+            known = connections.refusal(known, "look at the catalog")
+        self._report(Trouble(known))
+        if self._connection is not None and self._connection.broken:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = connections.connect(self._options, role="attendant")
+            self._connection.execute(LOCK_TIMEOUT)
+        return self._connection
+
+    def _next_step(self, connection: Connection) -> None:
+        """Run what is due, or wait for a request or for what comes next."""
+        now = time.monotonic()
+        if self._tasks and self._tasks[0].due <= now:
+            task = heapq.heappop(self._tasks)
+            try:
+                task.run(connection)
+            except (psycopg.Error, SourceError):
+                heapq.heappush(self._tasks, task)
+                raise
+            return
+        try:
+            timeout = self._tasks[0].due - now if self._tasks else None
+            request = self._requests.get(timeout=timeout)
+        except queue.Empty:
+            return
+        if request is not None:
+            self._accept(request)
+
+    def _schedule(self, delay: float, run: Callable[[Connection], None]) -> None:
+        due = time.monotonic() + delay
+        heapq.heappush(self._tasks, _Task(due, next(self._numbers), run))
+
+    def _accept(self, request: Request) -> None:
+        match request:
+            case LookRequest():
+                self._schedule(request.after_s, partial(self._asked_look, request.number))
+            case SoonRequest():
+                self._look_soon()
+            case ConnectionRequest():
+                self._schedule(0, self._open)
+            case PrepareRequest():
+                self._schedule(0, partial(self._prepare, request, None, _HOLDERS_EVERY))
+            case BarrierRequest():
+                self._schedule(0, partial(self._barrier, request))
+
+    def _heartbeat(self, connection: Connection) -> None:
+        self._look(connection)
+        self._schedule(self._options.heartbeat_interval, self._heartbeat)
+
+    def _asked_look(self, number: int, connection: Connection) -> None:
+        self._asked = max(self._asked, number)
+        self._look(connection)
+
+    def _look_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
+            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._soon_look)
+
+    def _soon_look(self, connection: Connection) -> None:
+        self._look(connection)
+        self._soon = False
+
+    def _look(self, connection: Connection) -> None:
+        began = time.monotonic()
+        asked = self._asked
+        number = next(self._looks)
+        seen = look_.take(connection, self._options, self._tables, number, self._arrivals)
+        # The publication is there for everybody to see: one of its tables was found in it.
+        appending = any(each.append_only and each.published for each in seen.tables.values())
+        may_stream = appending and self._gate.is_open(connection)
+        message = wal_message.look_payload(self._options.slot_name)
+        seen = seen._replace(answers=asked, appends_may_stream=may_stream, message=message)
+        # First the report, then the message: it must be known when the message arrives.
+        self._report(seen)
+        self._emit(connection, message)
+        ended = time.monotonic()
+        rest = min(_REST_AT_MOST, _REST_SHARE * (ended - began))
+        self._rested_at = ended + max(_REST_AT_LEAST, rest)
+
+    def _open(self, _: Connection) -> None:
+        self._report(ConnectionReady(connections.connect(self._options, role="copy")))
+
+    def _prepare(
+        self,
+        request: PrepareRequest,
+        waited_for: frozenset[Holder] | None,
+        pause: float,
+        connection: Connection,
+    ) -> None:
+        """Look whether those who held locks at first still do; find split points when none does."""
+        if waited_for is None:
+            left = holders(connection, request.table.oids)
+        else:
+            left = still_holding(connection, request.table.oids, waited_for)
+        if left:
+            self._report(Waiting(request.table_id, tuple(sorted(holder.pid for holder in left))))
+            longer = min(_HOLDERS_AT_MOST, pause * 1.5)
+            self._schedule(pause, partial(self._prepare, request, left, longer))
+            return
+        splits = request.splits
+        try:
+            if splits is None:
+                said = self._options.copy
+                splits = key_ranges.plan(
+                    connection, request.table, said.range_bytes, said.range_rows
+                )
+        except psycopg.errors.LockNotAvailable:
+            self._schedule(1, partial(self._prepare, request, frozenset(), pause))
+            return
+        except psycopg.errors.DatabaseError as error:
+            if connection.broken:
+                raise
+            self._report(PrepareFailed(request.table_id, " ".join(str(error).split())))
+            return
+        self._report(Prepared(request.table_id, splits))
+
+    def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
+        """The look comes after the last chunk was read, so the chunks all had this shape.
+
+        A re-copy's barrier is sent although partitions have come or gone since: the rows that its
+        chunks have of them are put right by another one (putting_right.py).
+        """
+        found = table_definitions.read_tables(
+            connection, [request.options], self._options.publication
+        )
+        table = look_.judged(connection, found, self._arrivals).get(request.options.qualified)
+        if table is None or shape.of_table(table) != request.shape:
+            changed: str | None = "its shape"
+        elif request.beside:
+            changed = table.rewritten_since(request.version)
+        else:
+            changed = table.changed_since(request.version)
+        if changed is not None:
+            self._look(connection)
+            return
+        self._emit(connection, request.payload)
+
+    def _emit(self, connection: Connection, payload: str) -> None:
+        self._awaited.add(payload)
+        wal_message.emit(connection, payload)

@@ -1,0 +1,117 @@
+"""Who may be rewriting values in silence, and up to where a look proves that nobody has.
+
+ALTER TYPE ... USING, ADD COLUMN ... DEFAULT, an enum's label renamed, a partition attached with
+rows: they leave no trace in the stream, only in the catalog. So what is kept of a table (an
+artifact of an archive, a periodic snapshot) may end at a position P only when a look has shown
+that no such statement, committed at or before P, is unknown.
+
+A look takes, in this order: (a) the position up to which WAL was given out, R
+(pg_current_wal_insert_lsn), (b) who holds what locks (:func:`read`), (c) the catalog's snapshot.
+Let such a statement's commit record end at or before R. It was written before (a). PostgreSQL
+makes a commit visible after its record is written (with synchronous_standby_names perhaps much
+later) and lets its locks go after it is visible (CommitTransaction, CommitTransactionPrepared). So
+at (b) either the lock was still held, by a process or by a prepared transaction, and it is seen
+there; or the lock was gone, and with it the statement is visible to (c), which comes later. Hence
+a table that (c) shows as it has been since its incarnation began, and that (b) shows nobody
+altering, is *verified up to R*. That holds also for a look whose message the stream hasn't
+reached yet: the transaction ids and files that it compares never come back. Only a partitioned
+table has to wait for the message: a partition may have come with rows and gone with them in
+between, and what the stream brings until there shows it (leaves.py).
+
+Where (b) has seen somebody, the table stays verified up to where it was. Locks are taken for more
+than they need be (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is
+verified too late waits, what is verified wrongly would be wrong for good.
+
+https://www.postgresql.org/docs/current/view-pg-locks.html
+https://www.postgresql.org/docs/current/explicit-locking.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from laredo_fanout.catalog import table_version
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import PublicationOptions
+
+_REACH = "SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::int8"
+
+# ATTACH and DETACH lock the partitioned table with ShareUpdateExclusiveLock, which autovacuum
+# takes on plain tables only. ALTER TYPE of an enum locks the type. ALTER PUBLICATION locks
+# nothing for long, but what writes a row leaves its transaction in the row that others still see.
+_LOCKS = """
+SELECT 'relation', l.relation::int8, coalesce(l.pid, 0), l.mode = 'AccessExclusiveLock'
+FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation
+WHERE l.locktype = 'relation' AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (l.mode = 'AccessExclusiveLock' OR c.relkind = 'p' AND l.mode IN (
+        'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock'))
+UNION ALL
+SELECT 'type', 0, coalesce(l.pid, 0), true FROM pg_locks l
+WHERE l.locktype = 'object' AND l.classid = 'pg_type'::regclass AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')
+UNION ALL
+SELECT 'publication', 0, coalesce(l.pid, 0), true FROM pg_locks l
+JOIN (
+    SELECT xmax FROM pg_publication WHERE pubname = ANY(%s)
+    UNION ALL SELECT r.xmax FROM pg_publication_rel r
+    JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = ANY(%s)) AS written(xmax)
+    ON written.xmax = l.transactionid
+WHERE l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
+"""
+
+PREPARED = 0
+"""Stands for the process of a prepared transaction."""
+
+
+class Altering(NamedTuple):
+    """What a look found before it read the catalog."""
+
+    reach: int = 0
+    """R: the position up to which WAL was given out."""
+    relations: Mapping[int, Collection[int]] = {}
+    """Relations that somebody may be changing, and who: pids, PREPARED among them."""
+    exclusive: frozenset[int] = frozenset()
+    """Those of them that are locked against everybody."""
+    types: frozenset[int] = frozenset()
+    """Who may be changing any type."""
+    publications: frozenset[int] = frozenset()
+    """Who may be changing our publications."""
+
+    def of(self, table: SourceTable) -> frozenset[int]:
+        """Who may be changing what this table's values are."""
+        held = set(self.publications)
+        if table.version.types:
+            held |= self.types
+        for oid in (*table.oids, *table_version.relations_within(table.version)):
+            held.update(self.relations.get(oid, ()))
+        return frozenset(held)
+
+
+def read(connection: Connection, publications: PublicationOptions) -> Altering:
+    """How far WAL reaches, and then who holds locks; read the catalog after it."""
+    reached = connection.execute(_REACH).fetchone()
+    assert reached is not None
+    names = [publications.name, publications.appends.name]
+    relations: dict[int, set[int]] = {}
+    exclusive = set()
+    others: dict[str, set[int]] = {"type": set(), "publication": set()}
+    for kind, oid, pid, against_all in connection.execute(_LOCKS, (names, names)).fetchall():
+        if kind == "relation":
+            relations.setdefault(oid, set()).add(pid)
+            if against_all:
+                exclusive.add(oid)
+        else:
+            others[kind].add(pid)
+    return Altering(
+        reached[0],
+        relations,
+        frozenset(exclusive),
+        frozenset(others["type"]),
+        frozenset(others["publication"]),
+    )

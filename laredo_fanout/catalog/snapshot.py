@@ -1,0 +1,159 @@
+"""A look at the catalog: the tables as they are now, and who may be changing them.
+
+What may be replicated is put into the publication on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from laredo_fanout.catalog import publication, requirements, table_definitions
+from laredo_fanout.catalog import silent_ddl as altering
+from laredo_fanout.catalog.silent_ddl import Altering
+from laredo_fanout.errors import (
+    IdentityMissing,
+    RightsMissing,
+    ServerUnfit,
+    SourceError,
+    TableNotPublished,
+    TableRefused,
+)
+from laredo_fanout.slot import slot
+from laredo_fanout.slot.slot import Slot
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.partitions import Arrivals
+    from laredo_fanout.catalog.publication import Publication
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import SourceOptions, TableOptions
+
+
+class Look(NamedTuple):
+    """One look at the catalog; its ``message`` follows in the stream."""
+
+    number: int
+    tables: Mapping[str, SourceTable]
+    problems: Mapping[str, TableRefused]
+    slot: Slot | None
+    publication: str | None
+    """Its identity; None: it is gone, or doesn't publish every kind of change."""
+    answers: int = 0
+    """The last LookRequest that came before it."""
+    appends_may_stream: bool = False
+    """Whether a stream that begins here finds the publication of the append-only tables."""
+    altering: Altering = Altering()
+    """Who may have been changing tables: the stream may know more of them."""
+    message: str = ""
+    """The content of the message by which the stream tells that it has passed."""
+
+
+def take(
+    connection: Connection,
+    options: SourceOptions,
+    tables: Sequence[TableOptions],
+    number: int,
+    arrivals: Arrivals | None = None,
+) -> Look:
+    """Look at the catalog, and put tables that may be replicated into the publication.
+
+    :raises psycopg.Error: if the catalog can't be read.
+    """
+    state = slot.read(connection, options.slot_name)
+    try:
+        published = publication.ensure(connection, options.publication)
+    except (ServerUnfit, RightsMissing) as missing:
+        return Look(number, {}, _unpublished(tables, missing), state, None)
+    appends, problems = _ensure_appends(connection, options, tables)
+    # Before the tables are read, as the proof in altering.py has it.
+    held = altering.read(connection, options.publication)
+    found = table_definitions.read_tables(connection, tables, options.publication)
+    added = False
+    for wanted in tables:
+        table = found.get(wanted.qualified)
+        problem = requirements.table_problem(wanted, table, connection.info.user)
+        problem = problem or problems.get(wanted.qualified)
+        if table is not None:
+            try:
+                if problem is None and table.published is None:
+                    _publish(
+                        connection, options, (wanted.append_only and appends) or published, table
+                    )
+                    added = True
+                elif problem is not None and _harms(problem, table):
+                    publication.remove(connection, options.publication, table)
+            except TableRefused as refused:
+                problem = refused
+        if problem is not None:
+            problems[wanted.qualified] = problem
+    if added:
+        found = table_definitions.read_tables(connection, tables, options.publication)
+        problems |= _still_absent(found, tables, problems)
+    found = judged(connection, found, arrivals)
+    return Look(number, found, problems, state, published.identity, altering=held)
+
+
+def _publish(
+    connection: Connection, options: SourceOptions, published: Publication, table: SourceTable
+) -> None:
+    said = options.publication.appends if table.append_only else options.publication
+    if table.partitioned and not published.via_root:
+        publication.follow_roots(connection, said, table)
+    publication.add(connection, said, table)
+
+
+def _ensure_appends(
+    connection: Connection, options: SourceOptions, tables: Sequence[TableOptions]
+) -> tuple[Publication | None, dict[str, TableRefused]]:
+    """The publication of the append-only tables, if there are any; without it they are refused."""
+    appending = [table for table in tables if table.append_only]
+    if not appending:
+        return None, {}
+    try:
+        return publication.ensure(connection, options.publication.appends), {}
+    except (ServerUnfit, RightsMissing) as missing:
+        return None, _unpublished(appending, missing)
+
+
+def _unpublished(tables: Sequence[TableOptions], missing: SourceError) -> dict[str, TableRefused]:
+    """The publication went, or was narrowed: changes are lost from then on."""
+    return {
+        wanted.qualified: TableNotPublished(
+            wanted.qualified, str(missing).rstrip(";"), "then it is copied anew"
+        )
+        for wanted in tables
+    }
+
+
+def judged(
+    connection: Connection, found: Mapping[str, SourceTable], arrivals: Arrivals | None
+) -> dict[str, SourceTable]:
+    """The tables, with what is known of how their partitions came."""
+    if arrivals is None:
+        return dict(found)
+    return {
+        name: replace(table, partitions=arrivals.judged(connection, table.partitions))
+        for name, table in found.items()
+    }
+
+
+def _harms(problem: TableRefused, table: SourceTable) -> bool:
+    """Whether the table's membership makes the application's UPDATE and DELETE fail."""
+    member = table.changes_published if table.append_only else table.published is not None
+    return member and isinstance(problem, IdentityMissing)
+
+
+def _still_absent(
+    found: Mapping[str, SourceTable],
+    tables: Sequence[TableOptions],
+    known: Mapping[str, TableRefused],
+) -> dict[str, TableRefused]:
+    """A table that was dropped or renamed while it was added."""
+    absent = {}
+    for wanted in tables:
+        table = found.get(wanted.qualified)
+        if wanted.qualified not in known and (table is None or table.published is None):
+            absent[wanted.qualified] = requirements.vanished(wanted)
+    return absent

@@ -1,0 +1,394 @@
+"""What PostgreSQL's catalog says of the tables: columns, types, keys, what is published.
+
+https://www.postgresql.org/docs/current/catalogs.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laredo_fanout.catalog import partitions as partitions_
+from laredo_fanout.catalog import table_version as version_
+from laredo_fanout.catalog.partitions import Partition
+from laredo_fanout.catalog.table_version import Version
+from laredo_model import rule
+from laredo_model.column import Column
+from laredo_model.select import Selected, table_name
+
+if TYPE_CHECKING:
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import PublicationOptions, TableOptions
+
+
+class SourceColumn(NamedTuple):
+    """A column that the stream carries; ``type_modifier`` is the column's own (-1 in a domain)."""
+
+    name: str
+    type_info: rule.TypeInfo
+    type_modifier: int
+    nullable: bool
+
+
+class UniqueIndex(NamedTuple):
+    """A unique index over plain columns; ``columns`` are its key columns, in its order."""
+
+    name: str
+    columns: tuple[str, ...]
+    primary: bool
+    identity: bool
+    immediate: bool
+    whole: bool
+    """Valid, without a predicate and without expressions."""
+
+
+class Published(NamedTuple):
+    """How the publication holds a table; ``columns`` is None before PostgreSQL 15."""
+
+    columns: tuple[str, ...] | None
+    row_filter: str | None
+    membership: int
+    """Changes when the table is taken out and put in again: what came between is lost."""
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """One table as one look at the catalog saw it."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    """pg_class.relkind: r is a plain table, p a partitioned one."""
+    persistence: str
+    replica_identity: str
+    """pg_class.relreplident: d default, i index, f full, n nothing."""
+    may_select: bool
+    row_security: bool
+    """Whether row-level security would hide rows from this role."""
+    pages: int
+    rows_estimated: float
+    columns: tuple[SourceColumn, ...]
+    indexes: tuple[UniqueIndex, ...]
+    published: Published | None
+    version: Version
+    not_null: frozenset[str] = field(default=frozenset())
+    partitions: tuple[Partition, ...] = ()
+    """All below it, at any depth."""
+    hidden_by: str | None = None
+    """The root that the publication has in this partition's place."""
+    append_only: bool = False
+    """It is configured as such: it has no key, whatever its indexes are."""
+    changes_published: bool = False
+    """An append-only table that is in the publication of the other ones as well."""
+
+    @property
+    def qualified(self) -> str:
+        """``schema.name``."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def sql_name(self) -> str:
+        """The quoted name."""
+        return table_name(self.schema, self.name)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The names of the columns that identify a row, in their index's order; empty: none do.
+
+        It is the replica identity's index; with REPLICA IDENTITY FULL the primary
+        key, or else the smallest unique index over columns that are never null.
+        """
+        if self.append_only:
+            return ()
+        usable = [index for index in self.indexes if index.whole and index.immediate]
+        if self.replica_identity == "i":
+            return next((index.columns for index in usable if index.identity), ())
+        primary = next((index.columns for index in usable if index.primary), ())
+        if primary or self.replica_identity != "f":
+            return primary if self.replica_identity in "df" else ()
+        never_null = [index for index in usable if self.not_null.issuperset(index.columns)]
+        return min(
+            (index.columns for index in never_null),
+            key=lambda names: (len(names), names),
+            default=(),
+        )
+
+    @property
+    def described(self) -> tuple[Column, ...]:
+        """The columns as the store, the handshake and manifests describe them."""
+        ordinals = {name: ordinal for ordinal, name in enumerate(self.key, 1)}
+        return tuple(
+            Column(
+                column.name,
+                rule.base_of(column.type_info).name,
+                base_modifier(column),
+                column.nullable,
+                ordinal,
+                ordinals.get(column.name),
+            )
+            for ordinal, column in enumerate(self.columns, 1)
+        )
+
+    @property
+    def selected(self) -> list[Selected]:
+        """The columns as ``select.lines_sql`` wants them."""
+        return [Selected(column.name, column.type_info) for column in self.columns]
+
+    @property
+    def selected_key(self) -> list[Selected]:
+        """The key's columns, in its order, as ``select.lines_sql`` wants them."""
+        by_name = {column.name: column.type_info for column in self.columns}
+        return [Selected(name, by_name[name]) for name in self.key]
+
+    @property
+    def rows_sql(self) -> str:
+        """What its own rows are read from."""
+        return self.sql_name if self.partitioned else f"ONLY {self.sql_name}"
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether its rows are in partitions."""
+        return self.kind == "p"
+
+    @property
+    def oids(self) -> list[int]:
+        """Its own, and its partitions'."""
+        return [self.oid, *(each.known.oid for each in self.partitions)]
+
+    def changed_since(self, before: Version) -> str | None:
+        """Why rows or values may have changed without a trace; see ``version.changed``."""
+        return version_.changed(before, self.version, self.partitions, partitioned=self.partitioned)
+
+    def rewritten_since(self, before: Version) -> str | None:
+        """The same, whatever became of its partitions."""
+        return version_.changed(before, self.version, (), partitioned=False)
+
+
+def base_modifier(column: SourceColumn) -> int:
+    """The type modifier that holds for the column's values, a domain's own included."""
+    info, modifier = column.type_info, column.type_modifier
+    while info.base is not None:
+        modifier = info.base_modifier if info.base_modifier != -1 else modifier
+        info = info.base
+    return modifier
+
+
+_TABLES = """
+SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
+    c.relreplident::text, has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
+    c.relpages, c.reltuples, c.relfilenode::int8
+FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
+JOIN pg_namespace n ON n.nspname = wanted.schema
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+"""
+
+_ATTRIBUTES = """
+SELECT attrelid::int8, attname::text, atttypid::int8, atttypmod, attnotnull,
+    attgenerated <> '', xmin::text
+FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
+ORDER BY attrelid, attnum
+"""
+
+_INDEXES = """
+SELECT i.indrelid::int8, c.relname::text,
+    (SELECT array_agg(a.attname::text ORDER BY k.n)
+     FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
+     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+     WHERE k.n <= i.indnkeyatts),
+    i.indisprimary, i.indisreplident, i.indimmediate,
+    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.indexrelid
+"""
+
+# The view pg_publication_tables locks every table of the publication, so that one that is being
+# altered would hold up the look at all the others.
+_PUBLISHED = """
+SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8
+FROM pg_publication b
+JOIN pg_class c ON c.oid = ANY(%s)
+LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
+CROSS JOIN LATERAL (SELECT {in_schema} AS in_schema) AS s
+WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND (
+    CASE WHEN c.relispartition AND EXISTS (
+        SELECT FROM pg_partition_ancestors(c.oid) AS p(relid)
+        JOIN pg_class a ON a.oid = p.relid
+        WHERE a.oid <> c.oid AND (b.puballtables OR {ancestor_in_schema}
+            OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = b.oid AND prrelid = a.oid)))
+    THEN NOT b.pubviaroot
+    ELSE (c.relkind = 'r' OR b.pubviaroot)
+        AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
+"""
+
+_ALTERED = "SELECT xmin::text FROM pg_publication WHERE pubname = %s"
+
+_HIDDEN = """
+SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
+FROM pg_publication b
+JOIN pg_class c ON c.oid = ANY(%s) AND c.relispartition
+CROSS JOIN LATERAL pg_partition_ancestors(c.oid) AS p(relid)
+JOIN pg_class a ON a.oid = p.relid AND a.oid <> c.oid
+JOIN pg_namespace n ON n.oid = a.relnamespace
+JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = a.oid
+WHERE b.pubname = %s AND b.pubviaroot
+GROUP BY c.oid
+"""
+
+_SCHEMA_PUBLISHED = (
+    "EXISTS (SELECT FROM pg_publication_namespace"
+    " WHERE pnpubid = b.oid AND pnnspid = {}.relnamespace)"
+)
+
+_COLUMNS_PUBLISHED = """(
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        AND CASE WHEN r.prattrs IS NULL OR b.puballtables OR s.in_schema
+            THEN a.attgenerated = '' {or_generated} ELSE a.attnum = ANY(r.prattrs::int2[]) END)"""
+
+
+def read_tables(
+    connection: Connection, tables: Iterable[TableOptions], publication: PublicationOptions
+) -> dict[str, SourceTable]:
+    """The tables that exist, by qualified name, all as one snapshot shows them.
+
+    Those that are append-only are looked for in ``publication.appends``.
+
+    :raises psycopg.Error: if the catalog can't be read.
+    """
+    wanted = list(tables)
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        return _read(connection, wanted, publication)
+
+
+def _read(
+    connection: Connection, wanted: Sequence[TableOptions], publication: PublicationOptions
+) -> dict[str, SourceTable]:
+    appending = {(table.schema, table.name) for table in wanted if table.append_only}
+    found = connection.execute(
+        _TABLES, ([table.schema for table in wanted], [table.name for table in wanted])
+    ).fetchall()
+    oids = [row[0] for row in found]
+    attributes = _grouped(connection.execute(_ATTRIBUTES, (oids,)).fetchall())
+    indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
+    main = _in_publication(connection, publication.name, oids)
+    appends = _in_publication(connection, publication.appends.name, oids) if appending else main
+    types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
+    made_of = version_.read_types(connection, oids)
+    below = partitions_.read(connection, oids)
+    tables = {}
+    for oid, *row in found:
+        of_table = attributes.get(oid, [])
+        append_only = tuple(row[:2]) in appending
+        inside = appends if append_only else main
+        known = {
+            "indexes": tuple(
+                UniqueIndex(name, tuple(names or ()), *rest)
+                for name, names, *rest in indexes.get(oid, [])
+            ),
+            "published": inside.tables.get(oid),
+            "version": Version(
+                ",".join(attribute[-1] for attribute in of_table),
+                row[-1],
+                made_of[oid],
+                tuple(each.known for each in below.get(oid, ())),
+                inside.altered,
+            ),
+            "partitions": below.get(oid, ()),
+            "hidden_by": inside.hidden.get(oid),
+            "append_only": append_only,
+            "changes_published": append_only and oid in main.tables,
+        }
+        table = _table((oid, *row[:-1]), of_table, types, known)
+        tables[table.qualified] = table
+    return tables
+
+
+def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.TypeInfo]:
+    """The types with these oids, and all that they are made of."""
+    rows = connection.execute(rule.TYPES_SQL, (list(oids),)).fetchall()
+    return rule.type_infos(rule.TypeRow(*row) for row in rows)
+
+
+class _InPublication(NamedTuple):
+    """What a publication says of some tables, by oid."""
+
+    tables: dict[int, Published]
+    hidden: dict[int, str]
+    altered: str | None
+
+
+def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _InPublication:
+    altered = connection.execute(_ALTERED, (name,)).fetchone()
+    return _InPublication(
+        _read_published(connection, name, oids),
+        dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
+        None if altered is None else altered[0],
+    )
+
+
+def _read_published(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> dict[int, Published]:
+    statement = _published_sql(connection.info.server_version)
+    rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
+    return {
+        oid: Published(None if columns is None else tuple(columns), row_filter, member)
+        for oid, columns, row_filter, member in rows
+    }
+
+
+def _published_sql(version: int) -> str:
+    """What pg_publication_tables says of some tables: row filters, column lists and schemas came
+    with version 15, generated columns with 18."""
+    if version < 150000:
+        return _PUBLISHED.format(
+            columns="NULL", row_filter="NULL", in_schema="false", ancestor_in_schema="false"
+        )
+    generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
+    filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
+    return _PUBLISHED.format(
+        columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
+        row_filter=filtered,
+        in_schema=_SCHEMA_PUBLISHED.format("c"),
+        ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),
+    )
+
+
+def _table(
+    row: tuple[Any, ...],
+    attributes: Sequence[Sequence[Any]],
+    types: dict[int, rule.TypeInfo],
+    known: dict[str, Any],
+) -> SourceTable:
+    oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows = row
+    published = known["published"]
+    streamed = None if published is None else published.columns
+    return SourceTable(
+        oid=oid,
+        schema=schema,
+        name=name,
+        kind=kind,
+        persistence=persistence,
+        replica_identity=identity,
+        may_select=may_select,
+        row_security=secured,
+        pages=pages,
+        rows_estimated=rows,
+        columns=tuple(
+            SourceColumn(column, types[type_oid], modifier, not not_null)
+            for column, type_oid, modifier, not_null, generated, _ in attributes
+            if (not generated if streamed is None else column in streamed)
+        ),
+        not_null=frozenset(attribute[0] for attribute in attributes if attribute[3]),
+        **known,
+    )
+
+
+def _grouped(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:
+    groups: dict[int, list[Sequence[Any]]] = {}
+    for table, *rest in rows:
+        groups.setdefault(table, []).append(rest)
+    return groups

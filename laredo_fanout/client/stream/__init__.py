@@ -1,0 +1,1 @@
+"""From the server's messages to events, across reconnects."""

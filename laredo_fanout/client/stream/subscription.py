@@ -1,0 +1,264 @@
+"""The same events across reconnects."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from laredo_fanout.client.errors import GaveUp, StreamBroken, StreamError
+from laredo_fanout.client.events import (
+    Changes,
+    Event,
+    GoAway,
+    Handshake,
+    Heartbeat,
+    Mode,
+    SnapshotBegin,
+    SnapshotEnd,
+)
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_model import position as position_
+from laredo_model.history import History
+from laredo_model.position import Position
+from laredo_model.retry import Backoff
+
+log = structlog.get_logger(__name__)
+
+
+class Observer:
+    """Told what a subscription goes through; override what you count. Must not raise or block."""
+
+    def connected(self, handshake: Handshake) -> None:
+        """A stream began."""
+
+    def disconnected(self, error: StreamError, delay: float) -> None:
+        """A stream ended, or an attempt failed; the next comes in ``delay`` seconds."""
+
+    def going_away(self, event: GoAway) -> None:
+        """The server asked to reconnect."""
+
+
+class Subscription:
+    """``async with Subscription(endpoint, options) as events: async for event in events``.
+
+    The events of :func:`~laredo_fanout.client.stream.stream.open_stream`, over as
+    many streams as it takes. Each new stream shows as a new Handshake; what the
+    consumer then holds of an unfinished transaction or snapshot is sent
+    again from its start, while a transaction that was whole never is. The
+    place to resume from (:attr:`position`, :attr:`history`, :attr:`sequence`) moves only at
+    the end of a transaction or a snapshot, after the consumer has asked for the next event.
+
+    One task iterates; cancel it, or leave the block, to end. Errors that another attempt can't
+    cure are raised, see :mod:`laredo_fanout.client.errors`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        options: SyncOptions,
+        *,
+        backoff: Backoff | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._options = options
+        self._backoff = backoff or Backoff()
+        self._observer = observer or Observer()
+        self._place = _Place(options.position, options.history, options.sequence)
+        self._events: AsyncGenerator[Event, None] | None = None
+        self._starts_over = False
+        self._log = log.bind(server=endpoint.server, table=options.table)
+
+    @property
+    def position(self) -> Position | None:
+        """The last whole transaction, snapshot or heartbeat that was consumed."""
+        return self._place.position
+
+    @property
+    def history(self) -> History | None:
+        """What :attr:`position` belongs to; None while no server has told it."""
+        return self._place.history
+
+    @property
+    def sequence(self) -> int | None:
+        """The last entry of the last whole transaction that was consumed."""
+        return self._place.sequence
+
+    def start_over(self) -> None:
+        """After the event just taken, leave the stream and ask for a snapshot in a new one."""
+        self._starts_over = True
+
+    async def __aenter__(self) -> Self:
+        self._events = self._run()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._events is not None:
+            await self._events.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        assert self._events is not None, "enter the subscription with `async with` first"
+        return await anext(self._events)
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
+        failures = 0
+        while True:
+            try:
+                async with aclosing(self._one_stream()) as events:
+                    async for event in events:
+                        if not isinstance(event, Handshake):
+                            failures = 0
+                        yield event
+                self._log.info("reconnecting", position=self._place.text())
+                delay = self._backoff.delay(1)
+            except StreamError as error:
+                failures += 1
+                delay = self._after(error, failures)
+            await asyncio.sleep(delay)
+
+    def _after(self, error: StreamError, failures: int) -> float:
+        if not error.retryable:
+            raise error
+        if self._backoff.attempts is not None and failures >= self._backoff.attempts:
+            raise GaveUp(self.endpoint.server, failures, error) from error
+        delay = self._backoff.delay(failures)
+        self._observer.disconnected(error, delay)
+        self._log.warning(
+            "disconnected",
+            error=error.details,
+            kind=type(error).__name__,
+            attempt=failures,
+            retry_in_s=round(delay, 2),
+            position=self._place.text(),
+        )
+        return delay
+
+    async def _one_stream(self) -> AsyncGenerator[Event, None]:
+        """One stream's events; ends only when the server asked to go, else raises."""
+        place = self._place
+        options = replace(
+            self._options,
+            position=place.position,
+            history=place.history,
+            sequence=place.sequence,
+        )
+        place.restart()
+        deadline: datetime | None = None
+        leaving = False
+        async with open_stream(self.endpoint, options) as events:
+            async for sent in events:
+                event = place.unseen(sent) if isinstance(sent, Changes) else sent
+                if event is None:
+                    continue
+                if isinstance(event, Handshake):
+                    self._observer.connected(event)
+                elif isinstance(event, GoAway):
+                    self._observer.going_away(event)
+                    self._log.info("server is going away", reason=event.reason)
+                    leaving, deadline = True, event.deadline
+                yield event
+                if self._starts_over:
+                    self._starts_over = False
+                    self._place = _Place(None, None, None)
+                    return
+                place.consumed(event)
+                if leaving and (place.at_boundary or _passed(deadline)):
+                    return
+        if not leaving:
+            raise StreamBroken(self.endpoint.server, "the server ended the stream")
+
+
+class _Place:
+    """Where to resume from, and whether the stream stands at such a place."""
+
+    __slots__ = (
+        "_in_snapshot",
+        "_open",
+        "_replayed_below",
+        "_stream_history",
+        "history",
+        "position",
+        "sequence",
+    )
+
+    def __init__(
+        self, position: Position | None, history: History | None, sequence: int | None
+    ) -> None:
+        self.position = position
+        self.history = history
+        self.sequence = sequence
+        self._stream_history = history
+        self.restart()
+
+    def restart(self) -> None:
+        self._in_snapshot = False
+        self._open = False
+        self._replayed_below = 0
+
+    @property
+    def at_boundary(self) -> bool:
+        return not (self._in_snapshot or self._open)
+
+    def text(self) -> str | None:
+        return None if self.position is None else position_.text(self.position)
+
+    def unseen(self, changes: Changes) -> Changes | None:
+        """Without the transactions that a server resumed inclusively sends again."""
+        if self.position is None or not changes.positions:
+            return changes
+        if changes.positions[0] == 0:  # a server that tells no positions: by sequence
+            seen = self.sequence or 0
+            return None if changes.actions and changes.last_sequence <= seen else changes
+        if changes.first_sequence < self._replayed_below:
+            # In the base form all of an archive's diff but its end has the position before it.
+            return changes
+        return changes.beyond(self.position)
+
+    def consumed(self, event: Event) -> None:
+        if isinstance(event, Changes):
+            self._consumed_changes(event)
+        elif isinstance(event, Heartbeat):
+            if self.at_boundary and event.position is not None:
+                self.position = max(self.position or event.position, event.position)
+        elif isinstance(event, SnapshotBegin):
+            self._in_snapshot = True
+            self._open = False
+        elif isinstance(event, SnapshotEnd):
+            self._in_snapshot = False
+            self.position, self.sequence = event.position, event.sequence
+            self.history = self._stream_history
+        elif isinstance(event, Handshake):
+            self._stream_history = event.history
+            replays = event.mode is Mode.REPLAY_ARCHIVE
+            self._replayed_below = event.oldest_sequence if replays else 0
+            if not event.snapshot_follows:
+                # The server counts the old position as one of its own history.
+                self.history = event.history or self.history
+
+    def _consumed_changes(self, changes: Changes) -> None:
+        self._open = changes.open
+        whole = len(changes.counts) - changes.open
+        if not whole:
+            return
+        position = changes.positions[whole - 1]
+        self.position = Position(position) if position else None
+        done = sum(changes.counts[:whole])
+        self.sequence = changes.sequence(done - 1) if done else changes.first_sequence - 1
+
+
+def _passed(deadline: datetime | None) -> bool:
+    return deadline is not None and datetime.now(UTC) >= deadline

@@ -1,0 +1,1 @@
+"""The table as an application has it: rows, indexes, and what it hears of changes."""

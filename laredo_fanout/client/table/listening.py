@@ -1,0 +1,151 @@
+"""Changes as an application hears them: rows as dicts, in order."""
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple, Self
+
+import structlog
+
+from laredo_fanout.client.table.replica import Difference
+from laredo_fanout.client.table.rows import Row, parse
+from laredo_model.position import Position
+
+log = structlog.get_logger(__name__)
+
+Listener = Callable[[Row | None, Row | None], Any]
+
+_WAITING_AT_MOST = 10_000
+
+
+class RowChange(NamedTuple):
+    """One row changed: ``old`` is None for one that appeared, ``new`` for one that went.
+
+    ``sequence`` is None where a new snapshot told the difference.
+    """
+
+    old: Row | None
+    new: Row | None
+    position: Position | None
+    sequence: int | None
+
+
+def to_rows(difference: Difference) -> RowChange:
+    """The difference with its lines parsed."""
+    old, new = difference.old, difference.new
+    return RowChange(
+        None if old is None else parse(old),
+        None if new is None else parse(new),
+        difference.position,
+        difference.sequence,
+    )
+
+
+class Listeners:
+    """The listeners of one client. What one of them raises ends neither the stream nor the others:
+    it is counted, and logged with its traceback the first time that the listener raises it."""
+
+    def __init__(self, table: str) -> None:
+        self.errors = 0
+        """Calls that raised."""
+        self.turn = threading.Lock()
+        """Held by the one thread that calls them."""
+        self._table = table
+        self._guard = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._logged: set[tuple[int, type[BaseException]]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def __iter__(self) -> Iterator[Listener]:
+        return iter(self._listeners)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Have it called from now on; gives the undo."""
+        with self._guard:
+            self._listeners = (*self._listeners, listener)
+
+        def stop_listening() -> None:
+            with self._guard:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+                self._logged = {known for known in self._logged if known[0] != id(listener)}
+
+        return stop_listening
+
+    def failed(self, listener: Listener, key: bytes, error: BaseException) -> None:
+        """``listener`` raised ``error`` when it was told of the row ``key``."""
+        self.errors += 1
+        known = (id(listener), type(error))
+        if known not in self._logged:
+            self._logged.add(known)
+            log.error(
+                "a listener failed; listener_errors counts what follows",
+                table=self._table,
+                listener=getattr(listener, "__qualname__", repr(listener)),
+                key=key,
+                exc_info=error,
+            )
+
+
+class ChangeBuffer:
+    """Changes between the stream and one reader; the stream waits while it is full."""
+
+    def __init__(self) -> None:
+        self._changes: deque[RowChange] = deque()
+        self._moved = asyncio.Event()
+        self._error: BaseException | None = None
+        self.closed = False
+
+    async def put(self, change: RowChange) -> None:
+        """Append, once there is room; without effect when the reader is gone."""
+        while len(self._changes) >= _WAITING_AT_MOST and not self.closed:
+            self._moved.clear()
+            await self._moved.wait()
+        if not self.closed:
+            self._changes.append(change)
+            self._moved.set()
+
+    async def get(self) -> RowChange:
+        """The next one, in order.
+
+        :raises StopAsyncIteration: when the client was stopped.
+        """
+        while not self._changes:
+            if self.closed:
+                raise self._error or StopAsyncIteration
+            self._moved.clear()
+            await self._moved.wait()
+        change = self._changes.popleft()
+        self._moved.set()
+        return change
+
+    def close(self, error: BaseException | None = None) -> None:
+        """No more changes come; the reader gets what is there, then ``error``."""
+        self.closed = True
+        self._error = error
+        self._moved.set()
+
+
+class ChangeStream(AsyncIterator[RowChange]):
+    """``async for change in client.changes()``: everything after this was made.
+
+    It ends when the client is stopped. A reader that is slow makes the stream from
+    the server wait; one that is dropped doesn't.
+    """
+
+    def __init__(self, buffer: ChangeBuffer) -> None:
+        self._buffer = buffer
+        weakref.finalize(self, buffer.close)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RowChange:
+        return await self._buffer.get()
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        self._buffer.close()

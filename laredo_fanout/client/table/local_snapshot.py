@@ -1,0 +1,217 @@
+"""The client's rows in a file, so that a restart needs no snapshot from the server.
+
+A header line of JSON (format, version, table, filters, place, columns), then blocks of
+rows: two counts, the lengths of the keys and of the lines, the bytes; at last the sha256 of all
+before it. Written beside and renamed, so it is whole or not there; read
+completely and proven before a row of it is used.
+"""
+
+import fcntl
+import os
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from laredo_fanout.client.errors import LocalSnapshotUnusable
+from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.table.replica import Place
+from laredo_model import column as column_
+from laredo_model import durable, private_directory
+from laredo_model import history as history_
+from laredo_model import position as position_
+from laredo_model.column import Column
+from laredo_model.errors import ModelError
+from laredo_model.hashing import Digest
+
+FORMAT = "laredo-local-snapshot"
+VERSION = 1
+
+_BLOCK = struct.Struct("<IQ")  # rows, bytes of keys and lines
+_ROWS_AT_ONCE = 5000
+_DIGEST = 32
+_LONGEST_HEADER = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSnapshot:
+    """What the file holds: ``lines[i]`` has the key ``keys[i]``."""
+
+    place: Place
+    columns: tuple[Column, ...]
+    keys: list[bytes]
+    lines: list[bytes]
+
+
+class SnapshotFile:
+    """The file of one table and one set of filters.
+
+    ``path``: the file; in a directory that exists it is named after the table.
+    """
+
+    def __init__(self, path: Path, table: str, filters: Sequence[Filter]) -> None:
+        self.path = path / f"{table}.snapshot" if path.is_dir() else path
+        self._table = table
+        self._filters = [condition.to_json() for condition in filters]
+
+    def save(self, snapshot: LocalSnapshot) -> None:
+        """Replace the file.
+
+        :raises OSError: if it can't be written; the old one is then as it was.
+        """
+        if not self.path.parent.exists():
+            private_directory.make(self.path.parent)
+        beside = self.path.with_name(f".{self.path.name}.new")
+        with _opened_alone(beside) as file, durable.replacing(self.path, beside, file):
+            self._write(file, snapshot)
+
+    def load(self) -> LocalSnapshot | None:
+        """What was saved; None when there is no file.
+
+        :raises LocalSnapshotUnusable: if it is damaged, newer than this
+            library, or of another table or other filters.
+        """
+        try:
+            with self.path.open("rb") as file:
+                return self._read(file)
+        except FileNotFoundError:
+            return None
+        except OSError as refused:
+            raise self._unusable(f"can't be read: {refused.strerror}") from refused
+        except (ModelError, KeyError, TypeError, ValueError, EOFError) as wrong:
+            raise self._unusable(f"is damaged: {wrong}") from wrong
+
+    def _write(self, file: BinaryIO, snapshot: LocalSnapshot) -> None:
+        digest = Digest()
+
+        def put(data: bytes) -> None:
+            digest.update(data)
+            file.write(data)
+
+        put(orjson.dumps(self._header(snapshot)) + b"\n")
+        for start in range(0, len(snapshot.keys), _ROWS_AT_ONCE):
+            keys = snapshot.keys[start : start + _ROWS_AT_ONCE]
+            lines = snapshot.lines[start : start + _ROWS_AT_ONCE]
+            lengths = array("I", [*map(len, keys), *map(len, lines)])
+            if sys.byteorder == "big":
+                lengths.byteswap()
+            body = b"".join((*keys, *lines))
+            put(_BLOCK.pack(len(keys), len(body)) + lengths.tobytes())
+            put(body)
+        put(_BLOCK.pack(0, 0))
+        file.write(digest.digest())
+
+    def _header(self, snapshot: LocalSnapshot) -> dict[str, Any]:
+        place = snapshot.place
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "table": self._table,
+            "filters": self._filters,
+            "position": None if place.position is None else position_.text(place.position),
+            "history": None if place.history is None else str(place.history),
+            "sequence": place.sequence,
+            "open_position": position_.text(place.open_position),
+            "open_changes": place.open_changes,
+            "rows": len(snapshot.keys),
+            "columns": [column.to_json() for column in snapshot.columns],
+        }
+
+    def _read(self, file: BinaryIO) -> LocalSnapshot:
+        digest = Digest()
+        first = file.readline(_LONGEST_HEADER)
+        digest.update(first)
+        header = self._checked(orjson.loads(first))
+        keys: list[bytes] = []
+        lines: list[bytes] = []
+        while True:
+            rows = self._read_block(file, digest, keys, lines)
+            if not rows:
+                break
+        if file.read(_DIGEST + 1) != digest.digest():
+            raise ValueError("its checksum is wrong")
+        if len(keys) != header["rows"]:
+            raise ValueError(f"it has {len(keys)} rows instead of {header['rows']}")
+        columns = tuple(column_.from_json(told) for told in header["columns"])
+        return LocalSnapshot(_place(header), columns, keys, lines)
+
+    def _checked(self, header: dict[str, Any]) -> dict[str, Any]:
+        if header["format"] != FORMAT:
+            raise ValueError(f"its format is {header['format']!r}")
+        if header["version"] != VERSION:
+            raise self._unusable(f"has version {header['version']}; this library reads {VERSION}")
+        if header["table"] != self._table:
+            raise self._unusable(f"is of table {header['table']!r}, not {self._table!r}")
+        if header["filters"] != self._filters:
+            raise self._unusable("was made with other filters")
+        return header
+
+    def _read_block(
+        self, file: BinaryIO, digest: Digest, keys: list[bytes], lines: list[bytes]
+    ) -> int:
+        head = _exactly(file, _BLOCK.size)
+        rows, size = _BLOCK.unpack(head)
+        lengths = array("I")
+        lengths.frombytes(_exactly(file, 2 * rows * lengths.itemsize))
+        raw = lengths.tobytes()
+        if sys.byteorder == "big":
+            lengths.byteswap()
+        body = _exactly(file, size)
+        for part in (head, raw, body):
+            digest.update(part)
+        if sum(lengths) != size:
+            raise ValueError("the lengths of a block don't add up")
+        start = 0
+        for number, length in enumerate(lengths):
+            (keys if number < rows else lines).append(body[start : start + length])
+            start += length
+        return int(rows)
+
+    def _unusable(self, why: str) -> LocalSnapshotUnusable:
+        return LocalSnapshotUnusable(f"the local snapshot {self.path} {why}")
+
+
+def _place(header: dict[str, Any]) -> Place:
+    position, history = header["position"], header["history"]
+    return Place(
+        None if position is None else position_.parse(position),
+        None if history is None else history_.parse(history),
+        header["sequence"],
+        position_.parse(header["open_position"]),
+        int(header["open_changes"]),
+    )
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    if size > os.fstat(file.fileno()).st_size - file.tell():
+        raise EOFError("it ends too early")
+    return file.read(size)
+
+
+@contextmanager
+def _opened_alone(path: Path) -> Iterator[BinaryIO]:
+    """A new file at ``path``, once no other process or thread has one open there; only its owner
+    may read it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Who had it may have renamed or removed it meanwhile; then the lock is another file's.
+            if not _is_at(path, file):
+                continue
+            file.truncate()
+            yield file
+            return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

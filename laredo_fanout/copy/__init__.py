@@ -1,0 +1,1 @@
+"""Tables copied while the stream goes on, and copied anew."""

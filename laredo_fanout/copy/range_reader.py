@@ -1,0 +1,241 @@
+"""One connection that reads a range of rows, without ever waiting for the server.
+
+COPY (SELECT key, line) in binary: no escapes to undo
+(https://www.postgresql.org/docs/current/sql-copy.html, Binary Format). It is
+driven by the loop that also reads the stream, because threads that take turns
+with the interpreter's lock cost more than they bring.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
+
+from laredo_fanout.copy import chunk_leaves
+from laredo_fanout.postgres.socket_reader import Intake
+from laredo_model import select
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.copy.chunk_leaves import Told
+    from laredo_fanout.postgres.connections import Connection
+
+_GULP_BYTES = 1 << 20
+
+_HEADER = b"PGCOPY\n\xff\r\n\0"
+_HEADER_BYTES = 19
+_TRAILER = b"\xff\xff"
+
+
+class Progress(Enum):
+    """Where a reading stands."""
+
+    WAITING = auto()
+    READING = auto()
+    DONE = auto()
+
+
+class ReadFailed(Exception):
+    """The server refused, or the connection was cut (``connection_lost``)."""
+
+    def __init__(self, message: str, sqlstate: str, *, connection_lost: bool) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.connection_lost = connection_lost
+
+
+def statement(table: SourceTable, condition: str) -> bytes:
+    """What reads the rows under ``condition``: one transaction with a snapshot of its own.
+
+    The lock comes first, in a statement of its own: COPY takes its snapshot
+    before it waits for a lock, and a snapshot from before an ALTER TABLE that
+    rewrites sees the new file as empty.
+    """
+    filters = [f"({part})" for part in (condition, _row_filter(table)) if part]
+    rows = select.lines_sql(
+        table.schema,
+        table.name,
+        table.selected,
+        " AND ".join(filters),
+        key=table.selected_key,
+        only=not table.partitioned,
+    )
+    if table.partitioned:
+        rows = chunk_leaves.telling(table, rows)
+    return (
+        f"BEGIN READ ONLY; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
+        f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
+    ).encode()
+
+
+def append_only_statement(table: SourceTable) -> bytes:
+    """What reads all rows of a table without a key, with a snapshot that is told first.
+
+    The keys are empty.
+    """
+    rows = select.lines_sql(
+        table.schema,
+        table.name,
+        table.selected,
+        _row_filter(table),
+        only=not table.partitioned,
+    )
+    rows = f"SELECT ''::text AS key, line FROM ({rows}) q"
+    if table.partitioned:
+        rows = chunk_leaves.telling(table, rows)
+    return (
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
+        f" LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
+        " SELECT pg_current_snapshot()::text;"
+        f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
+    ).encode()
+
+
+class CopyReader:
+    """Reads one range at a time; about ``gulp_bytes`` at once."""
+
+    def __init__(self, connection: Connection, gulp_bytes: int = _GULP_BYTES) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._pgconn.nonblocking = 1
+        self._intake = Intake(self._pgconn, min(_GULP_BYTES, gulp_bytes))
+        self._copying = False
+        self._tells = False
+        self._failure: ReadFailed | None = None
+        self.snapshot: str | None = None
+        """The snapshot of an append-only table's reading, once it is there."""
+        self.told: Told | None = None
+        """The partitions that it may read, of a partitioned table; known before its first row."""
+        self.progress = Progress.DONE
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._pgconn.socket
+
+    def begin(self, command: bytes, *, tells: bool = False) -> None:
+        """Send the statement that :func:`statement` made; ``tells``: of a partitioned table.
+
+        :raises ReadFailed: if the connection is gone.
+        """
+        self._copying = False
+        self._tells = tells
+        self._failure = None
+        self.snapshot = self.told = None
+        self.progress = Progress.WAITING
+        try:
+            self._pgconn.send_query(command)
+            while self._pgconn.flush():
+                pass
+        except psycopg.OperationalError as cut:
+            raise self._lost(str(cut)) from cut
+
+    def read(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys and lines that have arrived; then see ``progress``.
+
+        All that libpq holds is taken: for what stays there no socket wakes us.
+
+        :raises ReadFailed: if the server refused; the reader can be used again
+            unless the connection is lost.
+        """
+        keys: list[bytes] = []
+        lines: list[bytes] = []
+        try:
+            self._intake.read()
+            if not self._copying:
+                self._next_result()
+            if self._copying and self._tells:
+                self._take_told()
+            if self._copying and not self._tells:
+                self._take(keys, lines)
+        except psycopg.OperationalError as cut:
+            raise self._lost(str(cut)) from cut
+        if self.progress is Progress.DONE and self._failure is not None:
+            raise self._failure
+        return keys, lines
+
+    def close(self) -> None:
+        """Close the connection; what it was reading ends."""
+        self._connection.close()
+
+    def _take_told(self) -> None:
+        """What comes in front of the rows, if it has come."""
+        while True:
+            size, data = self._pgconn.get_copy_data(1)
+            if size == -1:
+                self._copying = False
+                self._next_result()
+            if size <= 0:
+                return
+            row = _without_header(data.tobytes())
+            if not row:
+                continue
+            self.told = chunk_leaves.told(row)
+            if self.told is None:
+                raise ReadFailed(
+                    "a row came before the partitions that it may be of",
+                    "XX000",
+                    connection_lost=False,
+                )
+            self._tells = False
+            return
+
+    def _take(self, keys: list[bytes], lines: list[bytes]) -> None:
+        get = self._pgconn.get_copy_data
+        add_key, add_line = keys.append, lines.append
+        from_bytes = int.from_bytes
+        while True:
+            size, data = get(1)
+            if size <= 0:
+                break
+            row = data.tobytes()
+            if row[0]:
+                row = _without_header(row)
+                if not row:
+                    continue
+            end = 6 + from_bytes(row[2:6], "big")
+            add_key(row[6:end])
+            add_line(row[end + 4 :])
+        if size == -1:
+            self._copying = False
+            self._next_result()
+
+    def _next_result(self) -> None:
+        while not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                self.progress = Progress.DONE
+                return
+            if result.status == ExecStatus.TUPLES_OK and result.ntuples:
+                self.snapshot = (result.get_value(0, 0) or b"").decode()
+            if result.status == ExecStatus.COPY_OUT:
+                self._copying = True
+                self.progress = Progress.READING
+                return
+            if result.status == ExecStatus.FATAL_ERROR and self._failure is None:
+                self._failure = self._refused(result)
+
+    def _refused(self, result: psycopg.pq.abc.PGresult) -> ReadFailed:
+        state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+        text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        return ReadFailed(text, state, connection_lost=self._is_lost() or state[:2] == "57")
+
+    def _lost(self, text: str) -> ReadFailed:
+        self.progress = Progress.DONE
+        return ReadFailed(" ".join(text.split()), "08006", connection_lost=True)
+
+    def _is_lost(self) -> bool:
+        return self._pgconn.status != ConnStatus.OK
+
+
+def _without_header(row: bytes) -> bytes:
+    """The row behind the header; b"" for the trailer, which has no row."""
+    if row.startswith(_HEADER):
+        row = row[_HEADER_BYTES:]
+    return b"" if row[:2] == _TRAILER else row
+
+
+def _row_filter(table: SourceTable) -> str:
+    return (table.published and table.published.row_filter) or ""

@@ -1,0 +1,172 @@
+"""Re-copies that operators ask for, beside live tables whose readers go on.
+
+The copy is a second incarnation, hidden, which takes the stream's changes as the live one
+does, and copied rows where none are yet. At its barrier both are consistent at one
+position: what differs is what the live one had wrong, and enters its journal there as
+ordinary changes. Until then the store holds the table's rows twice.
+
+The hidden incarnation's record says beside which one it is copied, so a restart goes on.
+Whatever ends the live incarnation (another schema, a lost slot) ends it too: the table is
+then copied anew anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from laredo_fanout.catalog import shape
+from laredo_fanout.copy.table_copy import TableCopy
+from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.store.meta import LastRecopy
+from laredo_fanout.store.table import Status
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.copy.copier import Copying
+    from laredo_fanout.store.table import TableRecord
+    from laredo_fanout.store.transaction import Transaction
+    from laredo_fanout.tables.status import Counters
+    from laredo_fanout.tables.tracked_table import TrackedTable
+    from laredo_fanout.tables.write_batch import WriteBatch
+
+_log = structlog.get_logger()
+
+BESIDE = "beside"
+"""In a record's ``copy``: the id of the live incarnation."""
+
+
+class RecopyAsked(NamedTuple):
+    """Somebody wants this table re-copied; ``answer`` is done when that is durable.
+
+    Its exception is a :class:`RecopyRefused`, or a SourceUnavailable if the stream ended.
+    """
+
+    table: str
+    answer: Future[None]
+
+    def is_awaited(self) -> bool:
+        """Whether whoever asked is still there to be answered; ask once."""
+        return self.answer.set_running_or_notify_cancel()
+
+
+class Recopies:
+    """The re-copies of one life of the stream; used by the ingest thread."""
+
+    def __init__(self, batch: WriteBatch, counters: Counters) -> None:
+        self._batch = batch
+        self._counters = counters
+
+    def begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
+        """Begin one beside this table.
+
+        :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
+        """
+        name = tracked.options.qualified
+        if tracked.recopy_id is not None:
+            raise RecopyRefused(name, "a re-copy is under way", "wait for its end")
+        source, known = tracked.source, tracked.shape
+        record = None if tracked.table_id is None else transaction.tables[tracked.table_id]
+        if record is None or source is None or known is None or tracked.version is None:
+            raise RecopyRefused(name, "it isn't replicated just now", "see its error in /status")
+        if record.status is not Status.LIVE or tracked.closing is not None:
+            raise RecopyRefused(name, "it is being copied already", "wait until it is live")
+        if tracked.intake is not None:
+            raise RecopyRefused(
+                name,
+                "it is append-only: what is copied of it must leave out each transaction that its"
+                " snapshot shows, and its readers need them all meanwhile",
+                "to have it copied anew, take it out of the configuration, restart, put it back and"
+                " restart: its readers then get a new snapshot, its archive a new epoch",
+            )
+        copied = transaction.add_table(
+            record.schema,
+            record.name,
+            record.oid,
+            record.columns,
+            identity=record.identity,
+            copy={**shape.to_json(known, tracked.version), BESIDE: record.id},
+        )
+        self._connect(tracked, record.id, copied.id)
+        self._add(tracked, source, copied, copying)
+        _log.info("table is to be copied again beside its readers", table=name)
+
+    def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
+        """Take up the one that an earlier life began, if the live table is still the same."""
+        beside = record.copy[BESIDE]
+        if tracked.table_id == beside and transaction.tables[beside].status is Status.LIVE:
+            self._connect(tracked, beside, record.id)
+            return
+        transaction.drop_table(record.id)
+        self._gave_up(tracked, transaction, "the table is copied anew")
+
+    def keep(
+        self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copying
+    ) -> None:
+        """The table is as it was: a re-copy that an earlier life began goes on."""
+        if tracked.recopy_id is not None and copying.get(tracked.recopy_id) is None:
+            self._add(tracked, source, transaction.tables[tracked.recopy_id], copying)
+
+    def drop(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
+        """End the table's re-copy, if there is one, without a result."""
+        if tracked.recopy_id is None:
+            return
+        if tracked.recopy_id in transaction.tables:  # and not forgotten before it was durable
+            transaction.drop_table(tracked.recopy_id)
+        self._disconnect(tracked)
+        self._gave_up(tracked, transaction, error)
+
+    def done(self, tracked: TrackedTable, transaction: Transaction, differing: int) -> None:
+        """What differed is in the live table's journal."""
+        self._disconnect(tracked)
+        self._ended(tracked, transaction, LastRecopy(time.time(), differing))
+
+    def _add(
+        self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copying: Copying
+    ) -> None:
+        copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+
+    def _connect(self, tracked: TrackedTable, live_id: int, copied_id: int) -> None:
+        tracked.recopy_id = copied_id
+        self._batch.copy_beside[live_id] = copied_id
+
+    def _disconnect(self, tracked: TrackedTable) -> None:
+        beside = self._batch.copy_beside
+        for live_id in [key for key, value in beside.items() if value == tracked.recopy_id]:
+            del beside[live_id]
+        tracked.recopy_id = None
+
+    def _gave_up(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
+        self._ended(tracked, transaction, LastRecopy(time.time(), error=error))
+        _log.error("re-copy ended without a result", table=tracked.options.qualified, error=error)
+
+    def _ended(self, tracked: TrackedTable, transaction: Transaction, ended: LastRecopy) -> None:
+        name = tracked.options.qualified
+        transaction.set_last_recopy(name, ended)
+        self._counters.last_recopies[name] = ended
+        outcome = "done" if ended.error is None else "given_up"
+        counted = self._counters.asked_recopies
+        counted[name, outcome] = counted.get((name, outcome), 0) + 1
+        self._counters.recopied_rows[name] = (
+            self._counters.recopied_rows.get(name, 0) + ended.differing
+        )
+
+
+def publish(
+    copy: TableCopy,
+    transaction: Transaction,
+    position: int,
+    time_us: int,
+    between: Callable[[], None],
+) -> tuple[TableRecord, int]:
+    """The barrier of a re-copy has passed: the live table as it is now, and how many rows of it
+    differed."""
+    live_id = copy.beside
+    assert live_id is not None
+    before = transaction.tables[live_id].sequence
+    record = transaction.publish_differences(copy.table_id, position, time_us, between)
+    return record, record.sequence - before

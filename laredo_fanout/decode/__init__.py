@@ -1,0 +1,1 @@
+"""From the stream's messages to changes of tables, in whole transactions."""

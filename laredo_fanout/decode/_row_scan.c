@@ -1,0 +1,677 @@
+/* Plain rows of the stream, from messages to keys and lines, without an object for each value.
+
+   A row is a list of columns, each a kind byte (n null, t text, u unchanged TOAST) and, for text,
+   a length and that many bytes
+   (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, TupleData).
+   Whatever isn't plain (another message, an old row, anything that can't be used) is handed back
+   as it came, for row_decoder.py: what is rare, and every error, is said there once. A property
+   test holds the two equal, byte by byte. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+enum { ENVELOPE = 25, RELATION = 26, TUPLE = 30, FIRST_COLUMN = 33 };
+enum { MESSAGE_KEPT = 1024 }; /* message.KEPT_BYTES */
+enum { INSERT = 1, UPDATE = 2 };
+enum { PARTIAL = 1, MISSING = 2 }; /* laredo_model/line.py */
+
+/* How a column's text becomes JSON: laredo_model/rule.py, where a test compares the letters. What a
+   rule does is said in laredo_model/fragment.py. */
+enum rule {
+    BOOLEAN = 'b', INTEGER = 'i', OID = 'o', FLOAT = 'f', DECIMAL = 'd', TIMESTAMP = 't',
+    JSON = 'j', NESTING = 'n', TEXT = 's', ARRAY = 'a'
+};
+
+typedef struct {
+    const unsigned char *text;
+    Py_ssize_t size;
+} Value;
+
+typedef struct {
+    Py_ssize_t start, stop;
+} Fragment;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t columns, key_columns;
+    char *rules;
+    Py_ssize_t *key;
+    PyObject *prefixes, *encoders, *key_of, *actions, *keys, *lines;
+    Fragment *fragments;
+    char *out;
+    Py_ssize_t used, capacity;
+    int partial;
+} PlainRows;
+
+typedef enum { FAILED = -1, NOT_PLAIN = 0, DONE = 1 } Outcome;
+
+/* ------------------------------------------------------------------ the line being written */
+
+static int
+reserve(PlainRows *self, Py_ssize_t size)
+{
+    if (size <= self->capacity - self->used)
+        return 1;
+    if (size > PY_SSIZE_T_MAX / 2 - self->used)
+        return 0;
+    Py_ssize_t capacity = 2 * (self->used + size);
+    char *out = PyMem_Realloc(self->out, (size_t)capacity);
+    if (out == NULL)
+        return 0;
+    self->out = out;
+    self->capacity = capacity;
+    return 1;
+}
+
+static void
+add(PlainRows *self, const void *bytes, Py_ssize_t size)
+{
+    memcpy(self->out + self->used, bytes, (size_t)size);
+    self->used += size;
+}
+
+static void
+add_byte(PlainRows *self, char byte)
+{
+    self->out[self->used++] = byte;
+}
+
+static void
+add_quoted(PlainRows *self, Value value)
+{
+    add_byte(self, '"');
+    add(self, value.text, value.size);
+    add_byte(self, '"');
+}
+
+/* ------------------------------------------------------------------ values */
+
+static void
+add_escaped(PlainRows *self, unsigned char byte)
+{
+    static const char digits[] = "0123456789abcdef";
+    char name = 0;
+    switch (byte) {
+    case '"': case '\\': name = (char)byte; break;
+    case '\b': name = 'b'; break;
+    case '\t': name = 't'; break;
+    case '\n': name = 'n'; break;
+    case '\f': name = 'f'; break;
+    case '\r': name = 'r'; break;
+    }
+    add_byte(self, '\\');
+    if (name) {
+        add_byte(self, name);
+        return;
+    }
+    add(self, "u00", 3);
+    add_byte(self, digits[byte >> 4]);
+    add_byte(self, digits[byte & 15]);
+}
+
+static int
+is_utf8(Value value)
+{
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)value.text, value.size, NULL);
+    if (text == NULL)
+        return 0;
+    Py_DECREF(text);
+    return 1;
+}
+
+static int
+is_escaped(unsigned char byte)
+{
+    return (byte < 0x20) | (byte == '"') | (byte == '\\');
+}
+
+static Outcome
+add_text(PlainRows *self, Value value)
+{
+    unsigned char all = 0, escaped = 0;
+    for (Py_ssize_t at = 0; at < value.size; at++) { /* without a branch: several bytes at once */
+        all |= value.text[at];
+        escaped |= is_escaped(value.text[at]);
+    }
+    if (all >= 0x80 && !is_utf8(value))
+        return NOT_PLAIN;
+    if (!escaped) {
+        add_quoted(self, value);
+        return DONE;
+    }
+    /* Room for every byte as \u00xx and the quotes. */
+    if (value.size > PY_SSIZE_T_MAX / 8 || !reserve(self, 6 * value.size + 2))
+        return NOT_PLAIN;
+    add_byte(self, '"');
+    for (Py_ssize_t at = 0; at < value.size; at++) {
+        unsigned char byte = value.text[at];
+        if (is_escaped(byte))
+            add_escaped(self, byte);
+        else
+            add_byte(self, (char)byte);
+    }
+    add_byte(self, '"');
+    return DONE;
+}
+
+static int
+is_date(Value value)
+{
+    /* Ten digits and dashes, and a blank: years of four digits, no infinity. */
+    if (value.size < 11 || value.text[10] != ' ')
+        return 0;
+    for (int at = 0; at < 10; at++)
+        if (value.text[at] != '-' && (value.text[at] < '0' || value.text[at] > '9'))
+            return 0;
+    return 1;
+}
+
+static Outcome
+add_timestamp(PlainRows *self, Value value)
+{
+    Py_ssize_t stop = value.size;
+    if (!is_date(value))
+        return NOT_PLAIN;
+    int in_utc = stop >= 14 && memcmp(value.text + stop - 3, "+00", 3) == 0;
+    if (in_utc)
+        stop -= 3;
+    if (memchr(value.text + 11, ' ', (size_t)(stop - 11)) != NULL)
+        return NOT_PLAIN; /* BC */
+    add_byte(self, '"');
+    add(self, value.text, 10);
+    add_byte(self, 'T');
+    add(self, value.text + 11, stop - 11);
+    if (in_utc)
+        add(self, "+00:00", 6);
+    add_byte(self, '"');
+    return DONE;
+}
+
+static Outcome
+add_encoded(PlainRows *self, Value value, PyObject *encode)
+{
+    PyObject *text = PyBytes_FromStringAndSize((const char *)value.text, value.size);
+    if (text == NULL)
+        return FAILED;
+    PyObject *json = PyObject_CallOneArg(encode, text);
+    Py_DECREF(text);
+    if (json == NULL)
+        return NOT_PLAIN;
+    Outcome outcome = NOT_PLAIN;
+    if (PyBytes_Check(json) && reserve(self, PyBytes_GET_SIZE(json))) {
+        add(self, PyBytes_AS_STRING(json), PyBytes_GET_SIZE(json));
+        outcome = DONE;
+    }
+    Py_DECREF(json);
+    return outcome;
+}
+
+static void
+add_json(PlainRows *self, Value value)
+{
+    static const char breaks[] = "\n\r";
+    char *start = self->out + self->used;
+    add(self, value.text, value.size);
+    for (int i = 0; i < 2; i++)
+        for (char *at = start; (at = memchr(at, breaks[i], (size_t)(start + value.size - at)));)
+            *at = ' ';
+}
+
+static int
+is_number(Value value)
+{
+    /* NaN and Infinity aren't. */
+    unsigned char last = value.size ? value.text[value.size - 1] : 'N';
+    return last != 'N' && last != 'y';
+}
+
+static Outcome
+add_value(PlainRows *self, Py_ssize_t column, Value value)
+{
+    PyObject *encode = PyTuple_GET_ITEM(self->encoders, column);
+    if (!reserve(self, value.size + 16))
+        return NOT_PLAIN;
+    switch (self->rules[column]) {
+    case INTEGER:
+    case OID:
+        add(self, value.text, value.size);
+        return DONE;
+    case BOOLEAN:
+        if (value.size == 1 && value.text[0] == 't')
+            add(self, "true", 4);
+        else
+            add(self, "false", 5);
+        return DONE;
+    case FLOAT:
+        if (is_number(value))
+            add(self, value.text, value.size);
+        else
+            add_quoted(self, value);
+        return DONE;
+    case TIMESTAMP:
+        if (add_timestamp(self, value) == DONE)
+            return DONE;
+        return add_encoded(self, value, encode);
+    case JSON:
+        add_json(self, value);
+        return DONE;
+    case DECIMAL:
+    case NESTING:
+    case TEXT:
+        return add_text(self, value);
+    default:
+        return add_encoded(self, value, encode);
+    }
+}
+
+/* ------------------------------------------------------------------ rows */
+
+static unsigned long long
+number(const unsigned char *at, int bytes)
+{
+    unsigned long long value = 0;
+    for (int i = 0; i < bytes; i++)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static int
+is_in_key(const PlainRows *self, Py_ssize_t column)
+{
+    for (Py_ssize_t i = 0; i < self->key_columns; i++)
+        if (self->key[i] == column)
+            return 1;
+    return 0;
+}
+
+static Outcome
+write_line(PlainRows *self, const unsigned char *at, const unsigned char *end)
+{
+    self->used = 0;
+    self->partial = 0;
+    if (!reserve(self, 1))
+        return NOT_PLAIN;
+    add_byte(self, PARTIAL); /* left out of a whole line */
+    for (Py_ssize_t column = 0; column < self->columns; column++) {
+        PyObject *prefix = PyTuple_GET_ITEM(self->prefixes, column);
+        if (at >= end || !reserve(self, PyBytes_GET_SIZE(prefix) + 8))
+            return NOT_PLAIN;
+        add(self, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix));
+        self->fragments[column].start = self->used;
+        unsigned char kind = *at++;
+        if (kind == 'n' && !is_in_key(self, column)) {
+            add(self, "null", 4);
+        } else if (kind == 'u' && self->key_columns && !is_in_key(self, column)) {
+            add_byte(self, MISSING);
+            self->partial = 1;
+        } else if (kind == 't' && end - at >= 4) {
+            Value value = {at + 4, (Py_ssize_t)number(at, 4)};
+            if (value.size > end - value.text)
+                return NOT_PLAIN;
+            at = value.text + value.size;
+            Outcome outcome = add_value(self, column, value);
+            if (outcome != DONE)
+                return outcome;
+        } else {
+            return NOT_PLAIN;
+        }
+        self->fragments[column].stop = self->used;
+    }
+    if (at != end || !reserve(self, 1))
+        return NOT_PLAIN;
+    add_byte(self, '}');
+    return DONE;
+}
+
+static PyObject *
+fragment(const PlainRows *self, Py_ssize_t key_column)
+{
+    Fragment found = self->fragments[self->key[key_column]];
+    return PyBytes_FromStringAndSize(self->out + found.start, found.stop - found.start);
+}
+
+static PyObject *
+single_key(const PlainRows *self)
+{
+    Fragment found = self->fragments[self->key[0]];
+    const char *start = self->out + found.start;
+    Py_ssize_t size = found.stop - found.start;
+    if (size == 0 || start[0] != '"')
+        return PyBytes_FromStringAndSize(start, size);
+    if (memchr(start, '\\', (size_t)size) == NULL)
+        return PyBytes_FromStringAndSize(start + 1, size > 1 ? size - 2 : 0);
+    PyObject *escaped = fragment(self, 0);
+    if (escaped == NULL)
+        return NULL;
+    PyObject *key = PyObject_CallOneArg(self->key_of, escaped);
+    Py_DECREF(escaped);
+    return key;
+}
+
+static PyObject *
+composite_key(const PlainRows *self)
+{
+    Py_ssize_t size = 1 + self->key_columns;
+    for (Py_ssize_t i = 0; i < self->key_columns; i++) {
+        Fragment part = self->fragments[self->key[i]];
+        size += part.stop - part.start;
+    }
+    PyObject *key = PyBytes_FromStringAndSize(NULL, size);
+    if (key == NULL)
+        return NULL;
+    char *at = PyBytes_AS_STRING(key);
+    for (Py_ssize_t i = 0; i < self->key_columns; i++) {
+        Fragment part = self->fragments[self->key[i]];
+        *at++ = i ? ',' : '[';
+        memcpy(at, self->out + part.start, (size_t)(part.stop - part.start));
+        at += part.stop - part.start;
+    }
+    *at = ']';
+    return key;
+}
+
+/* Without key columns it is made of the line. */
+static PyObject *
+key_of_row(const PlainRows *self, PyObject *line)
+{
+    if (self->key_columns == 0)
+        return PyObject_CallOneArg(self->key_of, line);
+    return self->key_columns == 1 ? single_key(self) : composite_key(self);
+}
+
+static Outcome
+put(PlainRows *self, int action)
+{
+    int left_out = !self->partial;
+    PyObject *line = PyBytes_FromStringAndSize(self->out + left_out, self->used - left_out);
+    PyObject *key = line == NULL ? NULL : key_of_row(self, line);
+    Py_ssize_t count = PyByteArray_GET_SIZE(self->actions);
+    Outcome outcome = NOT_PLAIN;
+    if (key == NULL || line == NULL || PyByteArray_Resize(self->actions, count + 1) < 0)
+        goto end;
+    PyByteArray_AS_STRING(self->actions)[count] = (char)action;
+    if (PyList_Append(self->keys, key) < 0 || PyList_Append(self->lines, line) < 0)
+        outcome = FAILED;
+    else
+        outcome = DONE;
+end:
+    Py_XDECREF(key);
+    Py_XDECREF(line);
+    return outcome;
+}
+
+static Outcome
+decode(PlainRows *self, const unsigned char *message, Py_ssize_t size)
+{
+    int action = message[ENVELOPE] == 'U' ? UPDATE : INSERT;
+    if ((Py_ssize_t)number(message + TUPLE + 1, 2) != self->columns
+        || (action == UPDATE && self->key_columns == 0))
+        return NOT_PLAIN;
+    Outcome outcome = write_line(self, message + FIRST_COLUMN, message + size);
+    return outcome == DONE ? put(self, action) : outcome;
+}
+
+/* ------------------------------------------------------------------ PlainRows */
+
+static void
+plain_rows_dealloc(PyObject *object)
+{
+    PlainRows *self = (PlainRows *)object;
+    PyObject_GC_UnTrack(object);
+    Py_TYPE(object)->tp_clear(object);
+    PyMem_Free(self->rules);
+    PyMem_Free(self->key);
+    PyMem_Free(self->fragments);
+    PyMem_Free(self->out);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static int
+plain_rows_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    PlainRows *self = (PlainRows *)object;
+    Py_VISIT(self->prefixes);
+    Py_VISIT(self->encoders);
+    Py_VISIT(self->key_of);
+    Py_VISIT(self->actions);
+    Py_VISIT(self->keys);
+    Py_VISIT(self->lines);
+    return 0;
+}
+
+static int
+plain_rows_clear(PyObject *object)
+{
+    PlainRows *self = (PlainRows *)object;
+    Py_CLEAR(self->prefixes);
+    Py_CLEAR(self->encoders);
+    Py_CLEAR(self->key_of);
+    Py_CLEAR(self->actions);
+    Py_CLEAR(self->keys);
+    Py_CLEAR(self->lines);
+    return 0;
+}
+
+static int
+take_key(PlainRows *self, PyObject *key)
+{
+    self->key_columns = PyTuple_GET_SIZE(key);
+    self->key = PyMem_Calloc((size_t)self->key_columns + 1, sizeof *self->key);
+    if (self->key == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < self->key_columns; i++) {
+        self->key[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(key, i));
+        if (self->key[i] < 0 || self->key[i] >= self->columns) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a key column isn't among the columns");
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int
+take_columns(PlainRows *self, const char *rules, Py_ssize_t count)
+{
+    if (PyTuple_GET_SIZE(self->prefixes) != count || PyTuple_GET_SIZE(self->encoders) != count) {
+        PyErr_SetString(PyExc_ValueError, "rules, prefixes and encoders must be one a column");
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!PyBytes_Check(PyTuple_GET_ITEM(self->prefixes, i))) {
+            PyErr_SetString(PyExc_TypeError, "a prefix must be bytes");
+            return 0;
+        }
+    self->columns = count;
+    self->rules = PyMem_Malloc((size_t)count + 1);
+    self->fragments = PyMem_Calloc((size_t)count + 1, sizeof *self->fragments);
+    if (self->rules == NULL || self->fragments == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    memcpy(self->rules, rules, (size_t)count);
+    return 1;
+}
+
+static PyObject *
+plain_rows_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    static char *keywords[] = {
+        "rules", "prefixes", "encoders", "key", "key_of", "actions", "keys", "lines", NULL
+    };
+    const char *rules;
+    Py_ssize_t count;
+    PyObject *prefixes, *encoders, *key, *key_of, *actions, *keys, *lines;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "y#O!O!O!OO!O!O!:PlainRows", keywords, &rules,
+                                     &count, &PyTuple_Type, &prefixes, &PyTuple_Type, &encoders,
+                                     &PyTuple_Type, &key, &key_of, &PyByteArray_Type, &actions,
+                                     &PyList_Type, &keys, &PyList_Type, &lines))
+        return NULL;
+    PlainRows *self = (PlainRows *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->prefixes = Py_NewRef(prefixes);
+    self->encoders = Py_NewRef(encoders);
+    self->key_of = Py_NewRef(key_of);
+    self->actions = Py_NewRef(actions);
+    self->keys = Py_NewRef(keys);
+    self->lines = Py_NewRef(lines);
+    if (!take_columns(self, rules, count) || !take_key(self, key)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyTypeObject PlainRowsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "laredo_fanout.decode._row_scan.PlainRows",
+    .tp_basicsize = sizeof(PlainRows),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = plain_rows_new,
+    .tp_dealloc = plain_rows_dealloc,
+    .tp_traverse = plain_rows_traverse,
+    .tp_clear = plain_rows_clear,
+};
+
+/* ------------------------------------------------------------------ scan */
+
+typedef struct {
+    PyObject *routes, *touched, *plain_name;
+    PyObject *route;
+    PlainRows *plain;
+    unsigned char relation[4];
+} Way;
+
+/* How rows of this relation lie; its route is touched. */
+static Outcome
+find_way(Way *way, const unsigned char *relation)
+{
+    if (way->plain != NULL && memcmp(way->relation, relation, 4) == 0)
+        return DONE;
+    Py_CLEAR(way->plain);
+    PyObject *oid = PyBytes_FromStringAndSize((const char *)relation, 4);
+    if (oid == NULL)
+        return FAILED;
+    PyObject *route = PyDict_GetItemWithError(way->routes, oid);
+    Py_DECREF(oid);
+    if (route == NULL)
+        return PyErr_Occurred() ? FAILED : NOT_PLAIN;
+    PyObject *plain = PyObject_GetAttr(route, way->plain_name);
+    if (plain == NULL)
+        return FAILED;
+    if (!Py_IS_TYPE(plain, &PlainRowsType)) {
+        Py_DECREF(plain);
+        return NOT_PLAIN;
+    }
+    way->plain = (PlainRows *)plain;
+    memcpy(way->relation, relation, 4);
+    return PyDict_SetItem(way->touched, route, Py_None) < 0 ? FAILED : DONE;
+}
+
+static Outcome
+take(Way *way, const unsigned char *message, Py_ssize_t size)
+{
+    if (size < FIRST_COLUMN || message[0] != 'w' || message[TUPLE] != 'N'
+        || (message[ENVELOPE] != 'U' && message[ENVELOPE] != 'I'))
+        return NOT_PLAIN;
+    Outcome outcome = find_way(way, message + RELATION);
+    return outcome == DONE ? decode(way->plain, message, size) : outcome;
+}
+
+/* How much of a message is handed back: of somebody's logical message, as much as one of ours
+   has. Any role may write one of a gigabyte, of which libpq has two copies already. */
+static Py_ssize_t
+kept(const unsigned char *message, Py_ssize_t size)
+{
+    int is_logical = size > MESSAGE_KEPT && message[0] == 'w' && message[ENVELOPE] == 'M';
+    return is_logical ? MESSAGE_KEPT : size;
+}
+
+static PyObject *
+scan(PyObject *module, PyObject *args)
+{
+    PyObject *get, *routes, *touched, *left = NULL, *result = NULL;
+    Py_ssize_t limit, taken = 0, received = 0, size = 1;
+    unsigned long long wal_end = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OnO!O!:scan", &get, &limit, &PyDict_Type, &routes,
+                          &PyDict_Type, &touched))
+        return NULL;
+    PyObject *at_once = PyLong_FromLong(1);
+    Way way = {routes, touched, PyUnicode_InternFromString("plain"), NULL, NULL, {0}};
+    if (at_once == NULL || way.plain_name == NULL)
+        goto end;
+    while (left == NULL && taken < limit) {
+        PyObject *got = PyObject_CallOneArg(get, at_once);
+        if (got == NULL)
+            goto end;
+        if (!PyTuple_Check(got) || PyTuple_GET_SIZE(got) != 2) {
+            PyErr_SetString(PyExc_TypeError, "get must give a size and a message");
+            Py_DECREF(got);
+            goto end;
+        }
+        size = PyLong_AsSsize_t(PyTuple_GET_ITEM(got, 0));
+        Py_buffer view;
+        if ((size == -1 && PyErr_Occurred())
+            || (size > 0 && PyObject_GetBuffer(PyTuple_GET_ITEM(got, 1), &view, PyBUF_SIMPLE) < 0)) {
+            Py_DECREF(got);
+            goto end;
+        }
+        if (size <= 0) {
+            Py_DECREF(got);
+            break;
+        }
+        taken++;
+        received += size;
+        Outcome outcome = take(&way, view.buf, view.len);
+        if (outcome == NOT_PLAIN && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+            outcome = FAILED; /* somebody wants us to end */
+        } else if (outcome == NOT_PLAIN) {
+            /* Whatever went wrong goes wrong again where it is told. */
+            PyErr_Clear();
+            left = PyBytes_FromStringAndSize(view.buf, kept(view.buf, view.len));
+        } else if (outcome == DONE) {
+            wal_end = number((const unsigned char *)view.buf + 9, 8);
+        }
+        PyBuffer_Release(&view);
+        Py_DECREF(got);
+        if (outcome == FAILED || (outcome == NOT_PLAIN && left == NULL))
+            goto end;
+    }
+    result = Py_BuildValue("nOnnK", size, left ? left : Py_None, taken, received, wal_end);
+end:
+    Py_XDECREF(left);
+    Py_XDECREF(at_once);
+    Py_XDECREF(way.plain_name);
+    Py_XDECREF(way.plain);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"scan", scan, METH_VARARGS, "See row_scan.py, which says the same in Python."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_row_scan", "Plain rows of the stream.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__row_scan(void)
+{
+    if (PyType_Ready(&PlainRowsType) < 0)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    if (PyModule_AddObjectRef(module, "PlainRows", (PyObject *)&PlainRowsType) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,44 @@
+"""How a relation's plain rows lie, as the compiled scan (``_row_scan.c``) is told it.
+
+For each column its rule's letter says how its text becomes JSON. What C doesn't do
+itself is encoded by the rule's function, called from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from laredo_model import fragment, key, line
+from laredo_model.rule import TypeInfo, rule_of
+
+if TYPE_CHECKING:
+    from laredo_fanout.decode.row_decoder import Sink
+
+try:
+    from laredo_fanout.decode._row_scan import PlainRows as PlainRows  # noqa: PLC0414
+except ImportError:  # there was no C compiler when this was installed
+    COMPILED = False
+else:
+    COMPILED = True
+
+
+def plain_rows(
+    names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: Sink
+) -> PlainRows | None:
+    """How rows with these columns are taken apart, and put into ``sink``.
+
+    None where nothing is compiled.
+    """
+    if not COMPILED:
+        return None
+    return PlainRows(
+        "".join(rule_of(each).value for each in types).encode(),
+        tuple(line.names_prefix(names)),
+        tuple(map(fragment.encoder, types)),
+        tuple(key_positions),
+        key.of_fragment if key_positions else key.digest,
+        sink.actions,
+        sink.keys,
+        sink.lines,
+    )

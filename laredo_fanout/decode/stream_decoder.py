@@ -1,0 +1,423 @@
+"""The stream's messages, gathered as changes per table, in whole transactions.
+
+Plain rows, of which a backlog consists, are taken in bulk (row_scan.py), straight
+into the lists that the store is handed; what comes between them passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from pathlib import Path
+from typing import Protocol
+
+from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.row_scan import scan
+from laredo_fanout.decode.transaction_spool import Get, Spool, Spools
+from laredo_fanout.errors import StreamBroken
+from laredo_fanout.postgres import pgoutput as message_
+from laredo_fanout.postgres import wal_message
+from laredo_fanout.postgres.pgoutput import Commit, Emitted, Relation
+from laredo_model.change import Action
+from laredo_model.errors import ModelError
+
+_SPOOL_FROM_BYTES = 32 << 20
+_PIECE_CHANGES = 20_000
+_PREFIX = wal_message.PREFIX.encode()
+_LARGE_BYTES = 16 << 20
+"""Of a message of somebody else's."""
+_ROWS = (message_.UPDATE, message_.INSERT, message_.DELETE)
+_WHOLE = 0
+"""The xid of a transaction that comes at its commit; no real one has it."""
+
+
+class Drained(Enum):
+    """Why :meth:`StreamDecoder.drain` returned."""
+
+    EMPTY = auto()
+    """Nothing more has arrived."""
+    MORE = auto()
+    """The limit was reached."""
+    EVENT = auto()
+    """A transaction ended that has ``events``: handle them before the next drain."""
+    ENDED = auto()
+    """The server ended the stream."""
+
+
+class MustClose(Exception):
+    """A table must be closed at the durable position, and the stream begun anew from there."""
+
+    def __init__(self, table_id: int, reason: str) -> None:
+        super().__init__(reason)
+        self.table_id = table_id
+        self.reason = reason
+
+
+class Tables(Protocol):
+    """Who knows which relations are wanted."""
+
+    def route(self, relation: Relation) -> Route:
+        """Where the changes of a relation that was just announced go."""
+
+    def announced_again(self, relation: Relation) -> None:
+        """A relation was announced as it was before: something of it may have been altered."""
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """Relation ``leaf`` was announced right behind ``root``, perhaps as its partition."""
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        """TRUNCATE of these relations came."""
+
+    def broken(self, route: Route, error: Exception) -> None:
+        """A row of ``route`` can't be decoded; its changes from here on are ignored."""
+
+    def apply(self, routes: list[Route]) -> None:
+        """Take these routes' changes, some of them parts of a giant transaction."""
+
+
+class StreamDecoder:
+    """Decodes one replication connection's messages, of protocol version 1 or 2.
+
+    A transaction that is streamed before its commit, and one of version 1 that
+    is giant, is put aside in ``spool_directory`` (within a directory that is
+    emptied here, so no two decoders may share one) until its commit says its
+    position, and is then handed over in pieces; ``between_pieces`` is called
+    between them, to keep the connection alive, or to give up by an exception.
+
+    ``position`` and ``time_us`` are those of the last whole transaction (at first
+    where the stream starts), ``position_before`` of the one before it;
+    ``wal_end`` is how far the server's WAL reached; ``events`` are the emitted
+    messages of the transaction that made :meth:`drain` stop.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        is_awaited: Callable[[Emitted], bool],
+        spool_directory: Path,
+        position: int,
+        *,
+        between_pieces: Callable[[], None] | None = None,
+    ) -> None:
+        self._tables = tables
+        self._is_awaited = is_awaited
+        self._spools = Spools(spool_directory / "streamed")
+        self._between_pieces = between_pieces
+        self._routes: dict[bytes, Route] = {}
+        self.relations: dict[int, Relation] = {}
+        self._touched: dict[Route, None] = {}
+        self._pending: dict[Route, None] = {}
+        self._announced = 0
+        """The relation that was announced last, if nothing else has come since."""
+        self._part: Spool | None = None
+        """Where the messages go that come now: a part of a transaction."""
+        self._streamed: tuple[int, Commit] | None = None
+        """The transaction that was put aside and must be handed over now."""
+        self._bytes = 0
+        self.pending_bytes = 0
+        self.events: list[bytes] = []
+        self.must_stop = False
+        self.swollen_at = 0
+        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
+        self.position = self.position_before = position
+        self.time_us = 0
+        self._xid = b""
+        self.wal_end = 0
+        self.reply_wanted = False
+        self.in_transaction = False
+
+    @property
+    def xid(self) -> int:
+        """The 32 bits of the (top-level) transaction that is being decoded."""
+        return int.from_bytes(self._xid, "big")
+
+    @property
+    def pending(self) -> list[Route]:
+        """The routes that have changes of whole transactions."""
+        return list(self._pending)
+
+    @property
+    def pending_changes(self) -> int:
+        """How many changes they have."""
+        return sum(route.counted for route in self._pending)
+
+    def applied(self) -> None:
+        """The pending changes are in the store's transaction."""
+        for route in self._pending:
+            route.clear()
+            route.open = False
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def set_route(self, oid: int, route: Route | None) -> None:
+        """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
+        self._routes[oid.to_bytes(4, "big")] = route or IGNORED
+
+    def stop(self) -> None:
+        """Stop at the end of the transaction that is being decoded."""
+        self.must_stop = True
+
+    def forget(self, table_id: int | None, reason: str) -> None:
+        """Drop the unfinished transaction's changes of this table, and stop at its end.
+
+        :raises MustClose: if a part of them was handed over already.
+        """
+        self.must_stop = True
+        for route in self._touched:
+            if route.table_id == table_id and table_id is not None:
+                if route.open:
+                    raise MustClose(table_id, reason)
+                route.discard()
+
+    def drain(self, get: Get, limit: int) -> Drained:
+        """Decode what libpq's buffer holds, at most about ``limit`` messages.
+
+        :raises StreamBroken: if the stream isn't the protocol's.
+        """
+        while True:
+            result: Drained | None
+            if self._streamed is not None:
+                (xid, commit), self._streamed = self._streamed, None
+                result = self._hand_over(xid, commit)
+            elif self._part is not None:
+                result = self._put_part_aside(get, limit)
+            elif self.in_transaction and self._bytes > _SPOOL_FROM_BYTES:
+                result = self._put_whole_aside(get, limit)
+            else:
+                result = self._drain(get, limit)
+            if result is not None:
+                return result
+
+    def _drain(self, get: Get, limit: int) -> Drained | None:
+        """Take messages; None: what follows goes elsewhere."""
+        received = begun = 0
+        left = limit
+        result: Drained | None = Drained.MORE
+        while left > 0:
+            size, message, taken, size_in_all, wal_end = scan(
+                get, left, self._routes, self._touched
+            )
+            left -= taken
+            received += size_in_all
+            self.wal_end = max(self.wal_end, wal_end)
+            if taken > (message is not None):
+                self._announced = 0
+            if message is None:
+                if size <= 0:
+                    result = Drained.EMPTY if size == 0 else Drained.ENDED
+                break
+            if message[0] != message_.XLOG_DATA:
+                self._other(message)
+                continue
+            kind = message[message_.ENVELOPE]
+            if kind == message_.BEGIN:
+                self.in_transaction = True
+                self._xid = message[42:46]
+                begun, self._bytes = received, 0
+            elif kind in _ROWS:
+                self._row(kind, message)
+            elif kind == message_.COMMIT:
+                self.wal_end = max(self.wal_end, message_.wal_end(message))
+                self._commit(message_.commit(message))
+                if self.must_stop:
+                    result = Drained.EVENT
+                    break
+            elif kind == message_.MESSAGE:
+                self._emitted(message, size)
+            else:
+                self._rare(kind, message)
+                if self._part is not None or self._streamed is not None:
+                    result = None
+                    break
+        self._bytes += received - begun
+        self.pending_bytes += received
+        return result
+
+    def _row(self, kind: int, message: bytes) -> None:
+        """A row that isn't plain."""
+        self._announced = 0
+        relation = message[26:30]
+        route = self._routes.get(relation, IGNORED)
+        if route is not IGNORED:
+            self._touched[route] = None
+        try:
+            if kind == message_.DELETE:
+                route.delete(message)
+            else:
+                route.put(message, Action.UPDATE if kind == message_.UPDATE else Action.INSERT)
+        except (StreamBroken, ModelError, UnicodeDecodeError) as error:
+            self._tables.broken(route, error)
+            self._routes[relation] = IGNORED
+
+    def _commit(self, commit: Commit) -> None:
+        for route in self._touched:
+            route.count(commit.position, commit.time_us)
+            if route.counted or route.open:
+                self._pending[route] = None
+        self._touched.clear()
+        self.position_before, self.position = self.position, commit.position
+        self.time_us = commit.time_us
+        self.in_transaction = False
+
+    def _rare(self, kind: int, message: bytes) -> None:
+        match kind:
+            case message_.RELATION:
+                relation = message_.relation(message)
+                before, self._announced = self._announced, relation.oid
+                if before:
+                    self._tables.announced_behind(before, relation.oid)
+                if self.relations.get(relation.oid) != relation:
+                    self.relations[relation.oid] = relation
+                    self._routes[message[26:30]] = self._tables.route(relation)
+                else:
+                    self._tables.announced_again(relation)
+            case message_.TRUNCATE:
+                oids = message_.truncate(message).oids
+                self._announced = 0
+                self._tables.truncated(oids)
+                for oid in oids:
+                    self._truncate(self._routes.get(oid.to_bytes(4, "big"), IGNORED))
+            case message_.ORIGIN | message_.TYPE:
+                pass
+            case message_.STREAM_START:
+                start = message_.stream_start(message)
+                self._part = self._spools.part(start.xid, first=start.first)
+            case message_.STREAM_COMMIT:
+                self._streamed = message_.stream_commit(message)
+            case message_.STREAM_ABORT:
+                self._spools.roll_back(*message_.stream_abort(message))
+            case _:
+                raise StreamBroken(
+                    f"the stream has a message of kind {chr(kind)!r}, which this protocol"
+                    " version doesn't know"
+                )
+
+    def _truncate(self, route: Route) -> None:
+        if route is IGNORED or (route.takes is not None and not route.takes()):
+            return
+        self._touched[route] = None
+        route.changes.actions.append(Action.TRUNCATE)
+        route.changes.keys.append(b"")
+        route.changes.lines.append(b"")
+
+    def _emitted(self, message: bytes, size: int) -> None:
+        emitted = message_.emitted(message)
+        if self._is_awaited(emitted):
+            self.events.append(emitted.content)
+            self.must_stop = True
+        elif size > _LARGE_BYTES:
+            self.swollen_at = max(self.swollen_at, emitted.position)
+
+    def _other(self, message: bytes) -> None:
+        if message[0] != message_.KEEPALIVE:
+            raise StreamBroken(f"the stream has a message {message[:40]!r}, not of the protocol")
+        keepalive = message_.keepalive(message)
+        self.wal_end = max(self.wal_end, keepalive.wal_end)
+        self.reply_wanted = self.reply_wanted or keepalive.wants_reply
+
+    def _is_ours(self, data: bytes | memoryview, fields: int) -> bool:
+        """Whether the emitted message may be ours; anybody else's isn't kept."""
+        if len(data) <= message_.KEPT_BYTES and message_.is_emitted_with(_PREFIX, data, fields):
+            return True
+        if len(data) > _LARGE_BYTES:
+            self.swollen_at = max(self.swollen_at, message_.emitted_at(data, fields))
+        return False
+
+    def _put_part_aside(self, get: Get, limit: int) -> Drained | None:
+        """Put messages of a streamed part aside; None: it has ended.
+
+        They are kept as they would come at the commit, without the xid.
+        """
+        spool = self._part
+        assert spool is not None
+        add = spool.add
+        kind_end, xid_end = message_.ENVELOPE + 1, message_.ENVELOPE + 1 + message_.XID_BYTES
+        of = b""
+        for _ in range(limit):
+            size, data = get(1)
+            if size <= 0:
+                return Drained.EMPTY if size == 0 else Drained.ENDED
+            if data[0] != message_.XLOG_DATA:
+                self._other(bytes(data))
+                continue
+            kind = data[message_.ENVELOPE]
+            if kind == message_.STREAM_STOP:
+                self.wal_end = max(self.wal_end, message_.wal_end(bytes(data)))
+                self._part = None
+                return None
+            if kind in (message_.ORIGIN, message_.TYPE):
+                continue
+            if kind == message_.MESSAGE and not self._is_ours(data, xid_end):
+                continue
+            if data[kind_end:xid_end] != of:
+                of = bytes(data[kind_end:xid_end])
+                spool.begin(int.from_bytes(of, "big"))
+            add(data[:kind_end], data[xid_end:])
+        return Drained.MORE
+
+    def _put_whole_aside(self, get: Get, limit: int) -> Drained | None:
+        """Put messages of a giant transaction that comes at its commit aside; None: it has ended.
+
+        Some of it has been decoded already.
+        """
+        spool = self._spools.part(_WHOLE, first=not self._spools.has(_WHOLE))
+        kind_end = message_.ENVELOPE + 1
+        for _ in range(limit):
+            size, data = get(1)
+            if size <= 0:
+                return Drained.EMPTY if size == 0 else Drained.ENDED
+            if data[0] != message_.XLOG_DATA:
+                self._other(bytes(data))
+            elif data[message_.ENVELOPE] == message_.COMMIT:
+                self._streamed = _WHOLE, message_.commit(bytes(data))
+                return None
+            elif data[message_.ENVELOPE] != message_.MESSAGE or self._is_ours(data, kind_end):
+                spool.add(data)
+        return Drained.MORE
+
+    def _hand_over(self, xid: int, commit: Commit) -> Drained:
+        """Decode the messages of a transaction that was put aside, and hand them over by pieces.
+
+        One that is small becomes pending, like any other.
+        """
+        first = True
+        if xid != _WHOLE:
+            self._xid = xid.to_bytes(4, "big")
+        for get in self._spools.take(xid).pieces():
+            if not first or self._touched:
+                self._apply_piece(commit.position, commit.time_us)
+                if self._between_pieces is not None:
+                    self._between_pieces()
+            first = False
+            while self._drain(get, _PIECE_CHANGES) is Drained.MORE:
+                self._apply_piece(commit.position, commit.time_us)
+        self._spools.drop(xid)
+        self._bytes = 0
+        self._commit(commit)
+        if any(route.open for route in self._pending):
+            # Its end must be known before changes of the next transaction are added.
+            self._tables.apply(self.pending)
+            self.applied()
+        return Drained.EVENT if self.must_stop else Drained.MORE
+
+    def _apply_piece(self, position: int, time_us: int) -> None:
+        """Hand over all there is, the unfinished transaction's changes marked open."""
+        for route in self._touched:
+            route.count(position, time_us)
+            if route.counted:
+                route.changes.open = route.open = True
+        routes = [route for route in {**self._pending, **self._touched} if route.counted]
+        self._tables.apply(routes)
+        for route in routes:
+            route.clear()
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def take_events(self) -> list[bytes]:
+        """The events that stopped the last drain, once."""
+        events, self.events, self.must_stop = self.events, [], False
+        return events
+
+    def close(self) -> None:
+        """Drop what was put aside."""
+        self._spools.close()

@@ -1,0 +1,42 @@
+"""Looks at the catalog that were asked for, and those whose message the stream hasn't brought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from laredo_fanout.catalog.side_connection import LookRequest
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.snapshot import Look
+
+
+class Looks:
+    """Numbers of requests are ours, numbers of looks are the attendant's."""
+
+    def __init__(self, request: Callable[[LookRequest], None]) -> None:
+        self._request = request
+        self._requests = 0
+        self._coming: dict[bytes, Look] = {}
+
+    def ask(self, after_s: float = 0.0) -> int:
+        """Ask for a look; the number that it will answer."""
+        self._requests += 1
+        self._request(LookRequest(self._requests, after_s))
+        return self._requests
+
+    def keep(self, look: Look) -> None:
+        """The attendant has looked; the look's message will come in the stream."""
+        self._coming[look.message.encode()] = look
+
+    def passed(self, content: bytes) -> Look | None:
+        """The stream has passed this message; None: it isn't a look's.
+
+        Earlier ones, whose messages didn't come, don't count any more.
+        """
+        look = self._coming.pop(content, None)
+        if look is not None:
+            self._coming = {
+                known: each for known, each in self._coming.items() if each.number > look.number
+            }
+        return look

@@ -1,0 +1,80 @@
+"""Another way than the slot's own stream for its changes to come, as the ingest sees it.
+
+What comes is the same, in the same order, so decoding, tables, copies, looks and
+barriers know nothing of it: one life of the stream takes one way or the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from laredo_fanout.decode.transaction_spool import Get
+    from laredo_fanout.errors import SourceError
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.tables.write_batch import WriteBatch
+
+
+class Feed(Protocol):
+    """Where a life of the stream takes its messages: what a replication connection has of it."""
+
+    @property
+    def local(self) -> bool:
+        """Whether waiting for more to come at once only costs time."""
+
+    @property
+    def get(self) -> Get:
+        """Gives what :meth:`gulp` brought, message by message; fetch it anew after each."""
+
+    def fileno(self) -> int:
+        """Readable when there is something."""
+
+    def gulp(self) -> int:
+        """Bring what has come; how many bytes, 0 only where there was no sign of life at all.
+
+        :raises SourceError: if it was cut.
+        """
+
+    def gulp_ahead(self) -> int:
+        """Bring more while what :meth:`gulp` brought is written, if that helps; how many bytes.
+
+        :raises SourceError: if it was cut.
+        """
+
+    def confirm(self, position: int, *, reply: bool = False) -> None:
+        """Everything up to ``position`` is durable here."""
+
+    def end(self) -> SourceError:
+        """The error behind a feed that ended (``get`` gave -1)."""
+
+    def close(self) -> None:
+        """Let everything go."""
+
+
+class Detour(Protocol):
+    """Decides in which way the next life of the stream takes its messages."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two calls of :meth:`measure`."""
+
+    def measure(self, connection: Connection) -> None:
+        """Look how far the server is, in the attendant's thread.
+
+        :raises psycopg.Error: if it can't be asked.
+        """
+
+    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
+        """The way that a life of the stream which begins now must take; None: the slot's own.
+
+        What it keeps in the store it writes into ``batch``, which isn't open now.
+
+        :raises SourceError: if the server isn't as it must be.
+        :raises psycopg.Error: if it can't be asked.
+        """
+
+    def is_over(self, level: int) -> bool:
+        """Whether this life must end for another one to take another way.
+
+        ``level`` is the position up to which nothing is missing in the store.
+        """

@@ -1,0 +1,94 @@
+"""Signs of life: the server's and the attendant's to us, and ours to the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from laredo_fanout.errors import SourceUnavailable
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.side_connection import Attendant
+    from laredo_fanout.decode.stream_decoder import StreamDecoder
+    from laredo_fanout.ingest.change_source import Feed
+    from laredo_fanout.source_options import SourceOptions
+    from laredo_fanout.store.writer import Store
+
+_STATUS_INTERVAL_S = 10.0
+_STATUS_WITHIN_S = 1.0
+
+
+class StoppedWithin(Exception):
+    """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
+
+
+class Contact:
+    """When each was last heard of. Used by the ingest's thread, from :meth:`begin` on."""
+
+    def __init__(
+        self,
+        store: Store,
+        options: SourceOptions,
+        attendant: Attendant,
+        stopping: threading.Event,
+    ) -> None:
+        self._store = store
+        self._attendant = attendant
+        self._stopping = stopping
+        self._patience = options.receive_timeout
+        self._attendant_patience = options.heartbeat_interval + options.receive_timeout
+        self._feed: Feed | None = None
+        self._heard_at = self._told_at = self._looked_at = time.monotonic()
+
+    def begin(self, feed: Feed) -> None:
+        """The stream comes by ``feed`` from here on."""
+        self._feed = feed
+        self._heard_at = self._looked_at = time.monotonic()
+
+    def heard(self) -> None:
+        """The stream brought something."""
+        self._heard_at = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the stream brought something."""
+        return time.monotonic() - self._heard_at
+
+    def looked(self) -> None:
+        """The attendant reported a look."""
+        self._looked_at = time.monotonic()
+
+    def confirm(self, *, reply: bool = False) -> None:
+        """Tell the server what is durable; ``reply`` asks it for a sign of life."""
+        assert self._feed is not None
+        self._feed.confirm(self._store.position, reply=reply)
+        self._told_at = time.monotonic()
+
+    def keep(self, decoder: StreamDecoder) -> None:
+        """Answer the server when it asked or some time has passed; break off what is silent.
+
+        :raises SourceUnavailable: if the stream brought nothing for too long.
+        """
+        now = time.monotonic()
+        if now - self._looked_at > self._attendant_patience:
+            self._attendant.sever()
+            self._looked_at = now
+        silence = self.silence
+        if silence > self._patience:
+            raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
+        if decoder.reply_wanted or now - self._told_at >= _STATUS_INTERVAL_S:
+            decoder.reply_wanted = False
+            self.confirm(reply=silence > self._patience / 3)
+
+    def within_step(self) -> None:
+        """A piece of a giant transaction was applied, or some of a re-copy's rows compared: nothing
+        else is heard or said before its end, but this.
+
+        :raises StoppedWithin: if we are to stop.
+        """
+        if self._stopping.is_set():
+            raise StoppedWithin
+        if time.monotonic() - self._told_at >= _STATUS_WITHIN_S:
+            self.confirm()
+        self._heard_at = self._looked_at = time.monotonic()

@@ -1,0 +1,263 @@
+"""Following the stream: its changes first, then copied rows, and both committed together.
+
+At once when idle, about once a second under load, more seldom in a backlog.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import TYPE_CHECKING
+
+from laredo_fanout.decode.stream_decoder import Drained
+from laredo_fanout.errors import SpoolFull
+from laredo_fanout.postgres.read_available import Gulping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laredo_fanout.copy.copier import Copying
+    from laredo_fanout.decode.stream_decoder import StreamDecoder
+    from laredo_fanout.ingest.change_source import Feed
+    from laredo_fanout.ingest.keepalive import Contact
+    from laredo_fanout.store.writer import Store
+    from laredo_fanout.tables.write_batch import WriteBatch
+
+_MESSAGES_A_TURN = 20_000
+_APPLY_FROM_CHANGES = 10_000
+_APPLY_FROM_BYTES = 16 << 20
+_BUSY_BYTES = 64 << 10
+_NAP_S, _SHORT_NAP_S = 0.002, 0.001
+_COPY_SHARE_S = 0.03
+_POSITION_INTERVAL_S = 0.2
+_LONGEST_WAIT_S = 1.0
+_COPIES_WAIT_S = 0.1
+_RECLAIM = 5_000
+_SILENCE_S = 0.05
+"""A shorter one says nothing: a sender sleeps, or reads WAL."""
+
+
+class Following:
+    """The loop's work, turn by turn. ``busy``: the stream brought more than a turn takes.
+
+    ``mail`` is readable when there are reports, which ``take_reports`` takes;
+    ``handle_events`` is called where a transaction ended that stopped the decoder.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        decoder: StreamDecoder,
+        *,
+        batch: WriteBatch,
+        copying: Copying,
+        store: Store,
+        contact: Contact,
+        mail: int,
+        take_reports: Callable[[], None],
+        handle_events: Callable[[], None],
+    ) -> None:
+        self._feed = feed
+        self._decoder = decoder
+        self._batch = batch
+        self._copying = copying
+        self._store = store
+        self._contact = contact
+        self._mail = mail
+        self._take_reports = take_reports
+        self._handle_events = handle_events
+        self._gathered = 0
+        """Bytes since the last commit, about."""
+        self._more = False
+        """Whether the decoder left messages that libpq's buffer has."""
+        self.busy = False
+        self._gulping = Gulping(self._gulp_ahead)
+        batch.meanwhile = self._gulp_ahead
+
+    def turn(self) -> None:
+        """Wait until there is something, take some of it, commit if that is due.
+
+        :raises SourceError: if the stream was cut, ended, or is silent for too long.
+        :raises StoreError: if the store can't be written.
+        """
+        ready = self._wait()
+        self._take_reports()
+        drained = self._take_stream()
+        self._copy(ready)
+        self._commit_if_due()
+        self._contact.keep(self._decoder)
+        if drained is not Drained.MORE and not self._batch.is_open and not self._copying.active:
+            self._store.reclaim(_RECLAIM)
+
+    def close(self) -> None:
+        """No turn follows."""
+        self._gulping.close()
+
+    def commit_rest(self) -> None:
+        """Commit what whole transactions there are: no turn follows."""
+        decoder = self._decoder
+        if decoder.pending or self._batch.is_open or decoder.position > self._store.position:
+            self._commit()
+        self._contact.confirm()
+
+    @property
+    def level(self) -> int:
+        """Up to where nothing is missing in the store."""
+        decoder = self._decoder
+        if decoder.in_transaction or decoder.pending or decoder.position > self._store.position:
+            return self._store.position
+        return max(self._store.position, decoder.wal_end)
+
+    def apply_pending(self) -> None:
+        """Write what whole transactions have come."""
+        self._batch.apply(self._decoder.pending)
+        self._decoder.applied()
+
+    # ------------------------------------------------------------ waiting
+
+    def _wait(self) -> set[int]:
+        """Wait for a socket; the ones that have something."""
+        poll = select.poll()
+        descriptors = [self._feed.fileno(), self._mail]
+        descriptors += [reader.fileno() for reader in self._copying.readers()]
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(1000 * self._patience())}
+
+    def _patience(self) -> float:
+        batch = self._batch
+        if self.busy:
+            return 0
+        if self._holds_some:
+            return max(0.0, self._due_in())
+        if self._decoder.position > self._store.position:
+            return max(0.0, _POSITION_INTERVAL_S - batch.age)
+        return _COPIES_WAIT_S if list(self._copying.copies) else _LONGEST_WAIT_S
+
+    def _let_it_fill(self) -> None:
+        """In a backlog: do something else for a moment, so that the buffer fills.
+
+        Reading each message as it comes wakes the server's sender for each, and
+        costs both sides half as much again.
+        """
+        if self._decoder.pending_bytes > _BUSY_BYTES and self._feed.local:
+            self.apply_pending()
+        else:
+            # A unix socket's buffer is full, and its sender asleep, much sooner.
+            time.sleep(_SHORT_NAP_S if self._feed.local else _NAP_S)
+
+    # ------------------------------------------------------------ stream and copies
+
+    def _take_stream(self) -> Drained:
+        """Take what the stream has brought, a bounded part of it."""
+        decoder = self._decoder
+        reached, pending = decoder.wal_end, decoder.pending_bytes
+        taken = 0 if self._more else self._heard(self._feed.gulp())
+        result = self._drain()
+        # What came before the last commit, and is used only now, counts too.
+        self._gathered += max(0, decoder.pending_bytes - pending - taken)
+        if result is Drained.EVENT:
+            self._handle_events()
+        elif decoder.pending_changes >= _APPLY_FROM_CHANGES or (
+            decoder.pending_bytes >= _APPLY_FROM_BYTES
+        ):
+            self.apply_pending()
+        if decoder.wal_end > reached:
+            # Until here the stream wasn't silent: nobody listened.
+            self._contact.heard()
+        self.busy = result in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
+        if result is not Drained.EMPTY:
+            return result
+        if not taken and not decoder.pending and not self._batch.is_open:
+            # What was put aside, or isn't ours, is over: the next commit needn't wait.
+            self._gathered = 0
+        if self._gathered > _BUSY_BYTES:
+            self._let_it_fill()
+        return result
+
+    def _drain(self) -> Drained:
+        try:
+            result = self._decoder.drain(self._feed.get, _MESSAGES_A_TURN)
+        except OSError as failed:
+            raise SpoolFull(
+                f"a giant transaction can't be put aside in {self._store.path}: {failed};"
+                " free some space there, the server then goes on where it stopped"
+            ) from failed
+        if result is Drained.ENDED:
+            raise self._feed.end()
+        self._more = result is Drained.MORE
+        return result
+
+    def _gulp_ahead(self) -> None:
+        # The server's sender would sleep with a full socket.
+        self._heard(self._feed.gulp_ahead())
+
+    def _heard(self, taken: int) -> int:
+        self._gathered += taken
+        if taken:
+            self._contact.heard()
+        return taken
+
+    def _copy(self, ready: set[int]) -> None:
+        """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
+        that is read slowly keeps its lock and its snapshot for long."""
+        copying = self._copying
+        until = time.monotonic() + (_COPY_SHARE_S if self.busy else 0)
+        while True:
+            copying.pump([reader for reader in copying.readers() if reader.fileno() in ready])
+            copying.assign()
+            if time.monotonic() >= until or not copying.active:
+                return
+            poll = select.poll()
+            for reader in copying.readers():
+                poll.register(reader.fileno(), select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(1)}
+
+    # ------------------------------------------------------------ commits
+
+    @property
+    def _holds_some(self) -> bool:
+        """Whether there is more to commit than a position."""
+        return bool(self._decoder.pending) or self._batch.is_open or self._batch.awaited
+
+    def _due_in(self) -> float:
+        """Seconds until what there is should be committed; at once when little came.
+
+        While a backlog comes piece by piece, each piece alone isn't worth a sync: not before the
+        stream was silent for as long as one takes, and PostgreSQL isn't only busy elsewhere.
+        """
+        batch = self._batch
+        waiting = bool(self._decoder.pending)
+        due = batch.interval(self._behind, waiting=waiting) - batch.age
+        if self.busy or self._copying.active:
+            return due
+        if self._gathered < _BUSY_BYTES:
+            return 0
+        return min(due, max(batch.cost, _SILENCE_S) - self._contact.silence)
+
+    @property
+    def _behind(self) -> float:
+        """Seconds since PostgreSQL committed the newest transaction that has come."""
+        newest = self._decoder.time_us
+        return time.time() - newest / 1e6 if newest else 0.0
+
+    def _commit_if_due(self) -> None:
+        if self._holds_some:
+            if self._due_in() <= 0:
+                self._commit()
+        elif (
+            self._decoder.position > self._store.position
+            and self._batch.age >= _POSITION_INTERVAL_S
+        ):
+            self._commit()
+
+    def _commit(self) -> None:
+        self.apply_pending()
+        # What comes while the commit waits for the disk is for the next one.
+        gathered, self._gathered = self._gathered, 0
+        if gathered > _BUSY_BYTES:
+            with self._gulping.meanwhile():
+                self._batch.commit(self._decoder.position, self._decoder.time_us)
+        else:
+            self._batch.commit(self._decoder.position, self._decoder.time_us)
+        self._contact.confirm()

@@ -1,0 +1,225 @@
+"""Partitioned tables whose partitions took rows away, or brought some, without a change in the
+stream: what differs is put right, beside readers who go on.
+
+A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
+Where rows may have moved (partitions.py, leaves.py), the table is in doubt from its last verified
+position on, and a re-copy is made beside it (recopy.py). At its barrier what differs enters the
+journal as ordinary changes, and the doubt ends. No position in between ever counts as verified.
+
+The doubt is kept with the table's record: a re-copy that ended without a result, or with the
+server, is begun again. Where rows move while one is made, it goes on to its end, so that one that
+takes longer than partitions stay as they are puts right what it can; then another one follows.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from laredo_fanout.catalog import leaves as leaves_
+from laredo_fanout.catalog import partitions, shape
+from laredo_fanout.catalog.leaves import Shown
+from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.store.table import Status
+from laredo_model import position as position_
+from laredo_model.retry import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from laredo_fanout.catalog.leaves import Account
+    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.copy.copier import Copying
+    from laredo_fanout.copy.recopy import Recopies
+    from laredo_fanout.store.table import Leaf, TableRecord
+    from laredo_fanout.store.transaction import Transaction
+    from laredo_fanout.tables.status import Counters
+    from laredo_fanout.tables.tracked_table import TrackedTable
+    from laredo_fanout.tables.write_batch import WriteBatch
+
+_log = structlog.get_logger()
+
+_RETRY = Backoff(initial=1.0, maximum=60.0)
+_LOOK_AGAIN_S = 0.1
+
+
+class Judged(NamedTuple):
+    """What a catalog snapshot says of a table's partitions."""
+
+    closing: str | None = None
+    """Why the table must be copied anew."""
+    keeps: bool = False
+    """Its record keeps the partitions that it had."""
+    settled: bool = True
+    """All partitions are accounted for that brought rows up to the look."""
+
+
+_SETTLED = Judged()
+_UNSETTLED = Judged(keeps=True, settled=False)
+
+
+class PuttingRight:
+    """Of one life of the stream; used by the ingest thread."""
+
+    def __init__(
+        self,
+        batch: WriteBatch,
+        recopies: Recopies,
+        request_look: Callable[[float], int],
+        counters: Counters,
+    ) -> None:
+        self._batch = batch
+        self._recopies = recopies
+        self._request_look = request_look
+        self._counters = counters
+        self.shown = Shown()
+
+    # ------------------------------------------------------------ the stream shows partitions
+
+    def transaction_ended(
+        self,
+        tables: dict[int, TrackedTable],
+        transaction: Transaction,
+        *,
+        xid: int,
+        position: int,
+    ) -> None:
+        """Keep which partitions brought rows, in the store transaction that has these.
+
+        ``tables`` are those that are followed, by oid.
+        """
+        for root, leaves in self.shown.ended(xid, position).items():
+            tracked = tables.get(root)
+            if tracked is None or tracked.table_id is None or tracked.version is None:
+                continue
+            known = {each.oid for each in tracked.version.partitions}
+            new = [leaf for leaf in leaves if leaf.oid not in known]
+            if new:
+                record = transaction.tables[tracked.table_id]
+                transaction.set_leaves(record.id, leaves_.merged(record.leaves, new))
+                self._request_look(0.0)
+
+    # ------------------------------------------------------------ a catalog snapshot is passed
+
+    def begun(self, record: TableRecord, look: Look, transaction: Transaction) -> None:
+        """The table is copied anew, with the partitions that ``look`` shows.
+
+        The stream announces a partition once: one that it showed before and that came after the
+        look's snapshot was taken would bring rows unnoticed.
+        """
+        source = look.tables[record.qualified]
+        shown = self.shown.of(source.oid)
+        left = _account(shown, source, look).undecided
+        transaction.set_leaves(record.id, left)
+        self.shown.forget(source.oid, left)
+
+    def judge(
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        look: Look,
+        transaction: Transaction,
+        copying: Copying,
+    ) -> Judged:
+        """What this look says of the table's partitions; begin to put it right if it must be."""
+        assert tracked.table_id is not None and tracked.version is not None
+        record = transaction.tables[tracked.table_id]
+        if not source.partitioned:
+            return _SETTLED
+        moved = partitions.moved(tracked.version.partitions, source.partitions)
+        because = moved or _account(record.leaves, source, look).lost
+        live = record.status is Status.LIVE
+        if tracked.intake is not None or not live:
+            if because is not None and (moved or live):
+                return Judged(because)
+            if not live:
+                # Until it is live its record keeps what it began with; then it is put right.
+                return Judged(keeps=True, settled=because is None)
+        elif because is not None or record.doubt is not None:
+            return self._put_right(tracked, source, look, transaction, copying, because=because)
+        self._settle(tracked, source, look, transaction)
+        return _SETTLED
+
+    def _settle(
+        self, tracked: TrackedTable, source: SourceTable, look: Look, transaction: Transaction
+    ) -> None:
+        """All partitions are accounted for that brought rows, but for those that came since."""
+        assert tracked.table_id is not None
+        record = transaction.tables[tracked.table_id]
+        shown = leaves_.merged(record.leaves, self.shown.of(source.oid))
+        left = _account(shown, source, look).undecided
+        if left:
+            self._request_look(_LOOK_AGAIN_S)
+        if left != record.leaves:
+            transaction.set_leaves(record.id, left)
+        self.shown.forget(source.oid, left)
+
+    def _put_right(
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        look: Look,
+        transaction: Transaction,
+        copying: Copying,
+        *,
+        because: str | None,
+    ) -> Judged:
+        """Rows moved, or are still to be put right: have re-copies made, one at a time."""
+        assert tracked.table_id is not None and tracked.shape is not None
+        record = transaction.tables[tracked.table_id]
+        under_way = tracked.recopy_id is not None
+        if because is not None:
+            if record.doubt is None or (under_way and not record.doubt.again):
+                self._doubt(tracked, because, transaction, again=under_way)
+        elif under_way:
+            self._settle(tracked, source, look, transaction)
+            return _SETTLED
+        if under_way or time.monotonic() < tracked.right_at:
+            return _UNSETTLED
+        # The copy is compared with what this look shows, and so is what comes after it.
+        self._settle(tracked, source, look, transaction)
+        tracked.version = source.version
+        kept = shape.to_json(tracked.shape, source.version)
+        transaction.put_table(replace(transaction.tables[record.id], copy=kept))
+        self._begin(tracked, transaction, copying)
+        return _SETTLED
+
+    def _doubt(
+        self, tracked: TrackedTable, because: str, transaction: Transaction, *, again: bool
+    ) -> None:
+        assert tracked.table_id is not None
+        name = tracked.options.qualified
+        doubt = transaction.begin_doubt(tracked.table_id, because, again=again).doubt
+        assert doubt is not None
+        tracked.right_retries, tracked.right_at = 0, 0.0
+        self._batch.touch(tracked.table_id)
+        self._counters.count_put_right(name)
+        _log.warning(
+            "rows moved with a partition; the table is put right",
+            table=name,
+            why=because,
+            since=position_.text(doubt.start),
+        )
+
+    def _begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
+        tracked.right_retries += 1
+        pause = _RETRY.delay(tracked.right_retries)
+        tracked.right_at = time.monotonic() + pause
+        try:
+            self._recopies.begin(tracked, transaction, copying)
+        except RecopyRefused as refused:
+            _log.warning(
+                "table can't be put right yet; it is tried again",
+                table=tracked.options.qualified,
+                error=str(refused),
+                retry_after_s=round(pause, 1),
+            )
+
+
+def _account(leaves: Iterable[Leaf], source: SourceTable, look: Look) -> Account:
+    altered = bool(look.altering.of(source))
+    return leaves_.account(leaves, source.partitions, look.altering.reach, altered=altered)

@@ -1,0 +1,348 @@
+"""One life of the stream: connections opened, everything followed until one breaks or we stop.
+
+Whatever isn't committed when it ends is forgotten; the next life goes on from the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.catalog import append_only
+from laredo_fanout.catalog.side_connection import (
+    LOCK_TIMEOUT,
+    Attendant,
+    ConnectionReady,
+    Crashed,
+    Prepared,
+    PrepareFailed,
+    Report,
+    SoonRequest,
+    Trouble,
+    Waiting,
+)
+from laredo_fanout.catalog.snapshot import Look
+from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.recopy import RecopyAsked
+from laredo_fanout.decode.stream_decoder import MustClose, StreamDecoder
+from laredo_fanout.errors import CopyFailed, SourceUnavailable, TableRefused
+from laredo_fanout.ingest.catalog_checks import Looks
+from laredo_fanout.ingest.keepalive import Contact, StoppedWithin
+from laredo_fanout.ingest.loop import Following
+from laredo_fanout.ingest.mailbox import Mailbox
+from laredo_fanout.ingest.startup import Preparation
+from laredo_fanout.ingest.tracked_tables import Tracking
+from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.postgres.replication_stream import ReplicationStream
+from laredo_fanout.store.errors import StoreFull
+from laredo_fanout.store.meta import Marker
+from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.errors import SourceError
+    from laredo_fanout.ingest.change_source import Detour, Feed
+    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.store.writer import Store
+    from laredo_fanout.tables.status import Counters
+
+_log = structlog.get_logger()
+
+_STREAMS_KEPT = 20
+_LIFE_AT_LEAST_S = 60.0
+"""Before a large message that has passed ends it: they may come again and again."""
+
+
+class Streaming:
+    """One life. ``run`` returns when :meth:`stop` was called, and raises when something broke."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        *,
+        on_commit: OnCommit,
+        counters: Counters,
+        stopping: threading.Event,
+        detour: Detour | None = None,
+    ) -> None:
+        self._began_at = time.monotonic()
+        self._options = options = replace(options, run=wal_message.new_token())
+        self._awaited = wal_message.Awaited(options.slot_name, counters)
+        self._name = connections.application_name(options, "stream")
+        self._store = store
+        self._stopping = stopping
+        self._detour = detour
+        self._counters = counters
+        self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
+        self.batch = WriteBatch(store, on_commit, options.commits, counters)
+        self._attendant = Attendant(options, tables, self._awaited, self._mail.put)
+        self._looks = Looks(self._attendant.request)
+        self._contact = Contact(store, options, self._attendant, stopping)
+        self.tracking = Tracking(tables, self.batch, self._looks.ask, counters)
+        self.copying = Copying(
+            options,
+            self.batch,
+            self._attendant.request,
+            look_now=self._looks.ask,
+            failed=self._copy_failed,
+            counters=counters,
+        )
+        self._preparation = Preparation(
+            options, tables, store, counters=counters, tell=self._waits, stopping=stopping
+        )
+        self._stream: Feed | None = None
+        self._decoder: StreamDecoder | None = None
+        self._side: connections.Connection | None = None
+        self._following: Following | None = None
+        self.connected = False
+        self.was_connected = False
+        self.phase = "connecting"
+        self.trouble: SourceError | None = None
+
+    def stop(self) -> None:
+        """Have ``run`` end soon; from any thread, after ``stopping`` was set."""
+        self._mail.ring()
+        side = self._side
+        if side is not None and not self.connected:
+            connections.cancel(side)
+
+    def look_soon(self) -> None:
+        """Have the catalog looked at; from any thread."""
+        self._attendant.request(SoonRequest())
+
+    def recopy(self, asked: RecopyAsked) -> None:
+        """Have a table copied again beside its readers; from any thread."""
+        self._mail.put(asked)
+
+    @property
+    def wal_end(self) -> int:
+        """How far the server's WAL is known to reach."""
+        decoded = self._decoder.wal_end if self._decoder is not None else 0
+        slot = self._counters.slot.slot
+        return max(decoded, (slot and slot.wal_position) or 0)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the stream brings more than is taken at once."""
+        return self._following is not None and self._following.busy
+
+    def _waits(self, why: str) -> None:
+        """What the preparation waits for, as /status shows it."""
+        self.phase = why
+
+    def run(self) -> None:
+        """Connect, and follow the stream.
+
+        :raises SourceError: if PostgreSQL isn't there or not fit, or the stream was cut.
+        :raises StoreError: if the store can't be written.
+        """
+        try:
+            self._live()
+        except StoreFull as full:
+            self.tracking.give_up_recopies(self._store, str(full))
+            raise
+        finally:
+            self.connected = False
+            self._close()
+
+    def _live(self) -> None:
+        try:
+            self._following = following = self._open()
+            while not self._stopping.is_set() and not self._is_over(following):
+                following.turn()
+            following.commit_rest()
+        except StoppedWithin:
+            # What is applied of it is forgotten; it comes again.
+            self.batch.abandon()
+        except MustClose as found:
+            self.batch.abandon()
+            self.tracking.close_durably(found, self._store)
+        except Exception as error:
+            self.batch.abandon(error)
+            raise
+
+    # ------------------------------------------------------------ begin and end
+
+    def _open(self) -> Following:
+        side, stream, look = self._prepare()
+        self._decoder = decoder = StreamDecoder(
+            self.tracking,
+            self._awaited.meet,
+            self._store.path,
+            self._store.position,
+            between_pieces=self._contact.within_step,
+        )
+        self.tracking.follow(decoder)
+        feed = self._start(side, stream, decoder)
+        if self._detour is not None:
+            self._attendant.every(self._detour.interval, self._detour.measure)
+        self._counters.slot.look(look.slot)
+        self._side = None
+        self._attendant.start(side)
+        self._contact.begin(feed)
+        self.connected = self.was_connected = True
+        self.phase = "streaming" if feed is stream else "catching up"
+        position = position_.text(self._store.position)
+        _log.info(self.phase, slot=self._options.slot_name, position=position)
+        return Following(
+            feed,
+            decoder,
+            batch=self.batch,
+            copying=self.copying,
+            store=self._store,
+            contact=self._contact,
+            mail=self._mail.fileno(),
+            take_reports=self._take_reports,
+            handle_events=self._handle_events,
+        )
+
+    def _prepare(self) -> tuple[connections.Connection, ReplicationStream, Look]:
+        """Connect, and have slot, publication and the store's tables as they must be."""
+        self._side = side = connections.connect(self._options, role="attendant")
+        with self._store.transaction() as transaction:
+            transaction.set_streams((*self._store.streams, self._name)[-_STREAMS_KEPT:])
+        self._stream = stream = ReplicationStream.open(self._options)
+        self.phase = "preparing slot and publication"
+        with connections.translated("prepare slot and publication"):
+            side.execute(LOCK_TIMEOUT)
+            look = self._preparation.run(side, stream)
+        source = self._store.source
+        if source is not None:
+            # A slot's stream begins with it.
+            made = wal_message.made_payload(self._options.slot_name, source.token, source.since)
+            self._awaited.add(made)
+        position = self._store.position
+        self.tracking.resume(self._store.tables, look, self.batch.transaction, position)
+        self.batch.commit(position, 0)
+        return side, stream, look
+
+    def _start(
+        self, side: connections.Connection, stream: ReplicationStream, decoder: StreamDecoder
+    ) -> Feed:
+        """Have the changes come: from the slot, or another way."""
+        appends = append_only.streamed(self._options, self._store.tables.values())
+        detour = None if self._detour is None else self._detour.open(side, self.batch)
+        self.tracking.carries_appends = appends is not None
+        self.tracking.may_begin_anew = detour is None
+        if detour is not None:
+            stream.close()
+            self._stream = detour
+            return detour
+        stream.start(
+            self._options.slot_name,
+            self._options.publication.name,
+            self._store.position,
+            appends=appends,
+            in_parts=True,
+        )
+        # Whoever held the slot before us doesn't any more.
+        self.batch.transaction.set_streams((self._name,))
+        return stream
+
+    def _close(self) -> None:
+        self.batch.abandon()
+        if self._following is not None:
+            self._following.close()
+        self._attendant.stop()
+        self.copying.close()
+        if self._side is not None:
+            self._side.close()
+        if self._stream is not None:
+            self._stream.close()
+        if self._decoder is not None:
+            self._decoder.close()
+        for report in self._mail.take():
+            if isinstance(report, ConnectionReady):
+                report.connection.close()
+            elif isinstance(report, RecopyAsked) and report.is_awaited():
+                report.answer.set_exception(SourceUnavailable("the stream has just ended"))
+        self._mail.close()
+
+    def _is_over(self, following: Following) -> bool:
+        """Whether another life must follow, with another connection or another way for changes."""
+        if self._is_swollen() and not self.batch.is_open:
+            _log.info("somebody's large message has passed; another connection frees its memory")
+            return True
+        if self.tracking.must_begin_anew and not self.batch.is_open:
+            return True
+        return self._detour is not None and self._detour.is_over(following.level)
+
+    def _is_swollen(self) -> bool:
+        """Whether libpq's buffer, which never gets smaller, had to hold somebody's large message.
+
+        Where the message would come again nothing is gained, and no copy is disturbed for it.
+        """
+        decoder = self._decoder
+        return (
+            decoder is not None
+            and 0 < decoder.swollen_at <= self._store.position
+            and not self.copying.copies
+            and time.monotonic() - self._began_at > _LIFE_AT_LEAST_S
+        )
+
+    # ------------------------------------------------------------ events and reports
+
+    def _handle_events(self) -> None:
+        """A transaction ended that holds one of our messages, or closes a table."""
+        decoder, following = self._decoder, self._following
+        assert decoder is not None and following is not None
+        following.apply_pending()
+        self.tracking.keep_leaves(self.batch.transaction)
+        self.tracking.close_marked(self.batch.transaction, decoder.position_before, self.copying)
+        for content in decoder.take_events():
+            look = self._looks.passed(content)
+            if look is not None:
+                self._passed(look, decoder)
+                continue
+            done = self.copying.barrier_arrived(
+                content.decode(), decoder.position, decoder.time_us, self._contact.within_step
+            )
+            if done is not None:
+                self.tracking.copied(*done)
+
+    def _passed(self, look: Look, decoder: StreamDecoder) -> None:
+        self.batch.transaction.set_marker(Marker(decoder.position, look.message))
+        # What the look shows was so before its message: a closed table was right before it.
+        self.tracking.reconcile(look, self.batch.transaction, decoder.position_before, self.copying)
+        self.tracking.verify(look, passed=True)
+
+    def _take_reports(self) -> None:
+        for report in self._mail.take():
+            match report:
+                case Look():
+                    self._looks.keep(report)
+                    self._counters.slot.look(report.slot)
+                    self.tracking.verify(report, passed=False)
+                    self.trouble = None
+                    self._contact.looked()
+                case Prepared():
+                    self.copying.prepared(report)
+                case PrepareFailed(table_id, problem):
+                    copy = self.copying.get(table_id)
+                    if copy is not None:
+                        name = copy.table.qualified
+                        self._copy_failed(
+                            table_id, CopyFailed(name, problem, "see the server's log")
+                        )
+                case Waiting():
+                    self.copying.waiting(report)
+                case RecopyAsked():
+                    self.tracking.recopy(report, self.batch.transaction, self.copying)
+                case ConnectionReady(connection):
+                    self.copying.connected(connection)
+                case Crashed(error):
+                    raise error
+                case Trouble(error):
+                    if self.trouble is None:
+                        _log.warning("side connection failed; it is tried again", error=str(error))
+                    self.trouble = error
+
+    def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
+        self.tracking.copy_failed(table_id, failed, self.batch.transaction, self.copying)

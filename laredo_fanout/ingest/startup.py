@@ -1,0 +1,258 @@
+"""From nothing, or from the store, to a stream that goes on without a gap.
+
+The order is publication, slot, START_REPLICATION, copy: a publication that is
+missing where the stream is decoded fails it up to PostgreSQL 16 and is skipped
+in silence by 18.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.catalog import publication, requirements
+from laredo_fanout.catalog import snapshot as look_
+from laredo_fanout.errors import SlotLost
+from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.slot import creation, ownership, slot, timeline, walsender
+from laredo_fanout.slot.wal_marker import differs_at
+from laredo_fanout.source_options import OnSlotLost
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.table import Status
+from laredo_model import position as position_
+from laredo_model.history import History, Lineage
+
+if TYPE_CHECKING:
+    import threading
+
+    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.postgres.replication_stream import ReplicationStream
+    from laredo_fanout.slot.slot import Slot
+    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.store.writer import Store
+    from laredo_fanout.tables.status import Counters
+
+_log = structlog.get_logger()
+
+_DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
+
+
+class Preparation:
+    """Makes everything ready for a stream that goes on at the store's position.
+
+    ``tell`` hears what is being waited for. The names of its replication connections are
+    stored already.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        *,
+        counters: Counters,
+        tell: Callable[[str], None],
+        stopping: threading.Event,
+    ) -> None:
+        self._options = options
+        self._tables = tables
+        self._store = store
+        self._counters = counters
+        self._tell = tell
+        self._stopping = stopping
+        self._patience: connections.Patience
+
+    def run(self, connection: Connection, stream: ReplicationStream) -> Look:
+        """Prepare publication, slot and store; a first look.
+
+        A connection that doesn't answer is broken off after ``receive_timeout``.
+
+        :raises ServerUnfit: if a setting or the publication is in the way.
+        :raises RightsMissing: if the role lacks a right.
+        :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises SlotForeign: if a slot would have to be replaced that isn't provably ours.
+        :raises SlotInUse: if somebody else streams from the slot.
+        """
+        with connections.Patience(connection, self._options.receive_timeout) as self._patience:
+            return self._prepare(connection, stream)
+
+    def _prepare(self, connection: Connection, stream: ReplicationStream) -> Look:
+        options, store = self._options, self._store
+        for problem in requirements.server_problems(connection):
+            raise problem
+        published = publication.ensure(connection, options.publication).identity
+        look = look_.take(connection, options, self._tables, 0)
+        server = _server(connection, stream)
+        if walsender.free(connection, options.slot_name, store.streams):
+            self._counters.senders_ended += 1
+        known = store.source
+        found = slot.read(connection, options.slot_name)
+        if known is None or store.position == 0:
+            self._check_owned(connection, server, found)
+            because = "" if known is None else known.because
+            self._begin(connection, published, timeline.first(server), because)
+            return look._replace(slot=slot.read(connection, options.slot_name))
+        self._counters.slot.look(found)
+        verdict = self._judge(connection, server, known, found)
+        lost = verdict.broken or slot.gap(
+            slot.Stored(known.slot, known.publication, store.position),
+            found,
+            slot_name=options.slot_name,
+            publication=published,
+        )
+        if lost is not None:
+            self._refuse_loss(lost)
+            self._check_owned(connection, server, found)
+            _log.error("changes are gone; every table is copied anew", reason=lost)
+            former = self._let_go(known, comparable=verdict.broken is None)
+            if known.slot != options.slot_name:
+                self._drop_former(connection, server, known.slot)
+            self._begin(connection, published, verdict.lineage, lost, former)
+            self._counters.slot_losses += 1
+            return look._replace(slot=slot.read(connection, options.slot_name))
+        self._go_on(known, verdict.lineage)
+        return look
+
+    def _judge(
+        self,
+        connection: Connection,
+        server: timeline.Server,
+        known: SourceIdentity,
+        found: Slot | None,
+    ) -> timeline.Verdict:
+        """Whether the server's WAL goes on from the store's position, by all that can be known."""
+        options, store = self._options, self._store
+        now_s = int(time.time())
+        verdict = timeline.judge(known, store.position, server, now_s)
+        marker = store.marker
+        if (
+            verdict.broken is not None
+            or marker is None
+            or found is None
+            or found.wal_status == "lost"
+            or found.confirmed is None
+            # Whoever was told that we have the marker has it.
+            or found.confirmed >= marker.position
+        ):
+            return verdict
+        self._tell("comparing the server's WAL with what the store followed")
+        with self._patience.suspended():
+            other = differs_at(marker, options, connection, self._stopping)
+        return verdict if other is None else timeline.another(known, server, now_s, other)
+
+    def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
+        """The same history, or one that goes on from it."""
+        store = self._store
+        now = replace(known, history=lineage.now, ancestors=lineage.ancestors)
+        if now == known:
+            return
+        if known.history != now.history:
+            _log.warning(
+                "failover: the stream goes on",
+                history=str(now.history),
+                switch=position_.text(now.ancestors[-1].until),
+                position=position_.text(store.position),
+            )
+        position, time_us = store.position, store.time_us
+        with store.transaction() as transaction:
+            transaction.set_source(now)
+            transaction.set_position(position, time_us)
+
+    def _begin(
+        self,
+        connection: Connection,
+        published: str,
+        lineage: Lineage,
+        because: str,
+        former_reach: int = 0,
+    ) -> None:
+        """A new slot for a store that has no position, or none that means anything.
+
+        One of its name that is there is ours. The intention is stored first: with its token a
+        slot is known that a crash left behind.
+        """
+        options, store = self._options, self._store
+        name, known = options.slot_name, store.source
+        identity = SourceIdentity(
+            history=lineage.now,
+            slot=name,
+            publication=published,
+            token=wal_message.new_secret(),
+            ancestors=lineage.ancestors,
+            because=because,
+            former_reach=known.former_reach if known is not None else 0,
+            former_sequences=known.former_sequences if known is not None else 0,
+        )
+        if former_reach:
+            # Tables begin anew with it, and their sequences with the time in microseconds.
+            now_us = time.time_ns() // 1000
+            identity = replace(identity, former_reach=former_reach, former_sequences=now_us)
+        with store.transaction() as transaction:
+            transaction.set_source(identity)
+            transaction.set_marker(None)
+        slot.drop(connection, name)
+        with self._patience.suspended(), creation.told(options, connection, self._tell):
+            start = slot.create(connection, name, identity.token)
+        with store.transaction() as transaction:
+            transaction.set_source(replace(identity, since=start))
+            transaction.set_position(start, 0)
+
+    def _check_owned(
+        self, connection: Connection, server: timeline.Server, found: Slot | None
+    ) -> None:
+        """Refuse to replace a slot that isn't provably ours."""
+        known = self._store.source
+        if found is None or ownership.is_used_by(
+            self._store, server.history.system_identifier, found
+        ):
+            return
+        if known is not None:
+            self._tell("seeing whether the slot was made for this store")
+            with self._patience.suspended():
+                if ownership.is_made_for(known, found, self._options, connection, self._stopping):
+                    return
+        raise ownership.foreign(found)
+
+    def _drop_former(self, connection: Connection, server: timeline.Server, name: str) -> None:
+        """The slot that we no longer use would keep WAL for ever."""
+        found = slot.read(connection, name)
+        if found is not None and ownership.is_used_by(
+            self._store, server.history.system_identifier, found
+        ):
+            slot.drop(connection, name)
+
+    def _refuse_loss(self, lost: str) -> None:
+        if self._options.on_slot_lost is OnSlotLost.FAIL:
+            raise SlotLost(
+                f"{lost}; changes since {position_.text(self._store.position)} can't be had any"
+                " more. Set on_slot_lost = recreate to copy every table anew"
+            )
+
+    def _let_go(self, known: SourceIdentity, *, comparable: bool) -> int:
+        """Changes are gone. How far positions went that mean nothing from now on.
+
+        What clients were shown stays shown, as it was, until the tables are copied
+        anew; but not when positions of the new history mean something else.
+        """
+        store = self._store
+        position = store.position
+        with store.transaction() as transaction:
+            for record in list(transaction.tables.values()):
+                if record.status is Status.LIVE and comparable:
+                    closed = replace(record, status=Status.CLOSED, closed_at=position)
+                    transaction.put_table(closed)
+                elif record.status is not Status.CLOSED or not comparable:
+                    transaction.drop_table(record.id)
+        return 0 if comparable else max(position, known.former_reach)
+
+
+def _server(connection: Connection, stream: ReplicationStream) -> timeline.Server:
+    server = stream.identify()
+    row = connection.execute(_DATABASE).fetchone()
+    history = History(server.system_identifier, server.timeline, row[0] if row else 0)
+    return timeline.Server(history, server.position, stream.switches(server.timeline))

@@ -1,0 +1,231 @@
+"""The ingest: PostgreSQL's changes and rows into the store, across everything that breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import structlog
+
+from laredo_fanout.copy.recopy import RecopyAsked
+from laredo_fanout.decode import plain_rows
+from laredo_fanout.errors import SlotLost, SourceError, SourceUnavailable
+from laredo_fanout.ingest.session import Streaming
+from laredo_fanout.postgres import connections
+from laredo_fanout.slot import ownership
+from laredo_fanout.source_options import OnSlotLost
+from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, TableStatus
+from laredo_model.retry import Backoff
+
+if TYPE_CHECKING:
+    from laredo_fanout.ingest.change_source import Detour
+    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.store.writer import Store
+    from laredo_fanout.tables.write_batch import OnCommit
+
+__all__ = ["CommitInfo", "Ingest", "IngestStatus", "TableStatus"]
+
+_log = structlog.get_logger()
+
+_RETRY = Backoff(initial=0.1, maximum=15.0)
+_LOG_AGAIN_S = 60.0
+
+
+class Ingest:
+    """Run it in a thread of its own; it is the only one that writes the store meanwhile.
+
+    ``on_commit`` is called in that thread after each durable commit.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        on_commit: OnCommit,
+        *,
+        detour: Detour | None = None,
+    ) -> None:
+        self._options = options
+        self._detour = detour
+        self._tables = tuple(tables)
+        self._store = store
+        self._on_commit = on_commit
+        self._stopping = threading.Event()
+        self._streaming: Streaming | None = None
+        self._error: SourceError | None = None
+        self._counters = Counters(last_recopies=dict(store.last_recopies))
+        self._logged_at = 0.0
+
+    def run(self) -> None:
+        """Follow the source until :meth:`stop`; a connection that breaks is made again.
+
+        :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises StoreError: if the store can't be written.
+        """
+        if not plain_rows.COMPILED:
+            _log.warning(
+                "rows are taken apart in Python, several times slower: no C compiler was there when"
+                " this was installed; install it again with one"
+            )
+        failures = 0
+        while not self._stopping.is_set():
+            streaming = None
+            try:
+                self._streaming = streaming = Streaming(
+                    ownership.settled(self._options, self._store.source),
+                    self._tables,
+                    self._store,
+                    on_commit=self._on_commit,
+                    counters=self._counters,
+                    stopping=self._stopping,
+                    detour=self._detour,
+                )
+                streaming.run()
+                self._error = None
+                continue
+            except SourceError as failed:
+                error = failed
+            except psycopg.Error as failed:
+                error = connections.refusal(failed, "follow the source")
+            if self._stopping.is_set():
+                return
+            if isinstance(error, SlotLost) and self._options.on_slot_lost is OnSlotLost.FAIL:
+                self._error = error
+                raise error
+            if streaming is not None and streaming.was_connected:
+                failures = 0
+            failures += 1
+            pause = _RETRY.delay(failures)
+            self._failed(error, pause)
+            self._stopping.wait(pause)
+
+    def _failed(self, error: SourceError, pause: float) -> None:
+        """Say so: what is new at once, the same again once a minute."""
+        self._counters.reconnects += 1
+        known = self._error is not None and str(self._error) == str(error)
+        self._error = error
+        now = time.monotonic()
+        if not known or now - self._logged_at > _LOG_AGAIN_S:
+            self._logged_at = now
+            _log.error(
+                "the stream can't be followed; it is tried again",
+                error=str(error),
+                retry_in_s=round(pause, 1),
+                attempts=self._counters.reconnects,
+            )
+
+    def stop(self) -> None:
+        """Have :meth:`run` commit what it has and return; from any thread."""
+        self._stopping.set()
+        if self._streaming is not None:
+            self._streaming.stop()
+
+    def look_soon(self) -> None:
+        """Have the catalog looked at as soon as looks may be made; from any thread.
+
+        While the stream isn't followed it comes to nothing: whoever waits asks again.
+        """
+        streaming = self._streaming
+        if streaming is not None and streaming.connected:
+            streaming.look_soon()
+
+    def recopy(self, table: str) -> Future[None]:
+        """Have ``table`` copied again beside its readers; done when a restart would go on with it.
+
+        From any thread. The future fails with RecopyRefused or SourceUnavailable.
+
+        :raises SourceUnavailable: while the stream isn't followed.
+        :raises KeyError: if the source has no such table.
+        """
+        if all(each.qualified != table for each in self._tables):
+            raise KeyError(table)
+        streaming = self._streaming
+        if streaming is None or not streaming.connected:
+            raise SourceUnavailable(
+                f"table {table} can't be copied again: the source isn't followed just now"
+                f" ({self._error or 'it is connecting'}); ask again when it is"
+            )
+        asked = RecopyAsked(table, Future())
+        streaming.recopy(asked)
+        return asked.answer
+
+    def status(self) -> IngestStatus:
+        """How it stands now; from any thread."""
+        streaming, store = self._streaming, self._store
+        connected = streaming is not None and streaming.connected
+        wal_end = streaming.wal_end if streaming is not None else 0
+        watch = self._counters.slot
+        slot = watch.slot
+        level = connected and streaming is not None and not streaming.busy
+        behind = not level and store.time_us > 0
+        error = None if connected else self._error
+        if connected and streaming is not None:
+            error = streaming.trouble
+        return IngestStatus(
+            connected=connected,
+            phase=streaming.phase if streaming is not None else "starting",
+            error=None if error is None else str(error),
+            position=store.position,
+            lag_bytes=max(0, wal_end - store.position) if wal_end else 0,
+            lag_seconds=max(0.0, time.time() - store.time_us / 1e6) if behind else 0.0,
+            wal_status=slot and slot.wal_status,
+            safe_wal_bytes=slot and slot.safe_wal_size,
+            retained_bytes=slot and slot.retained,
+            slot=slot,
+            slot_seen_at=watch.seen_at,
+            slot_warnings=watch.warnings,
+            slot_losses=self._counters.slot_losses,
+            senders_ended=self._counters.senders_ended,
+            strange_messages=self._counters.strange_messages,
+            reconnects=self._counters.reconnects,
+            recopies=self._counters.recopies,
+            changes={
+                action.name.lower(): number for action, number in self._counters.changes.items()
+            },
+            asked_recopies=dict(self._counters.asked_recopies),
+            copy_connections=0 if streaming is None else streaming.copying.connections,
+            copy_bytes=0 if streaming is None else streaming.copying.bytes_in_flight,
+            tables={table.qualified: self._table(table.qualified) for table in self._tables},
+        )
+
+    def _table(self, name: str) -> TableStatus:
+        streaming = self._streaming
+        tracked = streaming.tracking.tables[name] if streaming is not None else None
+        copied = self._counters.copied_rows.get(name, 0)
+        last_recopy = self._counters.last_recopies.get(name)
+        if streaming is None or tracked is None:
+            return TableStatus(copied_rows=copied, last_recopy=last_recopy)
+        problem = None if tracked.problem is None else str(tracked.problem)
+        copying = streaming.copying
+        copy = None if tracked.table_id is None else copying.get(tracked.table_id)
+        recopy = None if tracked.recopy_id is None else copying.get(tracked.recopy_id)
+        status = TableStatus(
+            error=problem,
+            copied_rows=copied,
+            recopying=tracked.recopy_id is not None,
+            last_recopy=last_recopy,
+            recopied_rows=self._counters.recopied_rows.get(name, 0),
+            put_right=self._counters.put_right.get(name, 0),
+            altered_by=tuple(sorted(tracked.altered_by)),
+        )
+        if (shown := copy or recopy) is not None:
+            status = replace(status, copy=shown.progress(time.monotonic()))
+        if copy is not None:
+            estimated = int(copy.table.rows_estimated)
+            return replace(
+                status,
+                phase=str(copy.phase),
+                estimated_rows=estimated if estimated >= 0 else None,
+                ranges=copy.ranges,
+                ranges_done=copy.ranges_done,
+                waiting_for=copy.waiting_for,
+            )
+        record = None if tracked.table_id is None else self._store.tables.get(tracked.table_id)
+        phase = "waiting" if record is None else str(record.status)
+        return replace(status, phase="refused" if problem else phase)

@@ -1,0 +1,1 @@
+"""What knows only PostgreSQL: connections, the replication protocol, pgoutput, WAL messages."""

@@ -1,0 +1,157 @@
+"""Connections to the source: the settings that fix the text of every value, and errors' kinds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import psycopg
+import structlog
+from psycopg import conninfo
+
+from laredo_fanout.errors import RightsMissing, SourceUnavailable
+from laredo_model import select
+
+if TYPE_CHECKING:
+    from laredo_fanout.source_options import SourceOptions
+
+_log = structlog.get_logger()
+
+Connection = psycopg.Connection[Any]
+
+_EXTRA = {
+    # With 'on' a role that row-level security applies to would silently copy a part of the rows.
+    "row_security": "off",
+    # 'on' hangs while a synchronous standby is away; our own messages needn't wait for it.
+    "synchronous_commit": "local",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+_TRANSACTION_TIMEOUT = 170000
+_LONGEST_NAME = 63
+"""NAMEDATALEN - 1: PostgreSQL cuts application_name there."""
+
+
+def application_name(options: SourceOptions, role: str) -> str:
+    """What pg_stat_activity calls the connection: ``laredo-fanout SLOT RUN ROLE``."""
+    end = f" {options.run} {role}" if options.run else f" {role}"
+    return f"laredo-fanout {options.slot_name}"[: _LONGEST_NAME - len(end)] + end
+
+
+def connect(options: SourceOptions, *, role: str, replication: bool = False) -> Connection:
+    """An autocommit connection under the session settings of :data:`select.SESSION`.
+
+    ``role`` says in pg_stat_activity what the connection is for. With ``replication``
+    it speaks the replication protocol (of this database).
+
+    :raises SourceUnavailable: if the server can't be reached or refuses.
+    """
+    settings = {**select.SESSION, **_EXTRA}
+    given = conninfo.conninfo_to_dict(options.connection)
+    session = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    parameters: dict[str, Any] = {
+        **given,
+        # Ours come last: of two settings of the same name the later one holds.
+        "options": f"{given.get('options') or ''} {session}".strip(),
+        "application_name": application_name(options, role),
+        "connect_timeout": given.get("connect_timeout") or max(2, round(options.connect_timeout)),
+        "keepalives_idle": given.get("keepalives_idle") or 30,
+        "keepalives_interval": given.get("keepalives_interval") or 10,
+        "keepalives_count": given.get("keepalives_count") or 3,
+    }
+    if replication:
+        parameters["replication"] = "database"
+    try:
+        connection = psycopg.connect(**parameters, autocommit=True)
+    except psycopg.OperationalError as refused:
+        raise refusal(refused, "connect") from refused
+    connection.prepare_threshold = None
+    if connection.info.server_version >= _TRANSACTION_TIMEOUT:
+        # A setting of the role or the database would end long chunks and the slot's making.
+        with Patience(connection, options.connect_timeout), translated("connect"):
+            connection.execute("SET transaction_timeout = 0")
+    return connection
+
+
+_DENIALS = (
+    "permission denied to start WAL sender",
+    "must be superuser or replication role",
+    "permission denied for database",
+    "is not permitted to log in",
+)
+"""A refused connection has no SQLSTATE on the client's side."""
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Raise what psycopg raises as this package's errors."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise refusal(error, doing) from error
+
+
+def sever(connection: Connection) -> None:
+    """Break a connection that another thread waits on: the wait ends with an error."""
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as one:
+        one.shutdown(socket.SHUT_RDWR)
+
+
+class Patience:
+    """Breaks a connection when what is done over it within the block takes longer than ``seconds``.
+
+    A proxy that stopped forwarding sends neither the answer nor the connection's end.
+    """
+
+    def __init__(self, connection: Connection, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(self._seconds, self._lost)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """What may rightly take long; the time begins anew after it."""
+        self.__exit__()
+        yield
+        self.__enter__()
+
+    def _lost(self) -> None:
+        _log.warning("no answer; the connection is broken off", waited_s=self._seconds)
+        sever(self._connection)
+
+
+def cancel(connection: Connection) -> None:
+    """Have the server end what this connection waits for; from any thread."""
+    with suppress(psycopg.Error):
+        connection.cancel_safe(timeout=2)
+
+
+def refusal(error: psycopg.Error, doing: str) -> SourceUnavailable | RightsMissing:
+    """The typed error for a failed connection or statement."""
+    text = " ".join(str(error).split())
+    denied = (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.InvalidAuthorizationSpecification,
+    )
+    if isinstance(error, denied) or any(phrase in text for phrase in _DENIALS):
+        return RightsMissing(
+            f"PostgreSQL refuses to {doing}: {text}; grant the right, or use another role"
+            " (`laredo-fanout check` prints the statements)"
+        )
+    return SourceUnavailable(f"PostgreSQL can't be reached ({doing}): {text}")

@@ -1,0 +1,220 @@
+"""The replication connection: the slot's stream, and what it is told is durable.
+
+https://www.postgresql.org/docs/current/protocol-replication.html, over psycopg's
+pq layer. Messages are taken out of libpq's buffer one by one, but the socket is
+read in big gulps: the server's sender gets faster when its reader isn't woken
+for each message.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+import structlog
+from psycopg.pq import ExecStatus
+
+from laredo_fanout.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
+from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.socket_reader import Intake
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laredo_fanout.source_options import SourceOptions
+
+_log = structlog.get_logger()
+
+_GULP_BYTES = 8 << 20
+"""How much is taken before it is used: libpq's buffer keeps the size it once had."""
+
+_FLUSH_S = 5.0
+
+_STATUS = Struct(">cQQQqB").pack
+_EPOCH_S = 946_684_800
+_SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
+
+
+class Identified(NamedTuple):
+    """Which server this is, and where it writes."""
+
+    system_identifier: int
+    timeline: int
+    position: int
+
+
+class Switch(NamedTuple):
+    """Where a timeline was left for the next one."""
+
+    timeline: int
+    position: int
+
+
+class ReplicationStream:
+    """One replication connection. Every method may raise SourceUnavailable."""
+
+    def __init__(self, connection: connections.Connection, timeout: float) -> None:
+        self._connection = connection
+        self._timeout = timeout
+        self.pgconn = connection.pgconn
+        self.pgconn.nonblocking = 1
+        self.get = self.pgconn.get_copy_data
+        self._socket = self.pgconn.socket
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._confirmed = 0
+        self._intake = Intake(self.pgconn, _GULP_BYTES)
+        self.local = self.pgconn.host.startswith(b"/")
+        """Whether it is a unix socket, which napping would starve."""
+        self.ended = False
+
+    @classmethod
+    def open(cls, options: SourceOptions) -> ReplicationStream:
+        """Connect; nothing is streamed before :meth:`start`."""
+        connection = connections.connect(options, role="stream", replication=True)
+        return cls(connection, options.receive_timeout)
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._socket
+
+    def identify(self) -> Identified:
+        """IDENTIFY_SYSTEM."""
+        row = self._row(b"IDENTIFY_SYSTEM")
+        return Identified(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
+
+    def switches(self, timeline: int) -> tuple[Switch, ...]:
+        """The timelines that ``timeline`` comes from, oldest first, and where each was left."""
+        if timeline == 1:
+            return ()
+        history = self._row(b"TIMELINE_HISTORY %d" % timeline)[1]
+        return tuple(
+            Switch(int(parent), position_.parse(left.decode()))
+            for parent, left in _SWITCH.findall(history)
+        )
+
+    def start(
+        self,
+        slot: str,
+        publication: str,
+        position: int,
+        *,
+        appends: str | None = None,
+        in_parts: bool = False,
+    ) -> None:
+        """START_REPLICATION at ``position``, of whole transactions (protocol version 1).
+
+        With ``in_parts`` (version 2) those that outgrow the server's
+        logical_decoding_work_mem are sent before their commit, so that little is left then.
+
+        :raises SlotInUse: if somebody else streams from the slot.
+        :raises SlotLost: if it doesn't exist or was invalidated.
+        """
+        names = ", ".join(
+            '"' + name.replace('"', '""').replace("'", "''") + '"'
+            for name in (publication, appends)
+            if name is not None
+        )
+        protocol = "proto_version '2', streaming 'on'" if in_parts else "proto_version '1'"
+        command = (
+            f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
+            f" ({protocol}, publication_names '{names}', messages 'true')"
+        )
+        result = self._execute(command.encode())
+        if result.status == ExecStatus.COPY_BOTH:
+            self._confirmed = position
+            return
+        text = " ".join(self.pgconn.get_error_message().split())
+        state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
+        if state == b"55006":  # object_in_use
+            raise SlotInUse(
+                f"slot {slot} is in use: {text}; stop the other server, or give this one its"
+                " own slot_name"
+            )
+        if state in (b"42704", b"55000"):  # undefined_object; invalidated
+            raise SlotLost(f"slot {slot} can't be streamed from: {text}")
+        raise SourceUnavailable(f"the stream of slot {slot} can't be started: {text}")
+
+    def gulp(self) -> int:
+        """Take what the socket has into libpq's buffer; how many bytes there were, about."""
+        return self._take(self._intake.read)
+
+    def gulp_ahead(self) -> int:
+        """The same while what the last gulp brought is still worked on, within one bound."""
+        return self._take(self._intake.read_ahead)
+
+    def _take(self, read: Callable[[], int]) -> int:
+        try:
+            return read()
+        except psycopg.OperationalError as cut:
+            raise connections.refusal(cut, "stream") from cut
+
+    def end(self) -> SourceUnavailable | StreamBroken:
+        """The error behind a stream that ended (get_copy_data gave -1)."""
+        self.ended = True
+        self.pgconn.get_result()
+        text = " ".join(self.pgconn.get_error_message().split())
+        return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")
+
+    def confirm(self, position: int, *, reply: bool = False) -> None:
+        """Tell the server that everything up to ``position`` is durable here.
+
+        Only ever what a commit of the store has returned for. ``reply`` asks the
+        server for a sign of life.
+        """
+        self._confirmed = max(self._confirmed, position)
+        now_us = int((time.time() - _EPOCH_S) * 1_000_000)
+        durable = self._confirmed
+        message = _STATUS(b"r", durable, durable, durable, now_us, reply)
+        try:
+            while self.pgconn.put_copy_data(message) == 0:
+                self._flush()
+            self._flush()
+        except psycopg.OperationalError as cut:
+            raise connections.refusal(cut, "confirm") from cut
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + _FLUSH_S
+        while self.pgconn.flush():
+            if time.monotonic() > deadline:
+                raise SourceUnavailable("the server takes nothing; the connection hangs")
+            select.select([self._socket], [self._socket], [], 1)
+            self.pgconn.consume_input()
+
+    def _execute(self, command: bytes) -> psycopg.pq.abc.PGresult:
+        """Run a command of the replication protocol, without waiting for ever."""
+        deadline = time.monotonic() + self._timeout
+        try:
+            self.pgconn.send_query(command)
+            self._flush()
+            while self.pgconn.is_busy():
+                if time.monotonic() > deadline:
+                    raise SourceUnavailable(
+                        f"no answer to {command.decode()} within {self._timeout:.0f} s"
+                    )
+                self._poll.poll(1000)
+                self.pgconn.consume_input()
+            result = self.pgconn.get_result()
+            if result is None:
+                raise SourceUnavailable(f"no answer to {command.decode()}")
+            while result.status != ExecStatus.COPY_BOTH and self.pgconn.get_result() is not None:
+                continue
+        except psycopg.OperationalError as cut:
+            raise connections.refusal(cut, command.decode()) from cut
+        return result
+
+    def _row(self, command: bytes) -> list[bytes]:
+        result = self._execute(command)
+        if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
+            text = " ".join(self.pgconn.get_error_message().split())
+            raise SourceUnavailable(f"{command.decode()} failed: {text}")
+        return [result.get_value(0, column) or b"" for column in range(result.nfields)]

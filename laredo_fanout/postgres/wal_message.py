@@ -1,0 +1,110 @@
+"""Messages that we write into the WAL, to meet them again in the stream.
+
+Two kinds: a *look* says that the catalog, as one look at it saw it, holds from
+here on (and lets an idle slot advance); a *barrier* says that every row read by
+a table's copy was committed before. Messages reach every slot of the database,
+come again after a crash, and are open to every role (pg_logical_emit_message is
+granted to PUBLIC). So each has a random number of its own that is shown nowhere
+before the message is in the WAL, and counts once: what isn't awaited is nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.postgres.pgoutput import Emitted
+    from laredo_fanout.tables.status import Counters
+
+_log = structlog.get_logger()
+
+PREFIX = "laredo"
+
+_OF_A_SERVER = re.compile(rb"([a-z0-9_]{1,63}):[0-9a-f]{32}:(look|barrier|made:[0-9]+)")
+_MOST_BYTES = 200
+"""More than any message of a server's has."""
+
+
+def new_token() -> str:
+    """Random, never used before, and shown to others."""
+    return secrets.token_hex(8)
+
+
+def new_secret() -> str:
+    """Random, never used before: whoever knows it sent or received the message."""
+    return secrets.token_hex(16)
+
+
+def look_payload(slot: str) -> str:
+    """The content of a new look's message."""
+    return f"{slot}:{new_secret()}:look"
+
+
+def barrier_payload(slot: str) -> str:
+    """The content of a new barrier's message; store it durably before it is sent."""
+    return f"{slot}:{new_secret()}:barrier"
+
+
+def made_payload(slot: str, token: str, position: object) -> str:
+    """The content of the message by which a store knows the slot that was made for it.
+
+    ``position`` (a number) is where the slot begins: the message says of no other slot that it
+    is ours, and none of another one's stream has it and that beginning.
+    """
+    return f"{slot}:{token}:made:{position}"
+
+
+class Awaited:
+    """The messages that the stream is to bring, each until it is met.
+
+    One thread adds what it is about to send, another one asks of what has come. Counted are
+    messages with our prefix that nobody awaits and that aren't of another slot's server: of an
+    earlier life of the stream, or forged.
+    """
+
+    def __init__(self, slot: str, counters: Counters) -> None:
+        self._slot = slot.encode()
+        self._counters = counters
+        self._contents: set[bytes] = set()
+        self._warned = False
+
+    def add(self, payload: str) -> None:
+        """It is about to be sent."""
+        self._contents.add(payload.encode())
+
+    def meet(self, emitted: Emitted) -> bool:
+        """Whether the message is awaited; it isn't any more then."""
+        if emitted.prefix != PREFIX.encode():
+            return False
+        # Nothing longer can be a server's message.
+        ours = emitted.transactional and len(emitted.content) <= _MOST_BYTES
+        content = emitted.content if ours else b""
+        if content in self._contents:
+            self._contents.discard(content)
+            return True
+        if not self._is_of_another(content):
+            if not self._warned:
+                self._warned = True
+                _log.info(
+                    "a message in the WAL has our prefix and wasn't awaited: an earlier"
+                    " connection of ours sent it, or somebody else; it is ignored"
+                )
+            self._counters.strange_messages += 1
+        return False
+
+    def _is_of_another(self, content: bytes) -> bool:
+        found = _OF_A_SERVER.fullmatch(content)
+        return found is not None and found[1] != self._slot
+
+
+def emit(connection: Connection, payload: str) -> None:
+    """Write the message, in a transaction of its own (synchronous_commit is local).
+
+    The payload is a parameter: statements are shown in pg_stat_activity and pg_stat_statements.
+    """
+    connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", (PREFIX, payload))

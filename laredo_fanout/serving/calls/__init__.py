@@ -1,0 +1,1 @@
+"""Who calls, and what an open call may take."""

@@ -1,0 +1,162 @@
+"""The tokens file: who may read what.
+
+One token a line, followed by the tables it may read (`schema.name`, none: all); `#` begins a
+comment. The file is read again within a second or two when it changes, without a restart: a token
+that is no longer there lets nobody in, and the streams that it opened end with UNAUTHENTICATED.
+
+    3f9c...e1
+    77ab...02  public.users public.orders   # the search team
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from laredo_fanout.serving.calls.caller import digest
+from laredo_fanout.serving.errors import NoToken, ServingError, TokenForbids
+
+log = structlog.get_logger(__name__)
+
+_SCHEME = "bearer "
+LOOK_S = 1.0
+"""How often the file is looked at, in seconds."""
+UNUSABLE_S = 10.0
+"""How long a file without a token in it is taken for one that is being written, in seconds."""
+
+
+class BadTokensFile(ServingError):
+    """The tokens file can't be read or has no token in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    token: bytes
+    tables: frozenset[str]
+
+
+class Tokens:
+    """Checks the `authorization: Bearer <token>` of calls, by the file as it was last read."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        :raises BadTokensFile: it can't be read, isn't UTF-8 or holds no token.
+        """
+        self._path = path
+        self._stamp = _stamp(path)
+        self._grants = _read(path)
+        self._unusable_since: float | None = None
+
+    def known(self, authorization: str) -> None:
+        """See that the token is in the file, for whatever table.
+
+        :raises NoToken: none is given, or one that isn't.
+        """
+        self._found(authorization)
+
+    def check(self, authorization: str, table: str) -> None:
+        """Let the call go on, or not.
+
+        :raises NoToken: no token is given, or one that isn't in the file.
+        :raises TokenForbids: the token may not read this table.
+        """
+        found = self._found(authorization)
+        if not any(not grant.tables or table in grant.tables for grant in found):
+            raise TokenForbids(f"this token may not read table {table}")
+
+    def owner(self, authorization: str) -> str:
+        """The token's name in messages; "" if it is the only one, and shares with nobody."""
+        if len({grant.token for grant in self._grants}) < 2:
+            return ""
+        return f"token {digest(_given(authorization))}"
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Look at the file every LOOK_S, in a thread; never returns.
+
+        `changed` is called once a new content is read, and again a look later if it is still
+        the same: open streams are judged by what somebody has finished writing.
+        """
+        settled = True
+        while True:
+            await asyncio.sleep(LOOK_S)
+            moved = await asyncio.to_thread(self.look, time.monotonic())
+            if not moved and not settled:
+                changed()
+            settled = not moved
+
+    def look(self, now: float) -> bool:
+        """Read the file again if it isn't as it was; whether that changed who may read.
+
+        A file that can't be read, or holds no token, is taken for one that is being written for
+        UNUSABLE_S: the tokens read before stay so long. After that it says what it says: nobody.
+        """
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp and self._unusable_since is None:
+                return False
+            grants = _read(self._path)
+        except BadTokensFile as error:
+            return self._unusable(error, now)
+        self._stamp, self._unusable_since = stamp, None
+        changed = grants != self._grants
+        self._grants = grants
+        log.info("tokens read again", path=str(self._path), tokens=len(grants))
+        return changed
+
+    def _unusable(self, error: BadTokensFile, now: float) -> bool:
+        if self._unusable_since is None:
+            self._unusable_since = now
+            log.warning(
+                "tokens file not usable, the tokens read before stay for a while",
+                error=str(error),
+                seconds=UNUSABLE_S,
+            )
+        if not self._grants or now - self._unusable_since < UNUSABLE_S:
+            return False
+        log.error("tokens file not usable, nobody may read any more", error=str(error))
+        self._grants = []
+        return True
+
+    def _found(self, authorization: str) -> list[_Grant]:
+        if not authorization.lower().startswith(_SCHEME):
+            raise NoToken('a token is needed: send metadata "authorization: Bearer <token>"')
+        given = _given(authorization)
+        # Every token is compared, each in constant time, so that timing tells nothing.
+        found = [grant for grant in self._grants if hmac.compare_digest(grant.token, given)]
+        if not found:
+            raise NoToken("this token is unknown here (see fanout.grpc.tokens_file)")
+        return found
+
+
+def _given(authorization: str) -> bytes:
+    return authorization[len(_SCHEME) :].strip().encode()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadTokensFile(f"fanout.grpc.tokens_file {path}: {error.strerror}") from error
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(path: Path) -> list[_Grant]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTokensFile(f"fanout.grpc.tokens_file {path}: {error}") from error
+    grants = []
+    for line in text.splitlines():
+        words = line.split("#", 1)[0].split()
+        if words:
+            grants.append(_Grant(words[0].encode(), frozenset(words[1:])))
+    if not grants:
+        raise BadTokensFile(f"fanout.grpc.tokens_file {path} holds no token")
+    return grants

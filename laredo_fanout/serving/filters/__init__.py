@@ -1,0 +1,1 @@
+"""Row filters: what a client asks for, tested against lines."""

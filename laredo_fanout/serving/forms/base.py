@@ -1,0 +1,82 @@
+"""The base wire form: one message a row or change, values as google.protobuf.Struct."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laredo_fanout.serving.filters.row_filter import RowFilter
+from laredo_fanout.serving.filters.selection import entries
+from laredo_fanout.serving.forms.form import timestamp
+from laredo_fanout.serving.slices import Sliced
+from laredo_fanout.serving.struct_rows import Encoder, StructRows
+from laredo_fanout.store.journal.record import Record
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire.protobuf import delimited, tag, varint
+from laredo_model import position as position_
+from laredo_model.change import Action
+
+_RESPONSE = wire.SyncResponse.DESCRIPTOR.fields_by_name
+_ENTRY = wire.ReplicationJournalEntry.DESCRIPTOR.fields_by_name
+_SNAPSHOT_ROW = tag(_RESPONSE["snapshot_row"].number)
+_JOURNAL_ENTRY = tag(_RESPONSE["journal_entry"].number)
+_ROW = tag(wire.SnapshotRow.DESCRIPTOR.fields_by_name["row"].number)
+_SEQUENCE = tag(_ENTRY["sequence"].number, 0)
+_POSITION = tag(_ENTRY["source_position"].number)
+_TIMESTAMP = tag(_ENTRY["timestamp"].number)
+_OLD_VALUES = tag(_ENTRY["old_values"].number)
+_NEW_VALUES = tag(_ENTRY["new_values"].number)
+_ACTIONS = {
+    action: delimited(tag(_ENTRY["action"].number), action.name.encode()) for action in Action
+}
+
+
+class BaseForm:
+    """Rows and changes for a client that knows no extension."""
+
+    snapshot_rows = 200
+    extended = False
+    wants_old = True
+    reads_rows = True
+
+    def __init__(self, row_filter: RowFilter | None, structs: StructRows) -> None:
+        self.signature = b"base" + (row_filter.signature if row_filter else b"")
+        self._filter = row_filter
+        self._structs = structs
+
+    def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> Sliced[list[bytes]]:
+        """One SnapshotRow a row."""
+        encoder, messages = Encoder(self._structs), []
+        for line in lines:
+            messages.append(row_message(_SNAPSHOT_ROW, (yield from encoder.encode(line))))
+        return messages
+
+    def changes(self, record: Record) -> Sliced[list[bytes]]:
+        """One ReplicationJournalEntry a change."""
+        encoder, messages = Encoder(self._structs), []
+        transaction, head = -1, b""
+        batch = record.decode()
+        for entry in entries(batch, self._filter):
+            if entry is None:
+                yield
+                continue
+            if entry.transaction != transaction:
+                transaction = entry.transaction
+                head = _transaction_head(batch.positions[transaction], batch.times_us[transaction])
+            pieces = [_SEQUENCE, varint(entry.sequence), head, _ACTIONS[Action(entry.action)]]
+            if entry.old:
+                pieces.append(delimited(_OLD_VALUES, (yield from encoder.encode(entry.old))))
+            if entry.line:
+                pieces.append(delimited(_NEW_VALUES, (yield from encoder.encode(entry.line))))
+            messages.append(delimited(_JOURNAL_ENTRY, b"".join(pieces)))
+        return messages
+
+
+def row_message(response_tag: bytes, row: bytes) -> bytes:
+    """A response that holds a SnapshotRow, from the row's Struct."""
+    return delimited(response_tag, delimited(_ROW, row))
+
+
+def _transaction_head(position: int, time_us: int) -> bytes:
+    return delimited(_POSITION, position_.text(position).encode()) + delimited(
+        _TIMESTAMP, timestamp(time_us).SerializeToString()
+    )

@@ -1,0 +1,1 @@
+"""Cold replay: late clients caught up from an archive."""

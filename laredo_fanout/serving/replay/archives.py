@@ -1,0 +1,205 @@
+"""The tables' archives as a serving process reads them: in threads, never in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
+from laredo_archive.manifest import parser
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.object_keys import manifest_key
+from laredo_archive.read import fetched_diff, location
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.storage.destination import Destination
+from laredo_fanout.serving.daemon_threads import DaemonThreads
+from laredo_fanout.serving.options import ArchiveOptions
+from laredo_fanout.serving.replay.archive_store import destination_of
+from laredo_fanout.serving.replay.plan import NoReplay, Outcome
+from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
+from laredo_model import private_directory
+from laredo_model.change import Change
+from laredo_model.column import Column
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+THREADS = 8
+MANIFEST_WAIT_S = 10.0
+"""How long a client waits for the archive's manifest before it is sent a snapshot."""
+FRESH_S = 1.0
+"""A manifest read so long ago, in seconds, stands for the one that is there now."""
+AWAY_S = 10.0
+"""How long an archive that couldn't be read isn't tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The archive as it was at `at`, in the loop's time; or why it couldn't be read."""
+
+    at: float
+    found: FoundArchive | None
+    problem: str
+
+
+class TableArchive:
+    """One table's archive. The methods belong to one event loop."""
+
+    def __init__(
+        self,
+        table: str,
+        options: ArchiveOptions,
+        executor: DaemonThreads,
+        directory: Path | None,
+        told: Callable[[str, Outcome], None],
+    ) -> None:
+        self.table = table
+        self._options = options
+        self._executor = executor
+        self._directory = directory
+        self._told = told
+        self._destination: Destination | None = None
+        self._manifest: tuple[str, Manifest] | None = None
+        self._reading: asyncio.Task[Reading] | None = None
+        self._read: Reading | None = None
+        self._bad: dict[str, float] = {}
+
+    def count(self, outcome: Outcome) -> None:
+        """One client's replay came to this."""
+        self._told(self.table, outcome)
+
+    async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
+        """The archive, with a manifest that is FRESH_S old at most (or: read now).
+
+        Clients that ask together are answered by one read. The second value: whether
+        it was read now.
+
+        :raises NoReplay: it can't be read.
+        """
+        loop = asyncio.get_running_loop()
+        known = self._read
+        if known is not None and self._reading is None:
+            age = loop.time() - known.at
+            if known.found is None and age < AWAY_S:
+                raise NoReplay(Outcome.UNREADABLE, known.problem)
+            if known.found is not None and age < FRESH_S and not newest:
+                return known.found, False
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._look())
+        looking = self._reading
+        await asyncio.wait({looking}, timeout=MANIFEST_WAIT_S)
+        if not looking.done():
+            raise NoReplay(Outcome.UNREADABLE, f"no manifest within {MANIFEST_WAIT_S:g} s")
+        reading = looking.result()
+        if reading.found is None:
+            raise NoReplay(Outcome.UNREADABLE, reading.problem)
+        return reading.found, True
+
+    async def _look(self) -> Reading:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._executor, self._find)
+            reading = Reading(loop.time(), found, "")
+        except Exception as failure:  # whatever it is, a snapshot does as well
+            told = isinstance(failure, ArchiveError | OSError)
+            reading = Reading(loop.time(), None, str(failure))
+            log.warning(
+                "archive can't be read",
+                table=self.table,
+                error=str(failure),
+                exc_info=None if told else failure,
+            )
+        self._reading, self._read = None, reading
+        return reading
+
+    def _find(self) -> FoundArchive:
+        """In a thread; one at a time."""
+        if self._destination is None:
+            self._destination = destination_of(self._options)
+        destination, key = self._destination, manifest_key(self._options.key_prefix)
+        where = destination.uri_of(key)
+        read = destination.get(key)
+        if read is None:
+            raise ArchiveMissing(where, "The snapshotter writes it there, if it is told so")
+        if self._manifest is None or self._manifest[0] != read.version.etag:
+            self._manifest = read.version.etag, parser.parse(read.data, where)
+        return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
+
+    def check(self, found: FoundArchive, diffs: tuple[Artifact, ...]) -> None:
+        """See that each diff is there in a format to be read, and wasn't broken a moment ago.
+
+        :raises NoReplay: one isn't.
+        """
+        now = asyncio.get_running_loop().time()
+        for diff in diffs:
+            try:
+                entry = fetched_diff.choose(found, diff, self._options.formats)[1]
+            except ArchiveError as failure:
+                raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
+            if now - self._bad.get(entry.key, float("-inf")) < AWAY_S:
+                raise NoReplay(Outcome.UNREADABLE, f"{entry.uri} was broken a moment ago")
+
+    def broken(self, diff: Artifact) -> None:
+        """The diff couldn't be read: clients that come now needn't try it."""
+        now = asyncio.get_running_loop().time()
+        self._bad = {key: at for key, at in self._bad.items() if now - at < AWAY_S}
+        self._bad |= dict.fromkeys(diff.keys, now)
+
+    def changes(
+        self, found: FoundArchive, diff: Artifact, columns: tuple[Column, ...]
+    ) -> Iterator[Change]:
+        """A diff's changes, proven; in a thread. Raises like `fetched.changes`."""
+        _, entry = fetched_diff.choose(found, diff, self._options.formats)
+        if self._directory is not None and entry.size_bytes > fetched_diff.MEMORY_BYTES:
+            _check_room(self._directory, entry)
+        return fetched_diff.changes(found, diff, columns, self._options.formats, self._directory)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run it in one of the threads for archives."""
+        return self._executor.submit(work)
+
+
+def _check_room(directory: Path, entry: FormatEntry) -> None:
+    """See that fetching so much leaves the store's disk its reserve.
+
+    :raises NoRoomToFetch: it doesn't.
+    """
+    wanted, free = entry.size_bytes + DISK_RESERVE, shutil.disk_usage(directory).free
+    if free < wanted:
+        raise NoRoomToFetch(
+            entry.uri, str(directory), f"{wanted} bytes are needed, {free} are free"
+        )
+
+
+class Archives:
+    """The archives of all tables that have one."""
+
+    def __init__(
+        self,
+        options: Mapping[str, ArchiveOptions],
+        directory: Path | None,
+        told: Callable[[str, Outcome], None],
+    ) -> None:
+        if options and directory is not None:
+            private_directory.make(directory)
+        self._executor = DaemonThreads(THREADS, "archive")
+        self._tables = {
+            name: TableArchive(name, said, self._executor, directory, told)
+            for name, said in options.items()
+        }
+
+    def get(self, table: str) -> TableArchive | None:
+        """The table's archive, if one is configured."""
+        return self._tables.get(table)
+
+    def close(self) -> None:
+        """Wait for no read that is under way."""
+        self._executor.shutdown()

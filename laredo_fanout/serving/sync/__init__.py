@@ -1,0 +1,1 @@
+"""One client's stream: snapshot, journal, verified positions."""

@@ -1,0 +1,130 @@
+"""What the phases of a session share: the client, its table and wire form, how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from laredo_fanout.serving.calls.call import StallGuard
+from laredo_fanout.serving.filters.conditions import Conditions
+from laredo_fanout.serving.filters.row_filter import RowFilter
+from laredo_fanout.serving.forms.base import BaseForm
+from laredo_fanout.serving.forms.batch import BatchForm
+from laredo_fanout.serving.forms.form import Form, Messages
+from laredo_fanout.serving.ports import Lease
+from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.sync.heartbeats import Heartbeats
+from laredo_fanout.serving.sync.pin import Pin
+from laredo_fanout.serving.sync.verified_position import Boundary
+from laredo_fanout.store.view import TableView
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.history import History
+
+
+class ClientStream:
+    """One client's stream. `enter` comes before all else."""
+
+    view: TableView
+    """The incarnation of the table that is sent, as it was when the session took it."""
+    form: Form
+    filter: RowFilter | None
+    history: History
+    """What all positions of this stream belong to."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        asked: SyncAsked,
+        lease: Lease,
+        boundary: Boundary,
+        heartbeats: Heartbeats,
+        *,
+        conditions: Conditions | None,
+        send: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        self.shared = shared
+        self.asked = asked
+        self.boundary = boundary
+        self.heartbeats = heartbeats
+        self.messages = Messages(extended=asked.batch, boundaries=asked.boundaries)
+        self.pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
+        self.guard: StallGuard | None = None
+        self.cursor = 0
+        """The newest journal entry that was sent."""
+        self.position = 0
+        """Every transaction up to here was sent."""
+        self._lease = lease
+        self._conditions = conditions
+        self._write = send
+
+    def enter(self, view: TableView) -> None:
+        """Send this incarnation of the table from here on."""
+        self.view = view
+        self.boundary.enter(view)
+        chosen = self._conditions
+        self.filter = None if chosen is None else RowFilter(chosen, view.columns)
+        self.form = self.form_with(self.filter)
+
+    def form_with(self, chosen: RowFilter | None) -> Form:
+        """The client's wire form with this filter."""
+        if self.asked.batch:
+            return BatchForm(want_old=self.asked.want_old, row_filter=chosen)
+        return BaseForm(chosen, self.shared.structs)
+
+    def show(self, state: str, depth: int = 0) -> None:
+        """What the server's lists say of the client: its phase, and how many changes it lacks."""
+        self._lease.update(sequence=self.cursor, depth=depth, state=state)
+
+    def moved(self) -> None:
+        """It isn't the client who keeps the session waiting."""
+        if self.guard is not None:
+            self.guard.moved()
+
+    def close(self) -> None:
+        """The session is over."""
+        self.heartbeats.stop()
+        self.pin.release()
+        if self.guard is not None:
+            self.guard.stop()
+
+    async def send(self, message: bytes) -> None:
+        """Returns when the client's side has taken it."""
+        await self._write(message)
+        self.moved()
+
+    async def shake_hands(
+        self, mode: wire.SyncMode, sequence: int, position: int, snapshot_id: str = ""
+    ) -> None:
+        """Say that the stream goes on behind the cursor; the server is at `sequence` and
+        `position`."""
+        self.boundary.begin(self.position)
+        await self.send(
+            self.messages.handshake(
+                mode=mode,
+                sequence=sequence,
+                oldest_sequence=self.view.oldest_sequence,
+                resume_from=self.cursor + 1,
+                columns=self.view.columns,
+                snapshot_id=snapshot_id,
+                position=position,
+                history=str(self.history),
+                boundary=self.boundary.tell(self.position),
+            )
+        )
+        self.boundary.sent(self.position)
+
+    @property
+    def heartbeat_wanted(self) -> bool:
+        """Whether the client should be told now where it is."""
+        return self.boundary.due(self.position) or self.heartbeats.wanted(self.position)
+
+    async def send_heartbeat(self) -> None:
+        """Say how far the client has come."""
+        self.heartbeats.sent(self.position)
+        await self.send(
+            self.messages.heartbeat(
+                sequence=self.cursor,
+                position=self.position,
+                boundary=self.boundary.tell(self.position),
+            )
+        )

@@ -1,0 +1,157 @@
+"""A session's journal phase: what follows the client's cursor, then each change as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.errors import BufferDropped
+from laredo_fanout.serving.journal.backlog import Backlog
+from laredo_fanout.serving.journal.recent import Encoded
+from laredo_fanout.serving.options import BufferPolicy, TableOptions
+from laredo_fanout.serving.sync.client_stream import ClientStream
+from laredo_fanout.serving.sync.repaired import Part, Stretches
+from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
+from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.table import Doubt
+from laredo_fanout.store.view import TableView
+
+log = structlog.get_logger(__name__)
+
+
+class JournalSender:
+    """Of one incarnation of the table. It begins behind, and is live once it was at the end."""
+
+    def __init__(self, client: ClientStream, options: TableOptions, backlog: Backlog) -> None:
+        self._client = client
+        self._options = options
+        self._backlog = backlog
+        self._stretches = Stretches(client.shared.reader)
+        self.live = False
+
+    def check_backlog(self, before: TableView, now: TableView) -> None:
+        """The table moved, and this session already had the backlog of `before`.
+
+        :raises BufferDropped: it is longer than a client may be behind.
+        """
+        client, limit = self._client, self._options.buffer_max_size
+        if not self.live or before.id != client.view.id:
+            return
+        depth = max(now.sequence - client.cursor, 0)
+        client.show("live", depth)
+        if (
+            self._options.buffer_policy is BufferPolicy.DROP_DISCONNECT
+            and before.sequence - client.cursor > limit
+            and self._backlog.more_than(limit, client.cursor, before.sequence)
+        ):
+            raise BufferDropped(
+                f"client {client.asked.client_id!r} fell {depth} changes behind on table "
+                f"{client.asked.table}, more than client_buffer.max_size ({limit}) "
+                "transactions: resume by source position"
+            )
+
+    async def step(self, view: TableView) -> bool:
+        """Send what comes next; False if there is nothing.
+
+        :raises SnapshotNeeded: the journal doesn't reach back to the client any more.
+        :raises Doubted: the client was sent rows that were put right since.
+        """
+        self._client.boundary.check(view)
+        try:
+            if await self._send_doubted(view):
+                return True
+            if self._client.cursor < view.sequence:
+                return await self._send_changes(view)
+        except (JournalPruned, TableUnknown) as gone:
+            log.info(
+                "journal no longer reaches back to a client, it gets a new snapshot",
+                table=view.name,
+                client=self._client.asked.client_id,
+                reason=str(gone),
+            )
+            raise SnapshotNeeded(str(gone)) from gone
+        self._reach_end(view)
+        return False
+
+    async def send_rest(self) -> None:
+        """All that is left of an incarnation that nothing is added to any more."""
+        client, table = self._client, self._client.view
+        try:
+            while records := await client.shared.recent.after(table.id, client.cursor, client.form):
+                await asyncio.sleep(0)
+                for record in records:
+                    await self._send_record(record)
+        except (JournalPruned, TableUnknown) as gone:
+            log.info("old journal is gone", table=table.name, reason=str(gone))
+
+    async def _send_changes(self, view: TableView) -> bool:
+        client = self._client
+        records = await client.shared.recent.after(view.id, client.cursor, client.form)
+        if not any(record.messages for record in records):
+            # Nothing is sent, which else is when others have their turn.
+            await asyncio.sleep(0)
+        doubt = self._doubt_ahead(view)
+        for record in records:
+            if doubt is not None and record.last_sequence >= doubt.first:
+                break
+            await self._send_record(record)
+        client.boundary.sent(client.position)
+        if client.boundary.due(client.position):
+            # Now, although more changes follow: while they never end, it would never come.
+            await client.send_heartbeat()
+        client.show("live" if self.live else "catching_up", max(view.sequence - client.cursor, 0))
+        return bool(records)
+
+    async def _send_record(self, record: Encoded) -> None:
+        client = self._client
+        for message in record.messages:
+            await client.send(message)
+        client.cursor = record.last_sequence
+        if record.complete is not None:
+            client.position = record.complete
+            if record.messages:
+                client.heartbeats.told(record.complete)
+
+    def _doubt_ahead(self, view: TableView) -> Doubt | None:
+        """The next stretch that the client must be sent as one, if it must."""
+        client = self._client
+        if not client.asked.boundaries:
+            return None
+        return self._stretches.ahead(view, client.cursor, client.position)
+
+    async def _send_doubted(self, view: TableView) -> bool:
+        """Some of a stretch whose rows were put right at its end; False if none comes next.
+
+        :raises Doubted: the client was sent some of it as ordinary changes.
+        """
+        client = self._client
+        doubt = self._doubt_ahead(view)
+        if doubt is None:
+            return False
+        parts = await slices.run(self._stretches.parts(doubt, view, client.cursor, client.form))
+        for part in parts:
+            await self._send_part(part)
+        if client.position == doubt.end:
+            client.boundary.took(doubt.end)
+        client.boundary.sent(client.position)
+        return bool(parts)
+
+    async def _send_part(self, part: Part) -> None:
+        client = self._client
+        for message in part.messages:
+            await client.send(message)
+        client.cursor = part.last_sequence
+        if part.ends_at is not None:
+            client.position = part.ends_at
+            if part.messages:
+                client.heartbeats.told(part.ends_at)
+
+    def _reach_end(self, view: TableView) -> None:
+        client = self._client
+        client.position = max(client.position, view.position)
+        if not self.live:
+            self.live = True
+            client.show("live")
+            client.pin.release()

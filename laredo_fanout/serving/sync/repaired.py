@@ -1,0 +1,155 @@
+"""For clients that keep what the rows were at some position: stretches that were put right.
+
+Within such a stretch (``store.table.Doubt``) the rows weren't known to be the source's, and only
+its end has put them right. Its entries turn the rows of the position before it into those of its
+end; between the two there is no position that such a client could have reached. So it is sent the
+whole stretch as one transaction at its end, which says since when it stands for all transactions,
+also where nothing is left of it. A client that is cut off within gets it again from its beginning.
+
+One that was sent some of it already, as ordinary changes before anybody knew, may keep rows that
+were wrong: its call ends, and it asks again for what came behind the last position that was
+verified.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.errors import Doubted
+from laredo_fanout.serving.forms.form import Form
+from laredo_fanout.serving.slices import Sliced
+from laredo_fanout.store.journal import record as record_
+from laredo_fanout.store.journal.record import Record
+from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.table import Doubt
+from laredo_fanout.store.view import TableView
+from laredo_fanout.wire.replication_pb2 import ChangeBatch
+from laredo_model import position as position_
+
+READ_BYTES = 256 << 10
+
+
+class Part(NamedTuple):
+    """Messages of some entries; `ends_at`: the client is at this position with the last of them."""
+
+    messages: list[bytes]
+    last_sequence: int
+    ends_at: int | None
+
+
+class Stretches:
+    """One session's, whose client asked for boundaries."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+        self._within = 0
+        """Where the stretch ends that is being sent."""
+
+    @staticmethod
+    def ahead(view: TableView, cursor: int, position: int) -> Doubt | None:
+        """The next one for a client that has the entries up to ``cursor`` and the rows of
+        ``position``."""
+        for each in view.record.doubts:
+            empty = each.last < each.first == cursor + 1 and position < each.end
+            if not each.goes_on and (each.last > cursor or empty):
+                return each
+        return None
+
+    def parts(self, doubt: Doubt, view: TableView, cursor: int, form: Form) -> Sliced[list[Part]]:
+        """What comes next: of the stretch, or of a journal record that goes on within it; [] if
+        whole records come before it.
+
+        :raises Doubted: the client has some of the stretch as ordinary changes.
+        :raises JournalPruned: the journal no longer reaches back to there.
+        :raises TableUnknown: the table is gone.
+        """
+        if cursor + 1 < doubt.first:
+            return (yield from self._before(doubt, view, cursor, form))
+        if cursor + 1 > doubt.first and self._within != doubt.end:
+            raise put_right(view, doubt)
+        self._within = doubt.end
+        if doubt.last < doubt.first:
+            return [_nothing_of(doubt, cursor, form)]
+        return (yield from self._of(doubt, view, cursor, form))
+
+    def _before(self, doubt: Doubt, view: TableView, cursor: int, form: Form) -> Sliced[list[Part]]:
+        """What comes before the stretch of a record that goes on within it, if one does."""
+        records = self._reader.journal(view.id, cursor, 1, with_old=form.wants_old)
+        if not records or not records[0].first_sequence < doubt.first <= records[0].last_sequence:
+            return []
+        whole = record_.cut_behind(records[0], doubt.first - 1)
+        messages = yield from form.changes(whole)
+        return [Part(messages, whole.last_sequence, whole.last_position)]
+
+    def _of(self, doubt: Doubt, view: TableView, cursor: int, form: Form) -> Sliced[list[Part]]:
+        """The next entries of the stretch."""
+        records = self._reader.journal(view.id, cursor, READ_BYTES, with_old=form.wants_old)
+        found = []
+        for record in records:
+            if record.last_sequence > doubt.last:
+                break
+            messages = yield from form.changes(_in_one_transaction(record, doubt))
+            ends_at = doubt.end if record.last_sequence == doubt.last else None
+            found.append(Part(messages, record.last_sequence, ends_at))
+            yield
+        return found
+
+
+def put_right(view: TableView, doubt: Doubt) -> Doubted:
+    """Why the call ends."""
+    return Doubted(
+        f"rows of table {view.name} were put right at {position_.text(doubt.end)}"
+        f" ({doubt.because}): what was sent beyond {position_.text(doubt.start)} isn't verified;"
+        " resume by a position that was"
+    )
+
+
+def _nothing_of(doubt: Doubt, cursor: int, form: Form) -> Part:
+    """A stretch behind ``cursor`` of which nothing is left."""
+    body = ChangeBatch(
+        first_sequence=doubt.first,
+        counts=[0],
+        positions=[doubt.end],
+        times_us=[doubt.end_time_us],
+        since_position=doubt.start,
+    )
+    record = Record(
+        first_sequence=doubt.first,
+        last_sequence=doubt.last,
+        first_position=doubt.end,
+        last_position=doubt.end,
+        last_time_us=doubt.end_time_us,
+        open=False,
+        continues=False,
+        body=body.SerializeToString(),
+        old_body=b"",
+    )
+    return Part(slices.at_once(form.changes(record)), cursor, doubt.end)
+
+
+def _in_one_transaction(record: Record, doubt: Doubt) -> Record:
+    batch = ChangeBatch.FromString(record.body)
+    goes_on = record.last_sequence < doubt.last
+    body = ChangeBatch(
+        first_sequence=batch.first_sequence,
+        actions=batch.actions,
+        counts=[len(batch.actions)],
+        positions=[doubt.end],
+        times_us=[doubt.end_time_us],
+        open=goes_on,
+        keys=batch.keys,
+        lines=batch.lines,
+        since_position=doubt.start,
+    )
+    return Record(
+        first_sequence=record.first_sequence,
+        last_sequence=record.last_sequence,
+        first_position=doubt.end,
+        last_position=doubt.end,
+        last_time_us=doubt.end_time_us,
+        open=goes_on,
+        continues=record.first_sequence > doubt.first,
+        body=body.SerializeToString(),
+        old_body=record.old_body,
+    )

@@ -1,0 +1,238 @@
+"""A session's replay phase: what its table's archive has is planned, pinned and sent by pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+import structlog
+
+from laredo_archive.errors import ArchiveError
+from laredo_archive.manifest.model import Artifact
+from laredo_archive.read.location import FoundArchive
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.replay import plan as replay
+from laredo_fanout.serving.replay.archives import TableArchive
+from laredo_fanout.serving.replay.plan import Chain, NoReplay, Outcome
+from laredo_fanout.serving.replay.records import Piece, pieces
+from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.sync.client_stream import ClientStream
+from laredo_fanout.serving.sync.resume import same_history
+from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
+from laredo_fanout.serving.sync.visible_table import read_table
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.view import TableView
+from laredo_model import position as position_
+from laredo_model.change import Change
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 3
+LOOK_S = 1.0
+
+
+class Plan(NamedTuple):
+    """What brings the client level, and the table as it was when the journal was pinned.
+
+    `after`: the last entry that the journal needn't send; `first_sequence`: the first number of
+    what is replayed.
+    """
+
+    archive: TableArchive
+    found: FoundArchive
+    chain: Chain
+    view: TableView
+    after: int
+    first_sequence: int
+
+
+async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
+    """How the archive brings the client level instead of a snapshot, and the journal is pinned
+    then; None if it doesn't.
+
+    :raises NotReady: the table isn't shown any more.
+    """
+    asked = client.asked
+    archive = client.shared.archives.get(asked.table)
+    if archive is None or asked.position is None or not same_history(asked, source):
+        return None
+    try:
+        return await _plan(archive, client)
+    except NoReplay as because:
+        client.pin.release()
+        archive.count(because.outcome)
+        log.info(
+            "no replay from the archive, the client gets a snapshot",
+            table=asked.table,
+            client=asked.client_id,
+            outcome=because.outcome.value,
+            reason=str(because),
+        )
+        return None
+
+
+async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
+    """The same.
+
+    :raises NoReplay: it doesn't.
+    """
+    shared, asked, pin = client.shared, client.asked, client.pin
+    newest = False
+    for _ in range(ATTEMPTS):
+        found, read_now = await archive.found(newest=newest)
+        try:
+            chain, view = _chain(archive, found, asked, shared)
+        except NoReplay:
+            if read_now:
+                raise
+            newest = True
+            continue
+        after = shared.reader.sequence_after_position(view.id, chain.through) - 1
+        await pin.hold(view.id, after)
+        pinned, _ = read_table(shared, asked.table)
+        if pinned.id == view.id and pinned.floor <= chain.through:
+            return Plan(archive, found, chain, pinned, after, _first_sequence(pinned, chain))
+        pin.release()
+        newest = True
+    raise NoReplay(Outcome.UNCOVERED, "the journal is pruned faster than the archive is written")
+
+
+def _chain(
+    archive: TableArchive, found: FoundArchive, asked: SyncAsked, shared: Shared
+) -> tuple[Chain, TableView]:
+    view, source = read_table(shared, asked.table)
+    if not same_history(asked, source):
+        raise NoReplay(Outcome.UNCOVERED, f"the server follows history {source.history} now")
+    where = found.destination.uri_of(found.manifest_key)
+    try:
+        chain = replay.chain(found.manifest, where, asked, view, source.history)
+    except ArchiveError as damaged:
+        raise NoReplay(Outcome.UNREADABLE, str(damaged)) from damaged
+    archive.check(found, chain.diffs)
+    return chain, view
+
+
+def _first_sequence(view: TableView, chain: Chain) -> int:
+    first = view.oldest_sequence - chain.entries
+    if first < 1:
+        raise NoReplay(
+            Outcome.UNCOVERED,
+            f"{chain.entries} changes can't be numbered below sequence {view.oldest_sequence}",
+        )
+    return first
+
+
+class Replay:
+    """The sending of a plan."""
+
+    def __init__(self, client: ClientStream, planned: Plan) -> None:
+        chain, form = planned.chain, client.form
+        inside = None if client.filter is None else client.filter.of_unknown()
+        self._client = client
+        self._plan = planned
+        self._archive = planned.archive
+        self._left = chain.entries
+        self._form_inside = client.form_with(inside)
+        self._diff: Artifact | None = None
+        self._pieces: Generator[Piece, None, None] = pieces(
+            chain,
+            self._changes,
+            planned.first_sequence,
+            with_old=form.wants_old,
+            stay_before=not form.extended,
+        )
+        self._coming = self._archive.submit(self._next)
+        self._ended = False
+        client.cursor = planned.first_sequence - 1 if chain.entries else planned.after
+        client.position = chain.before
+
+    async def step(self, view: TableView) -> bool:
+        """Send the next piece, or wait for it a while; False once all was sent: it is the
+        journal's turn.
+
+        :raises SnapshotNeeded: the archive can't be read after all.
+        """
+        client = self._client
+        coming = asyncio.wrap_future(self._coming)
+        coming.add_done_callback(_retrieved)
+        await asyncio.wait({coming}, timeout=LOOK_S)
+        if coming.done():
+            piece = self._came(coming)
+            if piece is None:
+                self._finish()
+                return False
+            # The next one is read while this one is on its way.
+            self._coming = self._archive.submit(self._next)
+            await self._send_piece(piece)
+        else:
+            # The archive keeps us waiting, not the client.
+            client.moved()
+        # What is left, the journal's included.
+        client.show("replaying", self._left + max(view.sequence - self._plan.after, 0))
+        if client.heartbeats.due:
+            await client.send_heartbeat()
+        return True
+
+    def _came(self, coming: asyncio.Future[Piece | None]) -> Piece | None:
+        try:
+            return coming.result()
+        except Exception as failure:
+            self._break(failure)
+            raise SnapshotNeeded("the archive's replay broke off") from failure
+
+    async def _send_piece(self, piece: Piece) -> None:
+        record = piece.record
+        if record is not None:
+            form = self._form_inside if piece.inside else self._client.form
+            for message in await slices.run(form.changes(record)):
+                await self._client.send(message)
+            self._client.cursor = record.last_sequence
+            self._left -= len(record)
+        if piece.complete is not None:
+            self._client.position = piece.complete
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._client.cursor = self._plan.after
+        self._client.position = self._plan.chain.through
+        # At once, so that the client knows where it is although nothing may follow.
+        self._client.heartbeats.due = True
+        self._archive.count(Outcome.COMPLETE)
+
+    def _break(self, failure: Exception) -> None:
+        self._ended = True
+        if self._diff is not None:
+            self._archive.broken(self._diff)
+        self._archive.count(Outcome.BROKEN)
+        told = isinstance(failure, ArchiveError | OSError)
+        log.warning(
+            "replay from the archive broke off, the client gets a snapshot",
+            table=self._archive.table,
+            position=position_.text(self._client.position),
+            error=str(failure),
+            exc_info=None if told else failure,
+        )
+
+    def close(self) -> None:
+        """Give everything back; a replay that isn't through was left."""
+        if not self._ended:
+            self._archive.count(Outcome.LEFT)
+            self._ended = True
+        # A read under way ends by itself, and only then may its iterator be closed.
+        self._coming.cancel()
+        self._coming.add_done_callback(lambda _: self._pieces.close())
+
+    def _next(self) -> Piece | None:
+        return next(self._pieces, None)
+
+    def _changes(self, diff: Artifact) -> Iterator[Change]:
+        self._diff = diff
+        return self._archive.changes(self._plan.found, diff, self._plan.view.columns)
+
+
+def _retrieved(future: asyncio.Future[Piece | None]) -> None:
+    """It may be that nobody asks this future: the next step has one of its own."""
+    if not future.cancelled():
+        future.exception()

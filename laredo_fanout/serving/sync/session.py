@@ -1,0 +1,250 @@
+"""One client's Sync: handshake, catch-up, then every change as it becomes durable.
+
+A session is a cursor into its table's journal. It owns no queue: what it sends next it reads from
+the store (or from the records that all sessions share), and while its client doesn't take a
+message it simply stands still. So its memory is one message, however far behind the client is.
+
+It runs its phases in turn: a snapshot (`SnapshotSender`) or what the archive has (`Replay`), if the
+journal doesn't reach back to the client, and then the journal (`JournalSender`). A new incarnation
+of the table, or a journal that was pruned too far, begins with a snapshot again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from laredo_fanout.serving.calls.call import Call, StallGuard
+from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
+from laredo_fanout.serving.filters.conditions import Conditions
+from laredo_fanout.serving.journal.tail import Tail
+from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.ports import Lease
+from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.sync import replay, resume
+from laredo_fanout.serving.sync.client_stream import ClientStream
+from laredo_fanout.serving.sync.heartbeats import Heartbeats
+from laredo_fanout.serving.sync.journal_sender import JournalSender
+from laredo_fanout.serving.sync.replay import Replay
+from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded, SnapshotSender
+from laredo_fanout.serving.sync.verified_position import Boundary
+from laredo_fanout.serving.sync.visible_table import level_view
+from laredo_fanout.serving.sync.wake_up import Bell
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.view import TableView
+from laredo_fanout.wire import replication_pb2 as wire
+
+
+class Session:
+    """Runs in its call's task, until that is ended."""
+
+    _journal: JournalSender
+
+    def __init__(
+        self,
+        call: Call,
+        shared: Shared,
+        asked: SyncAsked,
+        tail: Tail,
+        lease: Lease,
+        *,
+        conditions: Conditions | None,
+        options: TableOptions,
+        send: Callable[[bytes], Awaitable[None]],
+        snapshot_sequence: Callable[[str, str, int], Awaitable[int | None]],
+    ) -> None:
+        self._call = call
+        self._shared = shared
+        self._asked = asked
+        self._options = options
+        self._tail = tail
+        self._lease = lease
+        self._snapshot_sequence = snapshot_sequence
+        self._bell = Bell()
+        self._client = ClientStream(
+            shared,
+            asked,
+            lease,
+            Boundary(tail, asked=asked.boundaries),
+            Heartbeats(options.heartbeat_interval_s, self._bell.ring),
+            conditions=conditions,
+            send=send,
+        )
+        self._replay: Replay | None = None
+        self._told_away = False
+
+    # ---------------------------------------------------------------- from outside
+
+    def ring(self) -> None:
+        """There may be something to send."""
+        self._bell.ring()
+
+    def position_moved(self) -> None:
+        """The store's position moved, with or without changes of this table."""
+        if self._asked.batch:
+            self._client.heartbeats.position_moved()
+
+    def boundary_moved(self) -> None:
+        """The source's catalog was looked at."""
+        if self._client.boundary.due(self._client.position):
+            self._bell.ring()
+
+    def look(self, before: TableView, now: TableView) -> None:
+        """The table moved: judge the backlog that this session already had `before`."""
+        try:
+            self._journal.check_backlog(before, now)
+        except BufferDropped as dropped:
+            self._call.end(dropped)
+
+    # ---------------------------------------------------------------- the session itself
+
+    async def run(self) -> None:
+        """Send until the client leaves (CancelledError) or a reason to end it appears.
+
+        :raises Refused: the call ends with this.
+        """
+        try:
+            await self._run()
+        finally:
+            self._tail.leave(self)
+            self._end_replay()
+            self._client.close()
+
+    async def _run(self) -> None:
+        client = self._client
+        view, source = await level_view(self._shared, self._asked, self._lease)
+        client.history = source.history
+        self._enter(view)
+        of_snapshot = await self._sequence_of_snapshot(view)
+        plan = resume.plan(self._asked, view, source, self._shared.reader, of_snapshot)
+        replayed = await self._plan_replay(source) if plan.after is None else None
+        self._tail.follow(self)
+        client.heartbeats.start()
+        timeout = self._shared.listener.stall_timeout_s
+        client.guard = StallGuard(self._call, timeout, self._owes_nothing)
+        if replayed is not None:
+            await self._begin_replay(replayed)
+        elif plan.after is None:
+            await self._send_snapshot(handshake=True, because=plan.because)
+        else:
+            await self._resume(plan, plan.after)
+        while True:
+            await self._step()
+
+    async def _sequence_of_snapshot(self, view: TableView) -> int | None:
+        """Of the periodic snapshot that the client names, if it does."""
+        named = self._asked.snapshot_id
+        if not named or resume.is_streamed(named):
+            return None
+        return await self._snapshot_sequence(named, view.name, view.id)
+
+    def _enter(self, view: TableView) -> None:
+        """Take this incarnation of the table for the session's own."""
+        self._client.enter(view)
+        self._backlog = self._tail.backlog(view.id)
+        self._begin_journal()
+
+    def _begin_journal(self) -> None:
+        """The next journal phase: the client is behind until that has been at the end."""
+        self._journal = JournalSender(self._client, self._options, self._backlog)
+
+    async def _resume(self, plan: resume.Plan, after: int) -> None:
+        client = self._client
+        client.cursor, client.position = after, plan.position
+        await client.shake_hands(
+            plan.mode, client.view.sequence, client.view.position, plan.snapshot_id
+        )
+        client.show("catching_up", client.view.sequence - after)
+
+    async def _plan_replay(self, source: SourceIdentity) -> replay.Plan | None:
+        planned = await replay.plan(self._client, source)
+        if planned is not None:
+            self._enter(planned.view)
+        return planned
+
+    async def _begin_replay(self, planned: replay.Plan) -> None:
+        view = planned.view
+        self._replay = Replay(self._client, planned)
+        await self._client.shake_hands(wire.SYNC_MODE_REPLAY_ARCHIVE, view.sequence, view.position)
+
+    def _end_replay(self) -> None:
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+
+    async def _send_snapshot(self, *, handshake: bool, because: str) -> None:
+        self._begin_journal()
+        await SnapshotSender(self._client).run(handshake=handshake, because=because)
+
+    async def _step(self) -> None:
+        """Send what there is, or wait until there is something."""
+        client = self._client
+        # Cleared before looking: what happens while we look rings again.
+        self._bell.clear()
+        await self._send_away()
+        view = self._current_view()
+        if view.id != client.view.id:
+            # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.
+            if view.id > client.view.id and view.live:
+                await self._change_incarnation(view)
+                return
+        elif await self._step_phase(view):
+            return
+        if client.heartbeat_wanted:
+            await client.send_heartbeat()
+        else:
+            await self._bell.wait()
+
+    async def _send_away(self) -> None:
+        """The server is draining: say so, once."""
+        drain = self._shared.drain
+        if drain.deadline_ms and not self._told_away:
+            self._told_away = True
+            await self._client.send(self._client.messages.go_away(drain.reason, drain.deadline_ms))
+
+    def _current_view(self) -> TableView:
+        """The table as it is now.
+
+        :raises Refused: the call can't go on with it.
+        """
+        view, ours = self._tail.view, self._client.history
+        if self._tail.history != ours:
+            raise HistoryChanged(
+                f"the server now follows history {self._tail.history}, not {ours}: connect again"
+            )
+        if view is None:
+            raise NotServed(f"table {self._asked.table} is no longer in the store")
+        if view.id == self._client.view.id and not view.shown:
+            raise resume.not_ready(view)
+        return view
+
+    async def _step_phase(self, view: TableView) -> bool:
+        """What the phase has to send now; False if there is nothing."""
+        try:
+            if self._replay is None:
+                return await self._journal.step(view)
+            if not await self._replay.step(view):
+                self._end_replay()
+        except SnapshotNeeded as needed:
+            self._end_replay()
+            await self._send_snapshot(handshake=False, because=str(needed))
+        return True
+
+    async def _change_incarnation(self, view: TableView) -> None:
+        """The table was copied anew: what is left of the old journal, then the new rows."""
+        client, old = self._client, self._client.view
+        self._end_replay()
+        await self._journal.send_rest()
+        await client.send(client.messages.schema_change(client.cursor, old.columns, view.columns))
+        self._enter(view)
+        await self._send_snapshot(handshake=False, because=self._why_copied(old))
+
+    def _why_copied(self, old: TableView) -> str:
+        source = self._shared.reader.source()
+        if source is not None and source.because and old.position < source.since:
+            return source.because
+        return "the table was copied anew"
+
+    def _owes_nothing(self) -> bool:
+        """A client that isn't live holds rows and pins the journal: it must take some."""
+        return self._journal.live

@@ -1,0 +1,109 @@
+"""A session's snapshot phase: begin, rows, end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.slices import Sliced
+from laredo_fanout.serving.snapshot_rows import SnapshotRows
+from laredo_fanout.serving.sync.client_stream import ClientStream
+from laredo_fanout.serving.sync.resume import streamed_snapshot_id
+from laredo_fanout.serving.sync.send_ahead import Ahead
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.checksum import StateChecksum
+
+
+class SnapshotNeeded(Exception):
+    """Nothing else brings the client on; the message says why."""
+
+
+class SnapshotSender:
+    """Sends all rows of the client's table that pass its filter. The sum is of all, sent or not."""
+
+    def __init__(self, client: ClientStream) -> None:
+        self._client = client
+        self._checksum = StateChecksum()
+        self._sent = 0
+
+    async def run(self, *, handshake: bool, because: str) -> None:
+        """Afterwards the journal is kept from there on.
+
+        `handshake`: it is the stream's beginning; `because`: why it is sent to a client that would
+        have gone on.
+        """
+        client = self._client
+        async with SnapshotRows(
+            client.shared.reader,
+            client.view.id,
+            client.shared.spool,
+            batch_rows=client.form.snapshot_rows,
+        ) as rows:
+            await client.pin.hold(client.view.id, rows.sequence)
+            client.cursor, client.position = rows.sequence, rows.position
+            if handshake:
+                await client.shake_hands(
+                    wire.SYNC_MODE_FULL_SNAPSHOT,
+                    rows.sequence,
+                    rows.position,
+                    self._id(rows),
+                )
+            client.show("snapshot")
+            await self._begin(rows, because)
+            await self._send_rows(rows)
+            await self._end(rows)
+        client.heartbeats.told(rows.position)
+        client.show("catching_up")
+
+    async def _begin(self, rows: SnapshotRows, because: str) -> None:
+        client = self._client
+        client.boundary.begin(rows.position)
+        # The look that its end waits for is made while the rows are sent.
+        client.boundary.sent(rows.position)
+        await client.send(
+            client.messages.snapshot_begin(
+                snapshot_id=self._id(rows),
+                sequence=rows.sequence,
+                rows=rows.rows,
+                position=rows.position,
+                reason=because,
+            )
+        )
+
+    async def _send_rows(self, rows: SnapshotRows) -> None:
+        async with Ahead(self._client.send) as ahead:
+            # While a send waits for its client only the encoded rows are held.
+            while (batch := await rows.next()) is not None:
+                messages = await slices.run(self._encode(*batch))
+                del batch
+                for message in messages:
+                    await ahead.send(message)
+                if not messages:
+                    await asyncio.sleep(0)
+
+    async def _end(self, rows: SnapshotRows) -> None:
+        client = self._client
+        await client.send(
+            client.messages.snapshot_end(
+                sequence=rows.sequence,
+                rows_sent=self._sent,
+                rows=self._checksum.rows,
+                position=rows.position,
+                checksum=self._checksum.hex(),
+                boundary=client.boundary.tell(rows.position),
+            )
+        )
+
+    def _id(self, rows: SnapshotRows) -> str:
+        return streamed_snapshot_id(self._client.view.id, rows.sequence)
+
+    def _encode(self, keys: list[bytes], lines: list[bytes]) -> Sliced[list[bytes]]:
+        """The messages of those rows that pass."""
+        form, row_filter = self._client.form, self._client.filter
+        if form.extended:
+            self._checksum.add(lines)
+        if row_filter is not None:
+            yield
+            keys, lines = yield from row_filter.select(keys, lines)
+        self._sent += len(keys)
+        return (yield from form.rows(keys, lines))

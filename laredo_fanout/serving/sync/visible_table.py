@@ -1,0 +1,60 @@
+"""The table as a client may see it: not before it is shown, and never older than the client."""
+
+from __future__ import annotations
+
+import asyncio
+
+from laredo_fanout.serving.errors import Behind, Draining, NotReady
+from laredo_fanout.serving.ports import Lease
+from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.sync import resume
+from laredo_fanout.store.errors import TableUnknown
+from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.view import TableView
+from laredo_model import position as position_
+
+
+async def level_view(
+    shared: Shared, asked: SyncAsked, lease: Lease
+) -> tuple[TableView, SourceIdentity]:
+    """The table once it isn't behind the client any more.
+
+    :raises NotReady: it isn't shown yet.
+    :raises Behind: it stayed behind for `behind_wait_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + shared.listener.behind_wait_s
+    while True:
+        woken = shared.wakeups.current()
+        # The tail may be a wake-up behind: with the table read first here, the session
+        # never begins with an older state than it ends with.
+        view, source = read_table(shared, asked.table)
+        if not resume.ahead(asked, view, source):
+            return view, source
+        lease.update(sequence=0, depth=0, state="waiting")
+        left = deadline - loop.time()
+        if left <= 0:
+            raise Behind(
+                f"behind: this server is at {position_.text(view.position)}, the client at "
+                f"{position_.text(asked.position or 0)} of the same history; "
+                "try again, or another server"
+            )
+        if shared.drain.deadline_ms:
+            raise Draining("the server is draining: connect elsewhere")
+        await asyncio.wait([woken], timeout=left)
+
+
+def read_table(shared: Shared, table: str) -> tuple[TableView, SourceIdentity]:
+    """The table and its source as they are now.
+
+    :raises NotReady: it isn't shown.
+    """
+    try:
+        view = shared.reader.table(table)
+    except TableUnknown as error:
+        raise NotReady(f"table {table} is not ready, its copy hasn't begun") from error
+    source = shared.reader.source()
+    if not view.shown or source is None:
+        raise resume.not_ready(view)
+    return view, source

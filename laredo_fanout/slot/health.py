@@ -1,0 +1,152 @@
+"""What may become of the slot, said before it is too late.
+
+PostgreSQL invalidates a slot for which it would have to keep more WAL than
+max_slot_wal_keep_size, or (18) that nobody uses for idle_replication_slot_timeout; and
+without such limits the WAL that it keeps fills the disk.
+https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from laredo_fanout.slot.slot import Slot
+
+_log = structlog.get_logger()
+
+SAFE_SHARE = 0.25
+"""Of max_slot_wal_keep_size: with less left the slot is in danger."""
+IDLE_SHARE = 0.5
+"""Of idle_replication_slot_timeout."""
+LOST = frozenset({"lost", "dropped"})
+"""Kinds of which a slot doesn't recover: only another one is well."""
+OLD_TRANSACTION_S = 3600.0
+XMIN_SHARE = 0.5
+"""Of autovacuum_freeze_max_age: from there on PostgreSQL vacuums tables for nothing."""
+
+
+class SlotWarning(NamedTuple):
+    """``kind`` is a word for metrics, ``text`` a sentence, ``cure`` what to do."""
+
+    kind: str
+    text: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.cure}"
+
+
+def warnings(slot: Slot) -> list[SlotWarning]:
+    """What is to be said of the slot as it is now; empty if it is well."""
+    if slot.wal_status == "lost":
+        # It keeps nothing any more, and nothing more can become of it.
+        return list(_wal(slot))
+    return [*_wal(slot), *_idle(slot), *_transactions(slot)]
+
+
+def _wal(slot: Slot) -> Iterator[SlotWarning]:
+    retained = f"{slot.retained or 0:,} bytes of WAL"
+    if slot.wal_status == "lost":
+        yield SlotWarning(
+            "lost",
+            f"slot {slot.name} was invalidated ({slot.invalidated or 'wal_removed'})",
+            "on_slot_lost decides: with recreate every table is copied anew",
+        )
+    elif slot.wal_status == "unreserved":
+        yield SlotWarning(
+            "unreserved",
+            f"slot {slot.name} keeps {retained}, more than max_slot_wal_keep_size: the next"
+            " checkpoint may invalidate it",
+            "raise max_slot_wal_keep_size now (no restart is needed), and see why it lags",
+        )
+    elif slot.keep_bytes and (slot.safe_wal_size or 0) < SAFE_SHARE * slot.keep_bytes:
+        yield SlotWarning(
+            "safe_wal_size",
+            f"slot {slot.name} will be invalidated after {slot.safe_wal_size or 0:,} more bytes"
+            f" of WAL, of {slot.keep_bytes:,} that it may keep",
+            "raise max_slot_wal_keep_size (no restart is needed), or see why it lags",
+        )
+    elif slot.wal_status == "extended":
+        yield SlotWarning(
+            "extended",
+            f"slot {slot.name} keeps {retained}, more than max_wal_size",
+            "watch the disk of the database, and see why it lags",
+        )
+
+
+def _idle(slot: Slot) -> Iterator[SlotWarning]:
+    timeout, idle = slot.idle_timeout_s, slot.idle_s
+    if timeout is not None and idle is not None and idle > IDLE_SHARE * timeout:
+        yield SlotWarning(
+            "idle",
+            f"nobody has streamed from slot {slot.name} for {idle:,.0f} s; after {timeout:,} s"
+            " it is invalidated (idle_replication_slot_timeout)",
+            "start the server, or raise idle_replication_slot_timeout",
+        )
+
+
+def _transactions(slot: Slot) -> Iterator[SlotWarning]:
+    oldest = slot.oldest
+    if oldest is not None and oldest.age_s is not None and oldest.age_s > OLD_TRANSACTION_S:
+        who = "a prepared transaction" if oldest.pid is None else f"PostgreSQL process {oldest.pid}"
+        cure = "end it"
+        if oldest.pid is not None:
+            cure += f" (SELECT pg_terminate_backend({oldest.pid});)"
+        yield SlotWarning(
+            "old_transaction",
+            f"{who} has had a transaction open for {oldest.age_s:,.0f} s, and slot {slot.name}"
+            " keeps all WAL since its start",
+            cure,
+        )
+    if slot.xmin_age and slot.freeze_age and slot.xmin_age > XMIN_SHARE * slot.freeze_age:
+        yield SlotWarning(
+            "xmin",
+            f"slot {slot.name} keeps catalog rows of {slot.xmin_age:,} transactions from VACUUM",
+            "see why it lags",
+        )
+
+
+def _gone(name: str) -> SlotWarning:
+    return SlotWarning(
+        "dropped",
+        f"slot {name} doesn't exist" if name else "the slot doesn't exist",
+        "on_slot_lost decides: with recreate every table is copied anew",
+    )
+
+
+class SlotWatch:
+    """The slot as it was looked at last, and what was said of it."""
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.warnings: tuple[SlotWarning, ...] = ()
+        self.seen_at: float | None = None
+        """Unix time."""
+        self._name = ""
+        self._said: set[str] = set()
+        """Kinds that the log has, and of which it hasn't said that they are over."""
+
+    def look(self, slot: Slot | None) -> None:
+        """Take a look's outcome; what is new of it is logged."""
+        self.slot, self.seen_at = slot, time.time()
+        self.warnings = (_gone(self._name),) if slot is None else tuple(warnings(slot))
+        if slot is not None:
+            self._name = slot.name
+        kinds = {warning.kind for warning in self.warnings}
+        for warning in self.warnings:
+            if warning.kind not in self._said:
+                event = "slot lost" if warning.kind in LOST else "slot in danger"
+                _log.warning(event, kind=warning.kind, what=str(warning))
+        if kinds & LOST:
+            # What it was in danger of has come: nothing of that is over.
+            self._said |= kinds
+            return
+        for kind in sorted(self._said - kinds):
+            _log.info("slot out of danger", kind=kind)
+        self._said = kinds

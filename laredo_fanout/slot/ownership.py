@@ -1,0 +1,128 @@
+"""Whose slot it is: which name a server takes, and what it may drop.
+
+Names of slots are the whole cluster's, and a slot carries nothing but its name, its database and
+its positions. Ours is the one whose name and database the store has, and whose confirmed position
+lies within what the store knows: nobody but us moves it, and only to where the store is. One that
+was made for the store just before it died is known by the message that its stream begins with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.errors import SlotForeign
+from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.slot import slot, wal_marker
+
+if TYPE_CHECKING:
+    import threading
+
+    from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.slot.slot import Slot
+    from laredo_fanout.source_options import SourceOptions
+    from laredo_fanout.store.meta import SourceIdentity
+    from laredo_fanout.store.writer import Store
+
+_log = structlog.get_logger()
+
+_DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
+_FIRST_BYTES = 256 << 20
+"""Of WAL behind a slot's beginning: the message that was written with it lies within."""
+
+
+def settled(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:
+    """With the name of the slot that is to be used.
+
+    Where none is configured it is the one that the store has used, or else the default, or else
+    the default with the database's oid: a slot that can't be ours is stepped aside for.
+
+    :raises SourceError: if PostgreSQL can't be asked.
+    """
+    if options.slot_name_given:
+        return options
+    with (
+        connections.connect(options, role="check") as connection,
+        connections.Patience(connection, options.receive_timeout),
+        connections.translated("look at the slots"),
+    ):
+        name = name_for(connection, options.slot_name, known)
+    if name != options.slot_name and (known is None or known.slot != name):
+        _log.warning(
+            "the default slot_name is another database's; no slot_name is configured",
+            taken=options.slot_name,
+            slot=name,
+        )
+    return replace(options, slot_name=name)
+
+
+def name_for(connection: Connection, default: str, known: SourceIdentity | None = None) -> str:
+    """The first name that isn't surely another's.
+
+    :raises psycopg.Error: if PostgreSQL can't be asked.
+    """
+    row = connection.execute(_DATABASE).fetchone()
+    of_database = f"{default}_{row[0] if row else 0}"
+    names = dict.fromkeys([default if known is None else known.slot, default, of_database])
+    for name in names:
+        found = slot.read(connection, name)
+        if found is None or found.is_of_this_database or _is_recorded(known, found):
+            return name
+    return of_database
+
+
+def is_used_by(store: Store, system_identifier: int, found: Slot) -> bool:
+    """Whether it is a slot of this cluster that the store has used, and nobody else has moved."""
+    known = store.source
+    return (
+        known is not None
+        and known.history.system_identifier == system_identifier
+        and _is_recorded(known, found)
+        and found.confirmed is not None
+        and known.since <= found.confirmed <= store.position
+    )
+
+
+def is_made_for(
+    known: SourceIdentity,
+    found: Slot,
+    options: SourceOptions,
+    connection: Connection,
+    stopping: threading.Event,
+) -> bool:
+    """Whether the slot was made for a store that was about to begin with it, and died.
+
+    :raises SourceUnavailable: if the slot's stream was cut, or we are ``stopping``.
+    """
+    if (
+        known.since
+        or not found.is_of_this_database
+        or not _is_recorded(known, found)
+        or found.confirmed is None
+        or found.wal_position is None
+        or found.wal_status == "lost"
+    ):
+        return False
+    content = wal_message.made_payload(found.name, known.token, found.confirmed)
+    until = min(found.wal_position - 1, found.confirmed + _FIRST_BYTES)
+    return wal_marker.has_message(content, until, options, connection, stopping)
+
+
+def foreign(found: Slot) -> SlotForeign:
+    """Why nothing is done with a slot that isn't provably ours."""
+    return SlotForeign(
+        f"{found} exists and this store has never seen it, or somebody else has moved it: it isn't"
+        f" touched. If nobody needs it: SELECT pg_drop_replication_slot('{found.name}');"
+        " otherwise give this server another slot_name"
+    )
+
+
+def _is_recorded(known: SourceIdentity | None, found: Slot) -> bool:
+    return (
+        known is not None
+        and found.plugin == "pgoutput"
+        and found.name == known.slot
+        and found.database_oid == known.history.database_oid
+    )

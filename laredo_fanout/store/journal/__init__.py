@@ -1,0 +1,1 @@
+"""The journal: records of changes, in commit order."""

@@ -1,0 +1,1 @@
+"""The rows: written by the stream and by copies."""

@@ -1,0 +1,162 @@
+"""What happens when a copied table's barrier arrives in the stream."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from laredo_fanout.store import layout
+from laredo_fanout.store.environment import Databases
+from laredo_fanout.store.errors import RowIncomplete
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.rows.writing import Rows
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_model import key as key_
+from laredo_model.change import Action
+
+_PIECE = 2000
+_BLOCK = 1000
+
+_Pair = tuple[bytes, bytes | None, bytes | None]
+"""Where a row lies (without the space), its live line, and its copied one."""
+
+
+class Barrier:
+    """The end of a copy, within one write transaction."""
+
+    def __init__(
+        self,
+        transaction: Any,
+        databases: Databases,
+        rows_of: Callable[[TableRecord], Rows],
+    ) -> None:
+        self._transaction = transaction
+        self._databases = databases
+        self._rows_of = rows_of
+
+    def publish(self, record: TableRecord, position: int) -> TableRecord:
+        """Sweep, and make the table live with its floor at the barrier.
+
+        :raises RowIncomplete: if rows still miss columns.
+        """
+        rows = self._rows_of(record)
+        for key in rows.partial_keys():
+            raise RowIncomplete(record.qualified, key)
+        rows.sweep()
+        return replace(record, status=Status.LIVE, floor=position, copy={}, error="")
+
+    def differences(
+        self,
+        live: TableRecord,
+        copied: TableRecord,
+        position: int,
+        time_us: int,
+        between: Callable[[], None] | None = None,
+    ) -> Iterator[TableChanges]:
+        """What turns the live rows into the copied ones, as one transaction in pieces.
+
+        Each piece is read whole before it is handed out, because the caller
+        writes to the live rows meanwhile. ``between`` is called every
+        thousand rows that were compared.
+        """
+        after = b""
+        more = True
+        while more:
+            found = list(islice(self._differing(live, copied, after, between), _PIECE + 1))
+            more = len(found) > _PIECE
+            changes = TableChanges(open=more)
+            for stored, old, new in found[:_PIECE]:
+                line = old if new is None else new
+                action = Action.DELETE if new is None else Action.UPDATE
+                changes.actions.append(action if old else Action.INSERT)
+                changes.keys.append(_row_key(stored, line, live))
+                changes.lines.append(new or b"")
+                after = stored
+            changes.counts, changes.positions = [len(changes)], [position]
+            changes.times_us = [time_us]
+            if found:
+                yield changes
+
+    def _differing(
+        self,
+        live: TableRecord,
+        copied: TableRecord,
+        after: bytes,
+        between: Callable[[], None] | None,
+    ) -> Iterator[_Pair]:
+        while True:
+            after = self._behind_equal(live.space, copied.space, after, between)
+            block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
+            for pair in block:
+                if pair[1] != pair[2]:
+                    yield pair
+            if between is not None:
+                between()
+            if len(block) < _BLOCK:
+                return
+            after = block[-1][0]
+
+    def _behind_equal(
+        self, live: int, copied: int, after: bytes, between: Callable[[], None] | None
+    ) -> bytes:
+        """The last key of the blocks behind ``after`` that are the same in both, line by line.
+
+        Nearly all of them are: rows are looked at one by one only where a block differs.
+        The key is a part of the line, so lines say enough.
+        """
+        while True:
+            ours, theirs = self._block(live, after), self._block(copied, after)
+            if len(ours) < _BLOCK or [line for _, line in ours] != [line for _, line in theirs]:
+                return after
+            after = ours[-1][0][layout.PREFIX_BYTES :]
+            if between is not None:
+                between()
+
+    def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
+        """The next rows behind ``after``; none if the space has fewer than a block of them."""
+        cursor = self._transaction.cursor(db=self._databases.state)
+        prefix = layout.prefix(space)
+        if not self._seek(cursor, prefix, after):
+            return []
+        rows = list(islice(cursor.iternext(), _BLOCK))
+        return rows if len(rows) == _BLOCK and rows[-1][0].startswith(prefix) else []
+
+    def _merged(self, live: int, copied: int, after: bytes) -> Iterator[_Pair]:
+        """Every key behind ``after`` with both its lines, in order."""
+        old_rows, new_rows = self._scan(live, after), self._scan(copied, after)
+        old, new = next(old_rows, None), next(new_rows, None)
+        while old is not None or new is not None:
+            if new is None or (old is not None and old[0] < new[0]):
+                assert old is not None
+                yield old[0], old[1], None
+                old = next(old_rows, None)
+            elif old is None or new[0] < old[0]:
+                yield new[0], None, new[1]
+                new = next(new_rows, None)
+            else:
+                yield old[0], old[1], new[1]
+                old, new = next(old_rows, None), next(new_rows, None)
+
+    def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Stored keys without the space, and lines, behind ``after``."""
+        prefix = layout.prefix(space)
+        cursor = self._transaction.cursor(db=self._databases.state)
+        found = self._seek(cursor, prefix, after)
+        while found and cursor.key().startswith(prefix):
+            yield cursor.key()[layout.PREFIX_BYTES :], cursor.value()
+            found = cursor.next()
+
+    @staticmethod
+    def _seek(cursor: Any, prefix: bytes, after: bytes) -> bool:
+        """Put the cursor on the first key behind ``after``; whether there is one."""
+        found = cursor.set_range(prefix + after)
+        if found and after and cursor.key() == prefix + after:
+            found = cursor.next()
+        return bool(found)
+
+
+def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
+    if layout.is_cut(bytes(layout.PREFIX_BYTES) + stored):
+        assert line is not None
+        return key_.of_line(line, table.key_fields)
+    return stored

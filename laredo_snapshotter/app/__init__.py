@@ -1,0 +1,1 @@
+"""The process: every table's writer, HTTP, logs."""

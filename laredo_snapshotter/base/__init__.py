@@ -1,0 +1,1 @@
+"""New bases: from the live stream, or from a second one."""

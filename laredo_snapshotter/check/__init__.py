@@ -1,0 +1,1 @@
+"""``laredo-snapshotter check``: can this configuration work?"""

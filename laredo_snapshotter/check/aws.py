@@ -1,0 +1,221 @@
+"""What ``laredo-snapshotter check`` looks at in AWS: who we are, buckets, sinks.
+
+Each step is one permission or property that a writer needs, tried the way the
+writer uses it. What is written to a bucket is a small hidden object, removed again.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple, ParamSpec
+
+from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.errors import AwsError
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.kinds import Cause
+from laredo_archive.errors import ArchiveError, DestinationError, DestinationUnavailable
+from laredo_archive.storage.destination import StoredObject
+from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_snapshotter.check.finding import Finding
+from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.config_places import (
+    DestinationConfig,
+    LocalDestinationBlock,
+    S3DestinationBlock,
+    SinkConfig,
+    SqsSink,
+)
+from laredo_snapshotter.events import sqs
+from laredo_snapshotter.events.build import build
+from laredo_snapshotter.events.errors import SinkError
+
+PROBE = ".laredo-check-"
+AGES = timedelta(days=36500)
+"""Nothing is so old: what is listed with it isn't touched."""
+
+_ONE_STEP_ONLY = frozenset({Cause.DENIED, Cause.KMS, Cause.NOT_IMPLEMENTED})
+"""Refusals that say nothing about the next step; after any other it would fail as well."""
+
+CheckStep = tuple[str, Callable[[], str]]
+P = ParamSpec("P")
+
+
+class TitledCheck(NamedTuple):
+    """Something to look at, and below which title it is shown."""
+
+    title: str
+    work: Awaitable[list[Finding]]
+
+
+async def in_thread(
+    look: Callable[P, Iterable[Finding]], *about: P.args, **more: P.kwargs
+) -> list[Finding]:
+    """What ``look`` finds."""
+    return await asyncio.to_thread(lambda: list(look(*about, **more)))
+
+
+def title_of(place: DestinationConfig) -> str:
+    """Below which findings about a destination are shown."""
+    return f"destination {place.place}"
+
+
+class Shared:
+    """What several tables may name; looked at once."""
+
+    def __init__(self, tables: Sequence[TableConfig], stores: Stores) -> None:
+        self._users = [(table, stores.clients(table.profiles)) for table in tables]
+
+    def looks(self) -> Iterator[TitledCheck]:
+        """At every profile, bucket and sink that is used."""
+        for clients, name in dict.fromkeys(self._profiles()):
+            yield TitledCheck("credentials", in_thread(check_profile, clients, name))
+        buckets = {
+            (clients, place.s3_place): title_of(place)
+            for table, clients in self._users
+            for place in table.destinations
+            if isinstance(place, S3DestinationBlock)
+        }
+        for (clients, s3_place), title in buckets.items():
+            yield TitledCheck(title, in_thread(check_bucket, clients, s3_place))
+        sinks = dict.fromkeys(
+            (clients, sink) for table, clients in self._users for sink in table.sinks
+        )
+        for clients, sink in sinks:
+            yield TitledCheck("sinks", in_thread(check_sink, clients, sink))
+
+    def _profiles(self) -> Iterator[tuple[Clients, str | None]]:
+        """Those in use, but for one that needn't be an AWS user at all."""
+        for table, clients in self._users:
+            for place in (*table.destinations, *table.sinks):
+                if isinstance(place, LocalDestinationBlock):
+                    continue
+                named = table.profiles.get(place.credentials or "")
+                has_sts = named is not None and (named.type == "assume_role" or named.endpoint)
+                if has_sts or _is_at_aws(place):
+                    yield clients, place.credentials
+
+
+def _is_at_aws(place: S3DestinationBlock | SinkConfig) -> bool:
+    return sqs.is_at_aws(place) if isinstance(place, SqsSink) else place.endpoint is None
+
+
+def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding]:
+    """Who a profile is."""
+    name = credentials or "ambient"
+    try:
+        identity = clients.identity(credentials)
+    except AwsError as unusable:
+        yield Finding(name, False, str(unusable))
+    except failures() as failure:
+        explained = explain(
+            failure,
+            service="sts",
+            operation="GetCallerIdentity",
+            credentials=credentials,
+            resource=f"profile {name}",
+        )
+        yield Finding(name, False, explained.message)
+    else:
+        yield Finding(name, True, f"{identity.arn} (account {identity.account})")
+
+
+def check_bucket(clients: Clients, place: S3Place) -> Iterator[Finding]:
+    """What a writer does to a destination, one step after the other."""
+    try:
+        destination = S3Destination(place, clients)
+    except AwsError as unusable:
+        yield Finding("settings", False, str(unusable))
+        return
+    for what, step in _steps(destination, place):
+        try:
+            said = step()
+        except ArchiveError as failure:
+            yield Finding(what, False, str(failure))
+            if not _is_of_this_step(failure):
+                return
+        else:
+            yield Finding(what, True, said)
+
+
+def check_sink(clients: Clients, sink: SinkConfig) -> Iterator[Finding]:
+    """That it is there, and may be asked. Nothing is sent."""
+    what = f"{sink.type} {sink.name}"
+    try:
+        said = build(sink, clients).check()
+    except (SinkError, AwsError) as failure:
+        yield Finding(what, False, str(failure))
+    else:
+        yield Finding(what, True, said)
+
+
+def _steps(destination: S3Destination, place: S3Place) -> list[CheckStep]:
+    return [
+        ("list", lambda: _list(destination)),
+        ("write, read, delete", lambda: _write(destination, place)),
+        ("conditional writes, multipart", lambda: _swap(destination)),
+        ("unfinished uploads", lambda: _list_unfinished(destination)),
+    ]
+
+
+def _is_of_this_step(failure: ArchiveError) -> bool:
+    kind = getattr(failure.__cause__, "kind", None)
+    return kind in _ONE_STEP_ONLY or not isinstance(failure, DestinationError)
+
+
+def _list(destination: S3Destination) -> str:
+    first = next(destination.list(""), None)
+    return "empty" if first is None else "has objects"
+
+
+def _write(destination: S3Destination, place: S3Place) -> str:
+    key = f"{PROBE}{secrets.token_hex(8)}"
+    data = b"laredo-snapshotter check: may be deleted\n"
+    try:
+        found = _written(destination, key, data)
+    except DestinationError:
+        with suppress(DestinationError):  # the first failure is the one to tell of
+            destination.delete(key)
+        raise
+    destination.delete(key)
+    if found is None or found.data != data:
+        raise DestinationUnavailable(
+            destination.uri_of(key),
+            "what was just written isn't what is read back; does this store read its own writes?",
+        )
+    return ", ".join(_kept(place))
+
+
+def _written(destination: S3Destination, key: str, data: bytes) -> StoredObject | None:
+    upload = destination.upload(key)
+    try:
+        upload.write(data)
+        upload.finish()
+    finally:
+        upload.abort()
+    return destination.get(key)
+
+
+def _kept(place: S3Place) -> Iterator[str]:
+    if place.server_side_encryption is None:
+        yield "encrypted as the bucket is set up"
+    else:
+        key = f" with key {place.kms_key_id}" if place.kms_key_id else ""
+        yield f"encrypted by {place.server_side_encryption}{key}"
+    if place.storage_class is not None:
+        yield f"class {place.storage_class}"
+    if place.tags:
+        yield f"tags {', '.join(f'{key}={value}' for key, value in place.tags.items())}"
+
+
+def _swap(destination: S3Destination) -> str:
+    destination.probe()
+    return "If-None-Match and If-Match are honoured"
+
+
+def _list_unfinished(destination: S3Destination) -> str:
+    destination.collect_unfinished("", AGES, lambda _: False)
+    return "can be listed"

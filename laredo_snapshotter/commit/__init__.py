@@ -1,0 +1,1 @@
+"""What goes into an archive, in order, and what leaves it."""

@@ -1,0 +1,348 @@
+"""The one queue into a table's archive: whatever is committed goes through it, in order.
+
+A destination that is away holds the queue: the same commit is offered again and
+again, with a growing wait, until it is in. Whoever fills the queue looks at
+:attr:`Committer.blocked` and at how much memory waits here.
+
+An artifact that ends at a position waits until that is verified: until then a statement
+that rewrote values in silence may lie before the position, unknown to the server, and the
+artifact's rows may be of before it. One that is found to is thrown away.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import structlog
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+
+from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
+from laredo_archive.write.base_upload import Base
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model import position as position_
+from laredo_model.position import Position
+from laredo_model.retry import Backoff
+from laredo_snapshotter.commit.diff_commit import UNWRITTEN, DiffCommit, Unwritten, Written
+from laredo_snapshotter.diff.buffer import Sealed
+from laredo_snapshotter.diff.verified import VerifiedPosition
+from laredo_snapshotter.errors import NeverVerified
+
+log = structlog.get_logger(__name__)
+
+RETRY = Backoff(initial=0.5, maximum=15.0)
+
+
+class CommitBlocked(NamedTuple):
+    """Why nothing is committed at the moment; ``since`` is monotonic."""
+
+    reason: str
+    since: float
+    attempts: int
+
+
+class Unverified(NamedTuple):
+    """What the next commit waits for: ``position`` must be verified, which it is up to
+    ``verified``; ``since`` is
+    monotonic."""
+
+    position: int
+    verified: int
+    since: float
+
+
+class Waiting(NamedTuple):
+    """Diffs and bases that aren't committed, and the changed keys of these diffs."""
+
+    artifacts: int
+    changes: int
+
+
+class CommitCounters(Protocol):
+    """What a committer counts."""
+
+    def artifact(self, kind: str) -> None:
+        """One artifact was committed."""
+
+
+class _Job(NamedTuple):
+    what: str
+    work: Callable[[], object]
+    done: "asyncio.Future[object] | None"
+    """Who waits for it is told what went wrong; if nobody does, it ends the committer."""
+    until: int | None = None
+    """Where it ends; None: it may be committed whatever is verified."""
+    sealed: Sealed | None = None
+    number: int = 0
+    """They count up."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.sealed is None else self.sealed.memory_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        return 0 if self.sealed is None else self.sealed.spilled_bytes
+
+
+class _Based(NamedTuple):
+    epoch: int
+
+
+class Committer:
+    """Commits one table's artifacts. The methods belong to one event loop, the work to threads."""
+
+    def __init__(
+        self,
+        archive: TableArchive,
+        table: str,
+        diff_formats: tuple[str, ...],
+        executor: Executor,
+        counters: CommitCounters,
+        *,
+        verified: VerifiedPosition,
+    ) -> None:
+        self._archive = archive
+        self._diff_formats = diff_formats
+        self._executor = executor
+        self._counters = counters
+        self._unwritten = Unwritten()
+        self._jobs: deque[_Job] = deque()
+        self._blocked: CommitBlocked | None = None
+        self._verified = verified
+        verified.notify(self._notify)
+        self._working: _Job | None = None
+        self._waits_since = time.monotonic()
+        self._changed = asyncio.Event()
+        self._table = table
+        self.newest = 0
+        """Number of the job that was put last."""
+        self.thrown_away = 0
+        """Artifacts that were never verified."""
+        self._log = log.bind(table=table)
+        self.last_write = time.monotonic()
+        """When the manifest was last written, monotonic."""
+
+    @property
+    def blocked(self) -> CommitBlocked | None:
+        """Not None while a destination is away."""
+        return self._blocked
+
+    @property
+    def unverified(self) -> Unverified | None:
+        """Not None while the next commit waits to be verified."""
+        job = self._jobs[0] if self._jobs else None
+        if job is None or job is self._working or not self._waits(job):
+            return None
+        verified = self._verified.position
+        assert job.until is not None and verified is not None
+        return Unverified(job.until, verified, self._waits_since)
+
+    def waiting(self, newest: int | None = None) -> Waiting:
+        """What isn't committed of the jobs up to number ``newest``, or of all."""
+        jobs = [job for job in self._jobs if newest is None or job.number <= newest]
+        artifacts = sum(job.sealed is not None or job.done is not None for job in jobs)
+        return Waiting(artifacts, sum(job.sealed.depth for job in jobs if job.sealed is not None))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory of the sealed buffers that aren't committed."""
+        return sum(job.memory_bytes for job in self._jobs)
+
+    @property
+    def waiting_on_disk(self) -> bool:
+        """Whether a sealed buffer with a spill file isn't committed."""
+        return self.waiting_spilled_bytes > 0
+
+    @property
+    def waiting_spilled_bytes(self) -> int:
+        """Disk space of the sealed buffers that aren't committed."""
+        return sum(job.spilled_bytes for job in self._jobs)
+
+    def waiting_changes(self, after: int) -> int:
+        """Changed keys of the sealed buffers that end after ``after``, the archive's head."""
+        # The job that is being committed may be in the archive already.
+        return sum(
+            job.sealed.depth
+            for job in self._jobs
+            if job.sealed is not None and job.sealed.to_position > after
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether all is committed."""
+        return not self._jobs
+
+    def put(self, sealed: Sealed) -> None:
+        """Commit ``sealed`` as a diff, unless it turns out to be empty and isn't forced."""
+        commit = DiffCommit(self._archive, sealed, self._diff_formats, self._unwritten)
+        self._add(
+            _Job(
+                f"diff up to {position_.text(sealed.to_position)}",
+                commit.run,
+                None,
+                sealed.to_position,
+                sealed,
+            )
+        )
+
+    def see(self, position: Position) -> None:
+        """Say in the manifest that nothing has changed up to ``position``."""
+        self._add(_Job("seen_position", lambda: self._archive.see(position), None, position))
+
+    def record_notices(self) -> None:
+        """Write down in the manifest what sinks were told."""
+        self._add(_Job("what sinks were told", self._archive.record_notices, None))
+
+    def put_base(
+        self, base: Base, *, continues: bool, reason: str | None = None
+    ) -> "asyncio.Future[object]":
+        """Commit ``base`` as a new epoch, after all that was put before; await :meth:`epoch_of`
+        what this gives.
+
+        ``reason``: why it doesn't continue the one before.
+        """
+
+        def work() -> object:
+            return _Based(self._archive.commit_base(base, continues=continues, reason=reason).epoch)
+
+        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        until = base.artifact.to_position
+        self._add(_Job(f"base of epoch {base.artifact.epoch}", work, done, until))
+        return done
+
+    async def epoch_of(self, putting: "asyncio.Future[object]") -> int:
+        """The epoch that a base began, once it is committed.
+
+        :raises ArchiveError: as TableArchive.commit_base, but for a destination that is away,
+            which is waited for.
+        :raises NeverVerified: if the table changed before its position was verified.
+        """
+        based = await putting
+        assert isinstance(based, _Based)
+        self._counters.artifact("snapshot")
+        return based.epoch
+
+    def cut_off(self) -> int:
+        """Nothing that comes now may follow what was put: throw away what isn't verified.
+
+        What is will be committed whatever the server says from now on. How many
+        artifacts were thrown away.
+        """
+        kept: deque[_Job] = deque()
+        thrown = []
+        for job in self._jobs:
+            if job is self._working or not self._waits(job):
+                kept.append(job if job is self._working else job._replace(until=None))
+            else:
+                thrown.append(job)
+        self._jobs = kept
+        for job in thrown:
+            self._throw_away(job)
+        if thrown:
+            self._notify()
+        return len(thrown)
+
+    async def run(self) -> None:
+        """Work off the queue until cancelled.
+
+        :raises ArchiveError: if a diff can't be committed, now or ever.
+        :raises OSError: if a spill file can't be read.
+        """
+        while True:
+            while self._jobs and not self._waits(self._jobs[0]):
+                self._working = self._jobs[0]
+                await self._finish(self._working)
+                self._jobs.popleft()
+                self._working = None
+                self._waits_since = time.monotonic()
+                self._notify()
+            await self.progress()
+
+    async def progress(self) -> None:
+        """Wait until something changes here."""
+        await self._changed.wait()
+
+    async def drained(self) -> None:
+        """Wait until all is committed."""
+        while self._jobs:
+            await self.progress()
+
+    async def settled(self) -> None:
+        """Wait until all is committed, but for what must wait for a look."""
+        while self._jobs and self.unverified is None:
+            await self.progress()
+
+    def _waits(self, job: _Job) -> bool:
+        return job.until is not None and not self._verified.covers(job.until)
+
+    def _throw_away(self, job: _Job) -> None:
+        if job.sealed is not None or job.done is not None:
+            self.thrown_away += 1
+        self._log.warning("thrown away, never verified", what=job.what)
+        if job.sealed is not None:
+            job.sealed.close()
+        if job.done is not None and not job.done.done():
+            assert job.until is not None
+            job.done.set_exception(NeverVerified(self._table, job.until))
+
+    def _add(self, job: _Job) -> None:
+        if not self._jobs:
+            self._waits_since = time.monotonic()
+        self.newest += 1
+        self._jobs.append(job._replace(number=self.newest))
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _finish(self, job: _Job) -> None:
+        try:
+            result = await self._offer(job)
+        except Exception as failure:
+            if job.done is None:
+                raise
+            if not job.done.cancelled():
+                job.done.set_exception(failure)
+            return
+        if result is not UNWRITTEN:
+            self.last_write = time.monotonic()
+        if job.done is not None and not job.done.cancelled():
+            job.done.set_result(result)
+        if isinstance(result, Written):
+            self._counters.artifact("diff")
+            self._log.info("diff committed", **result.to_log())
+
+    async def _offer(self, job: _Job) -> object:
+        """The job's result, after as many attempts as it takes."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type((CommitUnavailable, DestinationError, SpoolUnavailable)),
+            wait=RETRY,
+            before_sleep=partial(self._hold, job),
+        )
+        result: object = await retrying(self._attempt, job)
+        if self._blocked is not None:
+            self._log.info("goes on", what=job.what, attempts=self._blocked.attempts)
+        self._blocked = None
+        return result
+
+    async def _attempt(self, job: _Job) -> object:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job.work)
+
+    def _hold(self, job: _Job, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        failure = str(state.outcome.exception())
+        since = time.monotonic() if self._blocked is None else self._blocked.since
+        self._blocked = CommitBlocked(failure, since, state.attempt_number)
+        self._log.warning(
+            "commit held",
+            what=job.what,
+            error=failure,
+            attempt=state.attempt_number,
+            retry_in_s=round(state.upcoming_sleep, 2),
+        )
+        self._notify()

@@ -1,0 +1,80 @@
+"""The destinations and AWS clients of all tables, made once in the life of the process."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from laredo_archive.aws.clients import Called, Clients, ignore
+from laredo_archive.aws.profile import Profile
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.s3.destination import S3Destination
+from laredo_snapshotter import config_places
+from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.config_places import DestinationConfig
+
+_Profiles = tuple[tuple[str, Profile], ...]
+
+
+@dataclass
+class _Shared:
+    """A bucket that all tables with the same settings use; asked once what it can do."""
+
+    destination: S3Destination
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    fit: bool = False
+
+
+class Stores:
+    """Makes what a configuration names. Safe for use by several threads."""
+
+    def __init__(self, on_call: Callable[[Called], None] = ignore) -> None:
+        """``on_call`` is told of every request to AWS."""
+        self._on_call = on_call
+        self._lock = threading.Lock()
+        self._clients: dict[_Profiles, Clients] = {}
+        self._shared: dict[tuple[object, Clients], _Shared] = {}
+
+    def clients(self, profiles: Mapping[str, Profile]) -> Clients:
+        """The clients of those who ``profiles`` says, and of the ambient one."""
+        known = tuple(sorted(profiles.items()))
+        with self._lock:
+            if known not in self._clients:
+                self._clients[known] = Clients(profiles, self._on_call)
+            return self._clients[known]
+
+    def open(self, table: TableConfig) -> list[Destination]:
+        """Those of ``table``, in the order of the configuration; each store can swap.
+
+        :raises ConditionalWritesMissing: if one can't.
+        :raises AwsError: if one can't be asked as it is configured.
+        :raises DestinationUnavailable: if one is away; try again later.
+        """
+        clients = self.clients(table.profiles)
+        return [self._opened(place, clients) for place in table.destinations]
+
+    def destination(self, place: DestinationConfig, clients: Clients) -> Destination:
+        """The one at ``place``; nothing is asked of it.
+
+        :raises AwsError: if it can't be asked as it is configured.
+        """
+        if isinstance(place, config_places.LocalDestinationBlock):
+            return LocalDestination(place.path)
+        return self._bucket(place, clients).destination
+
+    def _opened(self, place: DestinationConfig, clients: Clients) -> Destination:
+        if isinstance(place, config_places.S3DestinationBlock):
+            shared = self._bucket(place, clients)
+            with shared.asking:
+                if not shared.fit:
+                    shared.destination.probe()
+                    shared.fit = True
+        return self.destination(place, clients)
+
+    def _bucket(self, place: config_places.S3DestinationBlock, clients: Clients) -> _Shared:
+        s3_place = place.s3_place
+        with self._lock:
+            known = (s3_place, clients)
+            if known not in self._shared:
+                self._shared[known] = _Shared(S3Destination(s3_place, clients))
+            return self._shared[known]

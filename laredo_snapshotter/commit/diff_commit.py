@@ -1,0 +1,97 @@
+"""A sealed buffer into the archive, as a diff behind its head."""
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model import position as position_
+from laredo_model.checksum import StateChecksum
+from laredo_model.position import Position
+from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
+
+UNWRITTEN = object()
+"""What a diff without changes comes to."""
+
+
+class Written(NamedTuple):
+    """A diff that was committed."""
+
+    epoch: int
+    from_position: Position
+    to_position: int
+    outcome: DiffSummary
+    size_bytes: int
+
+    def to_log(self) -> dict[str, object]:
+        """What the log says of it."""
+        return {
+            "epoch": self.epoch,
+            "from_position": position_.text(self.from_position),
+            "to_position": position_.text(self.to_position),
+            "changes": self.outcome.change_count,
+            "rows": self.outcome.rows,
+            "size_bytes": self.size_bytes,
+        }
+
+
+class Unwritten:
+    """What came to nothing since the head, in buffers that turned out to be empty."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+
+class DiffCommit:
+    """One diff's commit; run again after CommitUnavailable it is the same commit."""
+
+    def __init__(
+        self,
+        archive: TableArchive,
+        sealed: Sealed,
+        formats: tuple[str, ...],
+        unwritten: Unwritten,
+    ) -> None:
+        self._archive = archive
+        self._sealed = sealed
+        self._formats = formats
+        self._unwritten = unwritten
+        self._measured: tuple[Position, DiffSummary] | None = None
+
+    def run(self) -> object:
+        """Commit it, in a thread; what was written, or UNWRITTEN if there was nothing."""
+        sealed = self._sealed
+        start, outcome = self._measure()
+        if outcome.empty and not (sealed.forced and sealed.to_position > start):
+            self._unwritten.cancelled += outcome.cancelled
+            sealed.close()
+            return UNWRITTEN
+        artifact = self._archive.commit_diff(
+            sealed.changes(),
+            from_position=start,
+            to_position=Position(sealed.to_position),
+            to_time=time_of(sealed.to_time_us),
+            rows=outcome.rows,
+            checksum=outcome.checksum,
+            formats=self._formats,
+            truncate=outcome.truncate,
+            cancelled=outcome.cancelled + self._unwritten.cancelled,
+        )
+        self._unwritten.cancelled = 0
+        sealed.close()
+        return Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
+
+    def _measure(self) -> tuple[Position, DiffSummary]:
+        if self._measured is None:
+            head = self._archive.head
+            assert head is not None and head.rows is not None and head.checksum is not None
+            before = StateChecksum.from_hex(head.rows, head.checksum)
+            self._measured = head.position, self._sealed.measure(before)
+        return self._measured
+
+
+def time_of(microseconds: int | None) -> datetime | None:
+    """A commit time in microseconds since 1970 as a datetime."""
+    if microseconds is None:
+        return None
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)

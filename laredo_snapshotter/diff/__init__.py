@@ -1,0 +1,1 @@
+"""From a table's stream to diffs: buffered, cut, sealed."""

@@ -1,0 +1,382 @@
+"""The net-change buffer: per key the line before the window and the line after it.
+
+docs/archive-format.md, "A diff holds the **net** change per key": DELETE then INSERT is UPDATE,
+INSERT then DELETE is nothing, old equal to new is nothing; after a TRUNCATE
+everything is INSERT.
+
+A key that changed and is as it was before is in no diff, and counted all the
+same: a reader that stopped in mid-window may hold what it was in between.
+
+A transaction that is still open is kept apart until its end, so that the
+buffer can be sealed at any time on a transaction's boundary, and so that the
+half of a transaction that a lost connection leaves can be dropped.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from laredo_model.change import Action, Change
+from laredo_model.checksum import MODULUS, StateChecksum, sum_of
+from laredo_model.errors import ModelError
+from laredo_snapshotter.diff.cancelled import Cancelled
+from laredo_snapshotter.diff.spill import Net, SpillFile
+from laredo_snapshotter.errors import StreamInconsistent
+
+ENTRY_OVERHEAD = 260
+"""Bytes of memory that an entry costs beside its key and lines: objects and table slot."""
+
+_TRUNCATE, _DELETE = int(Action.TRUNCATE), int(Action.DELETE)
+_CHUNK = 4096
+
+
+class NetChanges:
+    """The net effect of a sequence of changes; over memory and, if need be, a spill file."""
+
+    def __init__(self, spill_directory: Path | None = None) -> None:
+        self.truncated = False
+        self.memory_bytes = 0
+        self.cancelled = Cancelled()
+        self._entries: dict[bytes, tuple[bytes | None, bytes | None]] = {}
+        self._spill: SpillFile | None = None
+        self._spilled = 0
+        self._spill_directory = spill_directory
+
+    def __len__(self) -> int:
+        """Keys in memory; what was spilled isn't counted."""
+        return len(self._entries)
+
+    @property
+    def depth(self) -> int:
+        """Keys in memory and in the spill file; one that is in both counts twice."""
+        return len(self._entries) + self._spilled
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes in the spill file."""
+        return self._spill.size if self._spill is not None else 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is certainly nothing; a spilled buffer may still turn out to be empty."""
+        return not (self._entries or self.truncated or self._spill)
+
+    def apply(
+        self,
+        actions: Sequence[int],
+        keys: Sequence[bytes],
+        lines: Sequence[bytes],
+        old_lines: Sequence[bytes],
+        position: int | None = None,
+    ) -> None:
+        """Take changes in their order; a line that isn't there is empty.
+
+        :raises StreamInconsistent: if an old line isn't what the change before left.
+        """
+        entries, size = self._entries, self.memory_bytes
+        get, cancelled = entries.get, self.cancelled
+        for action, key, line, old_line in zip(actions, keys, lines, old_lines, strict=True):
+            if action == _TRUNCATE:
+                self._clear()
+                self.truncated, size = True, 0
+                continue
+            old = old_line or None
+            new = None if action == _DELETE else line
+            entry = get(key)
+            if entry is None:
+                if old != new:
+                    cancelled.discard(key)
+                    entries[key] = (old, new)
+                    size += ENTRY_OVERHEAD + len(key) + len(old_line) + len(line)
+                continue
+            first, before = entry
+            if before != old:
+                raise StreamInconsistent(key, position)
+            if first == new:
+                del entries[key]
+                cancelled.add(key)
+                size -= ENTRY_OVERHEAD + len(key) + len(first or b"") + len(before or b"")
+            else:
+                entries[key] = (first, new)
+                size += len(line) - len(before or b"")
+        self.memory_bytes = size
+
+    def extend(self, later: "NetChanges") -> None:
+        """Take everything of ``later``, which happened after this and isn't used any more.
+
+        :raises StreamInconsistent: as :meth:`apply`.
+        """
+        if later.truncated:
+            self._clear()
+            self.truncated = True
+        self.cancelled.extend(
+            later.cancelled, before=self._entries.keys(), after=later._entries.keys()
+        )
+        if later._spill is not None:
+            self.spill()
+            if self._spill is None:
+                self._spill = later._spill
+            else:
+                self._spill.adopt(later._spill)
+            self._spilled += later._spilled
+            self._entries, self.memory_bytes = later._entries, later.memory_bytes
+            return
+        if not self._entries:
+            self._entries, self.memory_bytes = later._entries, later.memory_bytes
+            return
+        entries = later._entries
+        self.apply(
+            bytes(_DELETE if new is None else Action.UPDATE for _, new in entries.values()),
+            list(entries),
+            [new or b"" for _, new in entries.values()],
+            [old or b"" for old, _ in entries.values()],
+        )
+
+    def spill(self) -> None:
+        """Move what is in memory to the spill file.
+
+        :raises OSError: if there is no room for it.
+        """
+        if not self._entries:
+            return
+        if self._spill is None:
+            self._spill = SpillFile(self._spill_directory)
+        self._spill.write(self._sorted_entries())
+        self._spilled += len(self._entries)
+        self._entries = {}
+        self.memory_bytes = 0
+
+    def net(self) -> Iterator[Net]:
+        """Key, old line and new line of every key that changed, in key order; repeatable."""
+        if self._spill is None:
+            yield from self._sorted_entries()
+            return
+        self.cancelled.in_spill = 0
+        for key, old, new in self._spill.merged(self._sorted_entries()):
+            if old != new:
+                yield key, old, new
+            else:
+                self.cancelled.in_spill += 1
+
+    def close(self) -> None:
+        """Give memory and disk space back."""
+        self._clear()
+
+    def _sorted_entries(self) -> Iterator[Net]:
+        entries = self._entries
+        for key in sorted(entries):
+            yield key, *entries[key]
+
+    def _clear(self) -> None:
+        self.cancelled.add_many(len(self._entries) + self._spilled)
+        self._spilled = 0
+        self._entries.clear()
+        self.memory_bytes = 0
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
+
+
+class DiffSummary(NamedTuple):
+    """What a sealed buffer comes to: its changes, and the table after them."""
+
+    change_count: int
+    rows: int
+    checksum: str
+    truncate: bool
+    cancelled: int
+    """How many keys changed and have no net change; at most so many, and 0 is certain."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether the table is as it was before."""
+        return not (self.change_count or self.truncate)
+
+
+class Sealed:
+    """The net changes up to one position, closed for good; read by the diff's writer."""
+
+    def __init__(
+        self, changes: NetChanges, to_position: int, to_time_us: int | None, *, forced: bool
+    ) -> None:
+        self.to_position = to_position
+        """The cut: every transaction up to here is in it."""
+        self.to_time_us = to_time_us
+        """Commit time of its last transaction, microseconds since 1970; None if it has none."""
+        self.forced = forced
+        """Written even if it turns out to be empty."""
+        self._changes = changes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it holds until closed."""
+        return self._changes.memory_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Disk space that it holds until closed."""
+        return self._changes.spilled_bytes
+
+    @property
+    def depth(self) -> int:
+        """Changed keys in it, at most."""
+        return self._changes.depth
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is certainly no change in it."""
+        return self._changes.empty
+
+    def measure(self, before: StateChecksum) -> DiffSummary:
+        """What the table comes to when these changes follow the state ``before``. One pass.
+
+        :raises ModelError: if more rows go than there were.
+        """
+        truncate = self._changes.truncated and before.rows > 0
+        rows, value = (0, 0) if self._changes.truncated else (before.rows, before.value)
+        count = 0
+        for gone, come, size in _chunks(self._changes.net()):
+            rows += len(come) - len(gone)
+            value += sum_of(come) - sum_of(gone)
+            count += size
+        if rows < 0:
+            raise ModelError(
+                f"the changes up to this cut remove {-rows} rows more than the table had"
+            )
+        checksum = StateChecksum(rows, value % MODULUS).hex()
+        return DiffSummary(count, rows, checksum, truncate, self._changes.cancelled.count)
+
+    def changes(self) -> Iterator[Change]:
+        """The diff's changes in key order, the TRUNCATE apart; repeatable."""
+        for key, old, new in self._changes.net():
+            if old is None:
+                yield Change(Action.INSERT, key, None, new)
+            elif new is None:
+                yield Change(Action.DELETE, key, old, None)
+            else:
+                yield Change(Action.UPDATE, key, old, new)
+
+    def close(self) -> None:
+        """Give memory and disk space back."""
+        self._changes.close()
+
+
+class ChangeBuffer:
+    """What the stream brought since the last cut, one table's.
+
+    The whole transactions can be sealed at any time; an open one waits beside them.
+    """
+
+    def __init__(self, spill_directory: Path | None = None) -> None:
+        self._spill_directory = spill_directory
+        self._whole = NetChanges(spill_directory)
+        self._open: NetChanges | None = None
+        self._time_us: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory, the open transaction's included."""
+        return self._whole.memory_bytes + (self._open.memory_bytes if self._open is not None else 0)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes in spill files."""
+        return self._whole.spilled_bytes + (
+            self._open.spilled_bytes if self._open is not None else 0
+        )
+
+    @property
+    def depth(self) -> int:
+        """Changed keys, those in spill files too."""
+        return self._whole.depth + (self._open.depth if self._open is not None else 0)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction was begun and not ended."""
+        return self._open is not None
+
+    @property
+    def empty(self) -> bool:
+        """Whether no whole transaction changed anything."""
+        return self._whole.empty
+
+    def take(
+        self,
+        actions: Sequence[int],
+        keys: Sequence[bytes],
+        lines: Sequence[bytes],
+        old_lines: Sequence[bytes] | None,
+        *,
+        position: int,
+        time_us: int,
+        ends: bool,
+    ) -> None:
+        """Take changes of one transaction, or of several that end at ``position`` or before.
+
+        ``ends``: the last of them ends here; else it goes on in the next call.
+
+        :raises StreamInconsistent: if an old line isn't what the change before left.
+        """
+        olds = old_lines if old_lines is not None else list(repeat(b"", len(keys)))
+        if ends and self._open is None:
+            self._whole.apply(actions, keys, lines, olds, position)
+        else:
+            if self._open is None:
+                self._open = NetChanges(self._spill_directory)
+            self._open.apply(actions, keys, lines, olds, position)
+        if ends:
+            if self._open is not None:
+                self._whole.extend(self._open)
+                self._open = None
+            self._time_us = time_us
+
+    def spill(self) -> None:
+        """Move the open transaction to disk.
+
+        :raises OSError: if there is no room for it.
+        """
+        if self._open is not None:
+            self._open.spill()
+
+    def abandon(self) -> None:
+        """Drop the open transaction: its stream was lost, and the next one begins with it."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def seal(self, to_position: int, *, forced: bool = False) -> Sealed:
+        """Close the whole transactions at ``to_position`` and begin anew after it.
+
+        What came to nothing counts for the next diff if this one isn't to be written.
+        """
+        sealed = Sealed(self._whole, to_position, self._time_us, forced=forced)
+        carried = self._whole.cancelled if self._whole.empty and not forced else None
+        self._whole = NetChanges(self._spill_directory)
+        if carried is not None:
+            self._whole.cancelled = carried
+        self._time_us = None
+        return sealed
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.abandon()
+        self._whole.close()
+        self._time_us = None
+
+
+def _chunks(net: Iterator[Net]) -> Iterator[tuple[list[bytes], list[bytes], int]]:
+    """Old lines, new lines and number of changes, some thousands at a time."""
+    gone: list[bytes] = []
+    come: list[bytes] = []
+    size = 0
+    for _, old, new in net:
+        size += 1
+        if old is not None:
+            gone.append(old)
+        if new is not None:
+            come.append(new)
+        if size == _CHUNK:
+            yield gone, come, size
+            gone, come, size = [], [], 0
+    yield gone, come, size

@@ -1,0 +1,73 @@
+"""What the feed asks of those around it: where sealed buffers go, and who writes the table."""
+
+from typing import Protocol
+
+from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+from laredo_snapshotter.diff.buffer import Sealed
+
+
+class Outlet(Protocol):
+    """Where sealed buffers go."""
+
+    @property
+    def blocked(self) -> object | None:
+        """Not None while a destination is away."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory that waits to be committed."""
+
+    @property
+    def waiting_on_disk(self) -> bool:
+        """Whether a buffer with a spill file waits to be committed."""
+
+    @property
+    def unverified(self) -> object | None:
+        """Not None while the next commit waits to be verified."""
+
+    def put(self, sealed: Sealed) -> None:
+        """Commit it after all that was put before."""
+
+    def cut_off(self) -> int:
+        """Throw away what isn't verified; how many artifacts that were."""
+
+    async def progress(self) -> None:
+        """Wait until something was committed, or couldn't be."""
+
+    async def drained(self) -> None:
+        """Wait until all is committed."""
+
+    async def settled(self) -> None:
+        """Wait until all is committed, but for what must wait for a look."""
+
+
+class StreamedBase(Protocol):
+    """A base that the live stream itself brings."""
+
+    async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
+        """Some rows."""
+
+    async def finish(self, end: SnapshotEnd) -> None:
+        """All rows are there: commit it as a new epoch."""
+
+    async def abort(self) -> None:
+        """Forget it."""
+
+
+class Table(Protocol):
+    """What the feed asks of the table's writer."""
+
+    def fits(self, handshake: Handshake) -> bool:
+        """Whether changes from this stream may follow the archive's head."""
+
+    @property
+    def place(self) -> tuple[Position, History] | None:
+        """Where the archive ends; None if nothing may follow what it has."""
+
+    async def begin_base(
+        self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History
+    ) -> StreamedBase:
+        """The stream begins a snapshot: all that was taken before is committed."""

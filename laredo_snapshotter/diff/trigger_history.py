@@ -1,0 +1,121 @@
+"""How often the configured triggers would have fired over what an archive's manifest tells."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from laredo_archive.cli.options import size_text
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_snapshotter.triggers import SinceSnapshot, Triggers
+
+
+@dataclass
+class Fired:
+    """What the triggers would have made of the diffs from ``begin`` to ``end``."""
+
+    begin: datetime
+    end: datetime
+    base_bytes: int
+    """Of the archive's newest base, in its largest format."""
+    diffs: int = 0
+    diff_bytes: int = 0
+    by_trigger: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def bases(self) -> int:
+        """New bases, of all triggers."""
+        return self.by_trigger.total()
+
+    @property
+    def seconds(self) -> float:
+        """How long the archive's history is."""
+        return (self.end - self.begin).total_seconds()
+
+
+def fired(triggers: Triggers, manifest: Manifest) -> Fired | None:
+    """Let ``triggers`` decide after each diff of the manifest; None where there is no diff.
+
+    A base that doesn't continue the one before counts as no trigger's and begins anew. One that
+    does is what other triggers, or a request, made: it tells the size of a base, no more.
+    """
+    first = next((entry for entry in manifest.artifacts if entry.is_snapshot), None)
+    if first is None or manifest.artifacts[-1] is first:
+        return None
+    replay = _Replay(triggers, first)
+    for artifact in manifest.artifacts:
+        replay.take(artifact)
+    return replay.found if replay.found.diffs else None
+
+
+def told(triggers: Triggers, manifest: Manifest | None) -> str:
+    """One sentence for an operator: how often ``triggers`` would have fired, and what that costs.
+
+    ``manifest``: None while there is no archive.
+    """
+    found = None if manifest is None else fired(triggers, manifest)
+    if found is None:
+        return "how often they would fire shows once the archive has diffs"
+    history = (
+        f"over the archive's {_time_text(found.seconds)} ({found.diffs} diffs, "
+        f"{size_text(found.diff_bytes)})"
+    )
+    if not found.bases:
+        return f"{history} none would have fired"
+    by_trigger = ", ".join(f"{name} {times}" for name, times in found.by_trigger.most_common())
+    return (
+        f"{history} they would have fired {found.bases} times, every "
+        f"{_time_text(found.seconds / found.bases)} ({by_trigger}): "
+        f"{size_text(found.bases * found.base_bytes)} of bases, {size_text(found.base_bytes)} each"
+    )
+
+
+def _time_text(seconds: float) -> str:
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+class _Replay:
+    def __init__(self, triggers: Triggers, first: Artifact) -> None:
+        self.found = Fired(first.created_at, first.created_at, first.size_bytes)
+        self._triggers = triggers
+        self._base_at = first.created_at
+        self._since = SinceSnapshot(0.0, first.size_bytes, first.row_count or 0)
+
+    def take(self, artifact: Artifact) -> None:
+        found, now = self.found, max(self.found.end, artifact.created_at)
+        self._pass_time(now)
+        found.end = now
+        if artifact.is_snapshot:
+            found.base_bytes = artifact.size_bytes
+            self._since = replace(self._since, snapshot_bytes=artifact.size_bytes)
+            if not artifact.continues:
+                self._begin_anew(now, artifact.row_count)
+            return
+        found.diffs += 1
+        found.diff_bytes += artifact.size_bytes
+        since = self._since = replace(
+            self._since,
+            age_s=(now - self._base_at).total_seconds(),
+            rows=self._since.rows if artifact.rows is None else artifact.rows,
+            diffs=self._since.diffs + 1,
+            diff_bytes=self._since.diff_bytes + artifact.size_bytes,
+            churn_records=self._since.churn_records + (artifact.change_count or 0),
+        )
+        if reason := self._triggers.due(since):
+            self._fire(reason, now)
+
+    def _pass_time(self, now: datetime) -> None:
+        """Intervals that ended before ``now``, with what had come by then."""
+        interval = self._triggers.max_interval
+        while interval and now - self._base_at > timedelta(seconds=interval):
+            self._fire("max_interval", self._base_at + timedelta(seconds=interval))
+
+    def _fire(self, reason: str, now: datetime) -> None:
+        self.found.by_trigger[reason] += 1
+        self._begin_anew(now, self._since.rows)
+
+    def _begin_anew(self, now: datetime, rows: int | None) -> None:
+        self._base_at = now
+        self._since = SinceSnapshot(0.0, self._since.snapshot_bytes, rows or 0)

@@ -1,0 +1,1 @@
+"""One table's writer, from the claim to its last flush."""

@@ -1,0 +1,179 @@
+"""The end of a table's writer: what was taken before the stop is written, or said to be left.
+
+What is taken waits until the server's verified position has passed it, so the stream stays open
+meanwhile. What comes after the stop is written if it happens to be verified in time too, and is no
+debt: on a busy table there is always more.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import structlog
+
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model import position as position_
+from laredo_snapshotter.commit.committer import Committer
+from laredo_snapshotter.diff.feed import Feed
+from laredo_snapshotter.events.notifier import Notifier
+
+log = structlog.get_logger(__name__)
+
+GOODBYE_S = 3.0
+"""What sinks may take for the last notices, and then the manifest to say so."""
+
+
+class Left(NamedTuple):
+    """What was taken from the stream and isn't in the archive."""
+
+    artifacts: int
+    """Diffs and bases that wait to be committed."""
+    changes: int
+    """Changed keys of them, and of what isn't a diff yet."""
+    after: int | None
+    """The archive's head; None if it has no base yet."""
+    why: str
+
+    def tell(self, table: str) -> None:
+        """One line in the log."""
+        after = None if self.after is None else position_.text(self.after)
+        if after is None:
+            goes_on = "the next start begins the first base anew"
+        else:
+            goes_on = (
+                f"nothing is lost as long as the server's journal reaches back to {after}, "
+                "where the next start goes on"
+            )
+        log.error(
+            f"not written: {goes_on}",
+            table=table,
+            changes=self.changes,
+            artifacts=self.artifacts,
+            after=after,
+            reason=self.why,
+        )
+
+
+class LastFlush:
+    """Writes what was taken; :meth:`run` it once. Belongs to the event loop of ``feed``."""
+
+    def __init__(
+        self,
+        table: str,
+        archive: TableArchive,
+        feed: Feed,
+        committer: Committer,
+        *,
+        notifier: Notifier,
+        executor: Executor,
+    ) -> None:
+        self._archive = archive
+        self._feed = feed
+        self._committer = committer
+        self._notifier = notifier
+        self._executor = executor
+        self._log = log.bind(table=table)
+        self._debt: int | None = None
+        """Number of the last job that has to be committed; None until :meth:`run`."""
+        self._thrown_away_before = 0
+
+    def left(self, why: str | None = None) -> Left | None:
+        """What isn't written of what should be; None if all is. ``why`` if something else than
+        time ended it."""
+        waiting = self._committer.waiting(self._debt)
+        artifacts, changes = waiting.artifacts, waiting.changes
+        if self._debt is None:
+            changes += 0 if self._feed.buffer.empty else self._feed.buffer.depth
+        elif thrown_away := self._committer.thrown_away - self._thrown_away_before:
+            artifacts += thrown_away
+            why = why or "the table was changed before it was verified; a new base begins"
+        if not artifacts and not changes:
+            return None
+        head = self._archive.head
+        after = None if head is None else head.position
+        return Left(artifacts, changes, after, why or self._reason())
+
+    async def run(
+        self,
+        feeding: "asyncio.Task[None]",
+        committing: "asyncio.Task[None]",
+        failed: "asyncio.Future[None]",
+        within: float,
+    ) -> Left | None:
+        """Write what was taken until now, within so many seconds; what is left of it.
+
+        :raises Exception: what ended one of the tasks, if it is before all is written.
+        """
+        deadline = asyncio.get_running_loop().time() + within
+        self._feed.seal_all()
+        self._thrown_away_before = self._committer.thrown_away
+        self._debt = self._committer.newest
+        await self._wait(self._paid(), deadline, [feeding, committing, failed])
+        if left := self.left():
+            await self._feed.stop(feeding)
+            return left
+        await self._write_the_rest(feeding, committing, deadline)
+        left = self.left()
+        if left is None:
+            await self._finish_notices()
+        return left
+
+    async def _paid(self) -> None:
+        while self._committer.waiting(self._debt).artifacts:
+            await self._committer.progress()
+
+    async def _write_the_rest(
+        self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]", deadline: float
+    ) -> None:
+        """What came after the stop, as far as it is verified; the next start takes the rest."""
+        await self._feed.stop(feeding)
+        self._feed.seal_all()
+        if later := self._committer.cut_off():
+            self._log.info("came after the stop, left to the next start", artifacts=later)
+            self._thrown_away_before = self._committer.thrown_away
+        await self._wait(self._committer.drained(), deadline, [committing])
+
+    async def _wait(
+        self,
+        done: Coroutine[Any, Any, None],
+        deadline: float,
+        ends: "Sequence[asyncio.Future[None]]",
+    ) -> None:
+        """Until ``done``, the deadline, or one of ``ends`` has ended.
+
+        :raises Exception: what ended it.
+        """
+        waiting = asyncio.ensure_future(done)
+        within = max(0.0, deadline - asyncio.get_running_loop().time())
+        try:
+            await asyncio.wait(
+                [waiting, *ends], timeout=within, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waiting.cancel()
+        for ended in ends:
+            if ended.done():
+                ended.result()
+
+    async def _finish_notices(self) -> None:
+        """Tell what can be told at once, and write it down, or the next start tells it again."""
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._executor, self._notifier.settle, GOODBYE_S):
+            self._log.warning("notices left; the next start sends them")
+        if self._notifier.unrecorded:
+            self._committer.record_notices()
+            drained = asyncio.create_task(self._committer.drained())
+            await asyncio.wait([drained], timeout=GOODBYE_S)
+            drained.cancel()
+
+    def _reason(self) -> str:
+        blocked, unverified = self._committer.blocked, self._committer.unverified
+        if blocked is not None:
+            return blocked.reason
+        if unverified is not None:
+            return (
+                f"the server's verified position {position_.text(unverified.verified)} hasn't "
+                f"passed {position_.text(unverified.position)}"
+            )
+        return "the time was over, or the writer was told to end at once"

@@ -1,0 +1,369 @@
+"""One life of a table's writer: from the archive's head to the first thing that goes wrong."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from datetime import UTC, datetime
+
+import structlog
+
+from laredo_archive.errors import ChecksumDiffers, Fenced
+from laredo_archive.manifest.head import Head
+from laredo_archive.write.table_archive import TableArchive
+from laredo_fanout.client.errors import StreamError
+from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
+from laredo_fanout.client.table_status import table_status
+from laredo_model import position as position_
+from laredo_model.column import Column
+from laredo_model.history import History
+from laredo_model.position import Position
+from laredo_model.retry import Backoff
+from laredo_snapshotter.base.base_writer import BaseWriter, open_base
+from laredo_snapshotter.base.live_base import LiveBase, WaitingBase, why_new_epoch
+from laredo_snapshotter.base.rebase import Rebase
+from laredo_snapshotter.commit.committer import Committer
+from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.diff.feed import Feed
+from laredo_snapshotter.diff.feed_ports import StreamedBase
+from laredo_snapshotter.diff.shape import same_shape
+from laredo_snapshotter.diff.verified import VerifiedPosition
+from laredo_snapshotter.errors import NeverVerified, StreamBehind
+from laredo_snapshotter.events.notifier import Notifier
+from laredo_snapshotter.metrics import TableCounters
+from laredo_snapshotter.table.journal_reach import JournalReach
+from laredo_snapshotter.table.last_flush import LastFlush, Left
+from laredo_snapshotter.triggers import SinceSnapshot
+
+log = structlog.get_logger(__name__)
+
+REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
+BEAT_S = 1.0
+JOURNAL_S = 5.0
+"""Between two looks at the server's journal while the stream is closed."""
+
+
+class Life:
+    """Feed, committer and re-bases over one claimed archive; :meth:`run` it once."""
+
+    def __init__(
+        self,
+        config: TableConfig,
+        archive: TableArchive,
+        executor: Executor,
+        counters: TableCounters,
+        *,
+        notifier: Notifier,
+        epoch_committed: Callable[[int, datetime], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """``notifier`` is woken after each commit; ``epoch_committed`` is told of each new
+        epoch and when its making began; ``wanted`` says whether somebody asks for one,
+        whatever the triggers say.
+        """
+        self._config = config
+        self._archive = archive
+        self._executor = executor
+        self._notifier = notifier
+        self._epoch_committed = epoch_committed
+        self._wanted = wanted
+        self._log = log.bind(table=config.name)
+        self.verified = VerifiedPosition()
+        """Told by the feed, waited for by the committer."""
+        self.committer = Committer(
+            archive, config.name, config.formats.diff, executor, counters, verified=self.verified
+        )
+        head = usable(archive.head)
+        self.feed = Feed(
+            config,
+            self,
+            self.committer,
+            counters,
+            self.verified,
+            position=None if head is None else head.position,
+            history=None if head is None else head.history,
+        )
+        self.base: BaseWriter | None = None
+        """The base that the live stream brings, while it does."""
+        self._waiting_base: WaitingBase | None = None
+        self.rebase: Rebase | None = None
+        self.rebase_reason: str | None = None
+        self.rebase_problem: str | None = None
+        """Why the last re-base came to nothing."""
+        self.left: Left | None = None
+        """What was taken and never written, once it has ended."""
+        self._last = LastFlush(
+            config.name,
+            archive,
+            self.feed,
+            self.committer,
+            notifier=notifier,
+            executor=executor,
+        )
+        self.journal: JournalReach | None = None
+        """Not None while the feed itself keeps the stream closed."""
+        self._rebasing: asyncio.Task[None] | None = None
+        self._rebase_failures = 0
+        self._not_before = 0.0
+        self._look_again = 0.0
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
+        """Write until ``stopping``, then what was taken, within ``flush_timeout`` seconds.
+
+        :raises Exception: whatever ended it; the archive is as good as before.
+        """
+        committing = asyncio.create_task(self.committer.run())
+        feeding = asyncio.create_task(self.feed.run())
+        beating = asyncio.create_task(self._beats())
+        waking = asyncio.create_task(self._after_commits())
+        waiting = asyncio.create_task(_until(stopping))
+        try:
+            ends: list[asyncio.Future[None]] = [self._failed, committing, feeding, beating, waking]
+            await asyncio.wait([*ends, waiting], return_when=asyncio.FIRST_COMPLETED)
+            for ended in ends:
+                if ended.done():
+                    ended.result()
+            await self._drop_rebase()
+            self.left = await self._last.run(feeding, committing, self._failed, flush_timeout)
+        except Exception as failure:
+            self.left = self._last.left(str(failure))
+            raise
+        finally:
+            self._failed.cancel()
+            tasks = [committing, feeding, beating, waking, waiting]
+            if self._rebasing is not None:
+                tasks.append(self._rebasing)
+            if self._waiting_base is not None:
+                tasks.append(self._waiting_base.committing)
+            await self.feed.stop(feeding)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.feed.buffer.clear()
+
+    def left_now(self) -> Left | None:
+        """What would be left if it ended now."""
+        return self._last.left()
+
+    def tick(self) -> None:
+        """A diff interval has passed, or a diff was committed: is a re-base due?"""
+        head = self._archive.head
+        if head is None or self._rebasing is not None or time.monotonic() < self._not_before:
+            return
+        reason = self._config.triggers.due(self.since_snapshot(head))
+        if reason is not None:
+            self._begin_rebase(reason)
+
+    def beat(self) -> None:
+        """What is due whatever the diff interval: asked-for re-bases, seen_position, notices."""
+        if self._notifier.recording_due(self._config.diff.interval) and self.committer.idle:
+            self.committer.record_notices()
+        feed = self.feed
+        if not feed.live:
+            return
+        if self._wanted() and self._rebasing is None and time.monotonic() >= self._not_before:
+            self._begin_rebase("request")
+        position = feed.seen_position
+        interval = self._config.seen_interval
+        due = self.committer.last_write + interval
+        if interval and feed.quiet and self.committer.idle and time.monotonic() >= due:
+            head = self._archive.head
+            seen = None if head is None else head.seen_position or head.position
+            if position is not None and seen is not None and position > seen:
+                self.committer.see(position)
+
+    def since_snapshot(self, head: Head) -> SinceSnapshot:
+        """What happened since the epoch's base, up to the archive's head: its rows are known."""
+        return SinceSnapshot(
+            age_s=(datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
+            snapshot_bytes=head.snapshot_bytes,
+            rows=head.snapshot_rows if head.rows is None else head.rows,
+            diffs=head.diffs_since_snapshot,
+            diff_bytes=head.diff_bytes,
+            churn_records=head.diff_changes,
+        )
+
+    def buffered(self, head: Head | None) -> int:
+        """Changed rows that aren't in the archive: in the buffer, sealed, or spilled."""
+        position = 0 if head is None else head.position
+        return self.feed.buffer.depth + self.committer.waiting_changes(position)
+
+    def fits(self, handshake: Handshake) -> bool:
+        """Whether changes from this stream may follow the archive's head."""
+        waiting, head = self._waiting_base, usable(self._archive.head)
+        if waiting is not None:
+            # The archive ends with it as soon as it is committed.
+            return handshake.history == waiting.history and same_shape(
+                handshake.columns, waiting.columns
+            )
+        return (
+            head is not None
+            and handshake.history == head.history
+            and same_shape(handshake.columns, head.columns)
+        )
+
+    @property
+    def place(self) -> tuple[Position, History] | None:
+        """Where the archive ends; None if nothing may follow what it has."""
+        head = usable(self._archive.head)
+        if head is None or head.history is None:
+            return None
+        return head.position, head.history
+
+    @property
+    def base_waits(self) -> bool:
+        """Whether the base of a new epoch is whole and not yet committed."""
+        return self._waiting_base is not None
+
+    async def begin_base(
+        self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History
+    ) -> StreamedBase:
+        """The stream begins a snapshot: the base of a new epoch.
+
+        :raises StreamBehind: if it is older than what the archive has.
+        """
+        await self._drop_rebase()
+        position, head = begin.position, self._archive.head
+        assert position is not None, "checked by the feed"
+        if head is not None and head.history == history and position < head.position:
+            raise StreamBehind(self._config.name, position, head.position)
+
+        began = datetime.now(UTC)
+        reason = why_new_epoch(head, columns, history, begin.reason)
+        self.base = await open_base(
+            self._archive,
+            self._config,
+            self._executor,
+            position=position,
+            history=history,
+            columns=columns,
+        )
+        self._log.info(
+            "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
+        )
+        return LiveBase(
+            self.base, began, columns, history, reason, self._put_live_base, self._no_base
+        )
+
+    def _no_base(self) -> None:
+        self.base = None
+
+    async def _put_live_base(self, whole: LiveBase, end: SnapshotEnd) -> None:
+        """The base that the live stream brought is whole: have it committed.
+
+        The stream goes on meanwhile: it brings the word that the base is right.
+        """
+        assert self.base is not None, "it was begun"
+        # Nobody tells when the snapshot's last transaction was committed: not after it began.
+        base = await self.base.finish(end, whole.began)
+        self.base = None
+        putting = self.committer.put_base(base, continues=False, reason=whole.reason)
+        committing = asyncio.create_task(self._commit_live_base(putting, whole.began))
+        self._waiting_base = WaitingBase(whole.history, whole.columns, committing)
+
+    async def _commit_live_base(self, putting: "asyncio.Future[object]", began: datetime) -> None:
+        try:
+            epoch = await self.committer.epoch_of(putting)
+        except NeverVerified as thrown:
+            self._log.warning("base thrown away", reason=str(thrown))
+        except Exception as failure:  # noqa: BLE001  # it ends this life
+            if not self._failed.done():
+                self._failed.set_exception(failure)
+            return
+        else:
+            self._epoch_committed(epoch, began)
+        if (
+            self._waiting_base is not None
+            and self._waiting_base.committing is asyncio.current_task()
+        ):
+            self._waiting_base = None
+
+    async def _beats(self) -> None:
+        seen = self._config.seen_interval or BEAT_S
+        while True:
+            await asyncio.sleep(min(BEAT_S, seen / 2))
+            self.beat()
+            await self._look_at_journal()
+
+    async def _after_commits(self) -> None:
+        """Have what follows a commit begin at once: notices, and the base that a diff calls for."""
+        head = self._archive.head
+        while True:
+            self._notifier.wake()
+            if self._archive.head != head:
+                head = self._archive.head
+                self.tick()
+            await self.committer.progress()
+
+    async def _look_at_journal(self) -> None:
+        if self.feed.closed_because is None:
+            self.journal = None
+            return
+        if self.journal is None:
+            self.journal = JournalReach(self.feed.sequence)
+        elif time.monotonic() < self._look_again:
+            return
+        self._look_again = time.monotonic() + JOURNAL_S
+        try:
+            told = await table_status(self._config.endpoint, self._config.name)
+        except StreamError as refused:
+            self._log.warning("journal not known", error=str(refused))
+            return
+        reach = self.journal.look(told)
+        if reach.reaches is False:
+            self._log.warning("the journal doesn't reach back any more", **reach._asdict())
+
+    def _begin_rebase(self, reason: str) -> None:
+        if not self.feed.live or self.committer.blocked is not None or self.base_waits:
+            return
+        self.rebase_reason = reason
+        self._rebasing = asyncio.create_task(self._run_rebase(reason))
+
+    async def _run_rebase(self, reason: str) -> None:
+        self._log.info("re-base", reason=reason)
+        began = datetime.now(UTC)
+        self.rebase = Rebase(self._config, self.feed, self.committer, self._archive, self._executor)
+        try:
+            epoch = await self.rebase.run()
+        except (Fenced, ChecksumDiffers) as final:
+            if not self._failed.done():
+                self._failed.set_exception(final)
+        except Exception as failure:  # noqa: BLE001  # tried again; the epoch goes on meanwhile
+            self._rebase_failures += 1
+            delay = REBASE_AGAIN.delay(self._rebase_failures)
+            self._not_before = time.monotonic() + delay
+            self.rebase_problem = str(failure)
+            told = not isinstance(failure, AssertionError | TypeError | ValueError)
+            self._log.warning(
+                "re-base failed",
+                reason=reason,
+                error=str(failure),
+                kind=type(failure).__name__,
+                retry_in_s=round(delay, 1),
+                exc_info=None if told else failure,
+            )
+        else:
+            self._rebase_failures = 0
+            self.rebase_problem = None
+            self._log.info("re-based", epoch=epoch, reason=reason)
+            self._epoch_committed(epoch, began)
+        finally:
+            self._rebasing = self.rebase = self.rebase_reason = None
+
+    async def _drop_rebase(self) -> None:
+        rebasing = self._rebasing
+        if rebasing is not None:
+            rebasing.cancel()
+            await asyncio.wait([rebasing])
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def usable(head: Head | None) -> Head | None:
+    """``head``, if it says all that a diff after it needs; archives of other writers may not."""
+    if head is None or None in (head.history, head.rows, head.checksum, head.columns):
+        return None
+    return head

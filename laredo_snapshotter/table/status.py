@@ -1,0 +1,176 @@
+"""A table's status, read off its writer."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from laredo_archive.manifest.head import Head
+from laredo_model import position as position_
+from laredo_snapshotter.status import DestinationStatus, SinkStatus, State, TableStatus
+from laredo_snapshotter.table.session import Life
+
+if TYPE_CHECKING:
+    from laredo_snapshotter.table.writer import TableWriter
+
+
+def of(writer: "TableWriter") -> TableStatus:
+    """What is known of ``writer``'s table now."""
+    archive, life = writer.archive, writer.life
+    head = archive.head if archive is not None else None
+    state, problem = _state(writer)
+    return TableStatus(
+        table=writer.config.name,
+        state=state,
+        ready=state is State.FOLLOWING and head is not None,
+        problem=problem,
+        writer_id=archive.claim.writer_id if archive is not None else None,
+        destinations=tuple(_destination(writer, place) for place in writer.places),
+        sinks=tuple(_sinks(writer)),
+        cas_conflicts=writer.counts.cas_conflicts,
+        **_of_head(head),
+        **_of_life(life, head),
+    )
+
+
+def _state(writer: "TableWriter") -> tuple[State, str | None]:
+    life = writer.life
+    if life is None or writer.final:
+        return writer.state, writer.problem
+    if life.committer.blocked is not None:
+        return State.HOLDING, life.committer.blocked.reason
+    if life.feed.problem is not None:
+        return State.CONNECTING, life.feed.problem
+    if writer.counters.disconnected_because is not None:
+        return State.CONNECTING, writer.counters.disconnected_because
+    if life.feed.live and not life.base_waits:
+        return State.FOLLOWING, None
+    return State.COPYING, None
+
+
+def _destination(writer: "TableWriter", place: str) -> DestinationStatus:
+    standing = writer.counts.standings.of(place)
+    collection = writer.collector.latest.get(place) if writer.collector is not None else None
+    state: Literal["level", "away", "unknown"] = "unknown"
+    if standing is not None and standing.problem is not None:
+        state = "away"
+    elif standing is not None and writer.archive is not None:
+        state = "level"
+    return DestinationStatus(
+        uri=writer.places[place],
+        place=place,
+        state=state,
+        since=standing.since if standing is not None and state != "unknown" else None,
+        problem=standing.problem if standing is not None else None,
+        head_position=writer.archive.heads.get(place) if writer.archive is not None else None,
+        errors=writer.counts.destination_errors[place],
+        collection=collection.to_json() if collection is not None else None,
+    )
+
+
+def _sinks(writer: "TableWriter") -> Iterator[SinkStatus]:
+    known = {sink.name: sink for sink in writer.notifier.statuses()} if writer.notifier else {}
+    for configured in writer.config.sinks:
+        found = known.get(configured.name)
+        mark = found.last_notified if found is not None else None
+        trouble = found.trouble if found is not None else None
+        yield SinkStatus(
+            name=configured.name,
+            type=configured.type,
+            outstanding=found.outstanding if found is not None else None,
+            missed=found.missed if found is not None else 0,
+            last_notified=None
+            if mark is None
+            else {"epoch": mark.epoch, "position": position_.text(mark.position)},
+            last_notified_at=found.last_notified_at if found is not None else None,
+            since=None
+            if trouble is None
+            else datetime.now(UTC) - timedelta(seconds=time.monotonic() - trouble.since),
+            problem=trouble.problem if trouble is not None else None,
+        )
+
+
+def _of_head(head: Head | None) -> dict[str, Any]:
+    if head is None:
+        return dict.fromkeys(
+            (
+                "epoch",
+                "head_position",
+                "seen_position",
+                "rows",
+                "state_checksum",
+                "snapshot_created_at",
+                "snapshot_age_seconds",
+                "snapshot_rows",
+                "snapshot_bytes",
+            )
+        ) | {"diffs_since_snapshot": 0, "diff_bytes": 0}
+    return {
+        "epoch": head.epoch,
+        "head_position": head.position,
+        "seen_position": head.seen_position,
+        "rows": head.rows,
+        "state_checksum": head.checksum,
+        "snapshot_created_at": head.snapshot_created_at,
+        "snapshot_age_seconds": (datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
+        "snapshot_rows": head.snapshot_rows,
+        "snapshot_bytes": head.snapshot_bytes,
+        "diffs_since_snapshot": head.diffs_since_snapshot,
+        "diff_bytes": head.diff_bytes,
+    }
+
+
+def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
+    churn = head.diff_changes if head is not None else 0
+    if life is None:
+        return {
+            "stream_position": None,
+            "history": None,
+            "churn_records": churn,
+            "buffer_depth": 0,
+            "buffer_bytes": 0,
+            "buffer_spilled_bytes": 0,
+            "waiting_bytes": 0,
+            "rebase": None,
+            "base_rows_written": None,
+            "last_rebase_problem": None,
+            "cuts_forgotten": 0,
+            "holding": None,
+            "boundary_position": None,
+            "unverified": None,
+            "journal": None,
+        }
+    feed, committer = life.feed, life.committer
+    blocked, waiting = committer.blocked, committer.unverified
+    reach = life.journal.latest if life.journal is not None else None
+    base_rows = life.base.rows if life.base is not None else None
+    return {
+        "stream_position": feed.position,
+        "history": None if feed.history is None else str(feed.history),
+        "churn_records": churn + life.buffered(head),
+        "buffer_depth": life.buffered(head),
+        "buffer_bytes": feed.buffer.memory_bytes,
+        "buffer_spilled_bytes": feed.buffer.spilled_bytes + committer.waiting_spilled_bytes,
+        "waiting_bytes": committer.waiting_bytes,
+        "rebase": life.rebase_reason,
+        "base_rows_written": life.rebase.rows_written if life.rebase is not None else base_rows,
+        "last_rebase_problem": life.rebase_problem,
+        "cuts_forgotten": feed.cuts_forgotten,
+        "holding": None
+        if blocked is None
+        else {
+            "reason": blocked.reason,
+            "seconds": round(time.monotonic() - blocked.since, 1),
+            "attempts": blocked.attempts,
+            "stream_closed": feed.closed_because,
+        },
+        "boundary_position": life.verified.position,
+        "unverified": None
+        if waiting is None
+        else {
+            "position": position_.text(waiting.position),
+            "boundary": position_.text(waiting.verified),
+            "seconds": round(time.monotonic() - waiting.since, 1),
+        },
+        "journal": reach._asdict() if reach is not None else None,
+    }

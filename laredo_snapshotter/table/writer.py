@@ -1,0 +1,314 @@
+"""One table's writer: claim the archive, live, and from one failure to the next try.
+
+The archive is the checkpoint: whatever goes wrong, the writer can begin again
+at the archive's head. Only what people must put right ends it for good.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from laredo_archive.aws.errors import AwsError
+from laredo_archive.errors import (
+    ArchiveError,
+    ChecksumDiffers,
+    CommitUnavailable,
+    ConditionalWritesMissing,
+    DestinationError,
+    Fenced,
+    HistoriesDiffer,
+    ManifestError,
+)
+from laredo_archive.storage.destination import Destination
+from laredo_archive.write.manifest_store import Counts
+from laredo_archive.write.table_archive import TableArchive
+from laredo_fanout.client.errors import StreamError
+from laredo_model import private_directory
+from laredo_model.retry import Backoff
+from laredo_snapshotter.commit.collector import Collector
+from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
+from laredo_snapshotter.events.build import build_all
+from laredo_snapshotter.events.notifier import Notifier
+from laredo_snapshotter.metrics import TableCounters
+from laredo_snapshotter.status import State, TableStatus
+from laredo_snapshotter.table import status as table_status
+from laredo_snapshotter.table.last_flush import Left
+from laredo_snapshotter.table.session import Life
+
+log = structlog.get_logger(__name__)
+
+AGAIN = Backoff(initial=0.5, maximum=30.0)
+LONG_LIFE_S = 60.0
+"""A life that lasted so long says that what ended the ones before is over."""
+
+CLOSE_S = 5.0
+"""What giving temporary files back may take, where a destination hangs."""
+
+FINAL = (
+    Fenced,
+    ManifestError,
+    HistoriesDiffer,
+    ChecksumDiffers,
+    KeyFieldsDiffer,
+    ConditionalWritesMissing,
+    AwsError,
+)
+"""What trying again can't cure, and might make worse."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Stopped(Exception):
+    """The writer was asked to stop before its archive was open."""
+
+
+class TableWriter:
+    """Writes one table's archive. All methods belong to one event loop."""
+
+    def __init__(
+        self, config: TableConfig, counters: TableCounters, stores: Stores, flush_timeout: float
+    ) -> None:
+        """``flush_timeout``: seconds that the last diff may take."""
+        self.config = config
+        self.state = State.STARTING
+        self.problem: str | None = None
+        self._left: Left | None = None
+        """What the last life couldn't write."""
+        self.archive: TableArchive | None = None
+        self.life: Life | None = None
+        self.notifier: Notifier | None = None
+        """Tells the sinks, from the claim on; also between two lives."""
+        self.collector: Collector | None = None
+        """Deletes what isn't needed, as long as the archive is ours."""
+        self.counters = counters
+        self.counts = Counts()
+        """What the archive counted, before it is open too."""
+        self._stores = stores
+        self._sinks = build_all(config.sinks, stores.clients(config.profiles))
+        self._collecting: asyncio.Task[None] | None = None
+        # Told once: resolving a directory's path asks its file system, which may hang later.
+        self.places = {place.place: place.uri for place in config.destinations}
+        """URIs by place, as configured."""
+        for place in self.places:
+            counters.destination(place)
+        self._flush_timeout = flush_timeout
+        self._stopping = asyncio.Event()
+        self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
+        # One thread commits while the other writes a base.
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix=config.name)
+        self._log = log.bind(table=config.name)
+
+    @property
+    def stream(self) -> tuple[str, int] | None:
+        """History and position of the live stream, for the cuts."""
+        feed = self.life.feed if self.life is not None else None
+        position = feed.cut_position if feed is not None and feed.live else None
+        if feed is None or position is None:
+            return None
+        return str(feed.history), position
+
+    @property
+    def final(self) -> bool:
+        """Whether it will never write again."""
+        return self.state in (State.FENCED, State.FAILED, State.STOPPED)
+
+    def cut(self, position: int) -> None:
+        """Seal at ``position`` as soon as the stream has passed it."""
+        if self.life is not None:
+            self.life.feed.cut(position)
+
+    def tick(self) -> None:
+        """A diff interval has passed: is a re-base due?"""
+        if self.life is not None:
+            self.life.tick()
+
+    def status(self) -> TableStatus:
+        """What is known now."""
+        return table_status.of(self)
+
+    def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
+        """A new base, begun after ``now``; the future brings its epoch once committed.
+
+        :raises SnapshotNotReady: if this table will never make one.
+        """
+        if self.final:
+            raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
+        asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._requests.append((now, asked))
+        if self.life is not None:
+            self.life.beat()
+        return asked
+
+    @property
+    def left(self) -> Left | None:
+        """What was taken and isn't in the archive; None if all is, or another writer has it."""
+        if self.state is State.FENCED:
+            return None
+        if self.life is not None:
+            return self.life.left_now()
+        if self._left is None and self.archive is not None and self.archive.unfinished:
+            head = self.archive.head
+            after = None if head is None else head.position
+            return Left(1, 0, after, self.problem or "a commit waits for a destination")
+        return self._left
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to flush a last diff and return."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Write until stopped, or until something happened that only people can put right."""
+        try:
+            await self._write()
+        finally:
+            await self._close()
+
+    async def _write(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                await self._live_once()
+            except _Stopped:
+                break
+            except FINAL as final:
+                self._end(State.FENCED if isinstance(final, Fenced) else State.FAILED, final)
+                return
+            except Exception as failure:  # noqa: BLE001  # one table's failure leaves the others
+                failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
+                await self._wait_again(failure, failures)
+        self.state = State.STOPPED
+        self._refuse_requests("the writer has stopped")
+
+    async def _close(self) -> None:
+        """Nothing goes on here any more; the archive stays as it is."""
+        if self.notifier is not None and self.state is not State.FAILED:
+            # Of a writer that was fenced, the one that took over tells the rest.
+            self.notifier.stop()
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.wait([self._collecting])
+        if self.archive is not None:
+            loop = asyncio.get_running_loop()
+            closing = loop.run_in_executor(self._executor, self.archive.close)
+            await asyncio.wait([closing], timeout=CLOSE_S)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _live_once(self) -> None:
+        if self.archive is None or self.notifier is None:
+            self.state = State.STARTING
+            destinations = await self._unless_stopped(self._destinations)
+            self.archive = await self._unless_stopped(self._open, destinations)
+            self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
+            self.notifier.start()
+            self.collector = Collector(self.config, destinations, self.counters, self._has_base)
+            self._collecting = asyncio.create_task(self.collector.run())
+        # A life that ended may have left a commit that isn't everywhere yet.
+        await self._unless_stopped(self.archive.settle)
+        self.problem = self._left = None
+        self.state = State.CONNECTING
+        self.life = Life(
+            self.config,
+            self.archive,
+            self._executor,
+            self.counters,
+            notifier=self.notifier,
+            epoch_committed=self._epoch_committed,
+            wanted=lambda: bool(self._requests),
+        )
+        try:
+            await self.life.run(self._stopping, self._flush_timeout)
+        finally:
+            self._left = self.life.left
+            self.life = None
+
+    async def _unless_stopped(self, work: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
+        """Do ``work`` in a thread; a stop doesn't wait for a destination that hangs.
+
+        :raises _Stopped: if that is asked before it is done.
+        """
+        loop = asyncio.get_running_loop()
+        doing = loop.run_in_executor(self._executor, partial(work, *about, **more))
+        stopping = asyncio.create_task(self._stopping.wait())
+        either: list[asyncio.Future[Any]] = [doing, stopping]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not doing.done():
+            doing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise _Stopped
+        return doing.result()
+
+    def _has_base(self) -> bool:
+        return self.archive is not None and self.archive.head is not None
+
+    def _open(self, destinations: Sequence[Destination]) -> TableArchive:
+        config = self.config
+        if config.spill_directory is not None:
+            private_directory.make(config.spill_directory)
+        return TableArchive.open(
+            destinations,
+            config.name,
+            key_prefix=config.key_prefix,
+            keep_epochs=config.retention.keep_epochs,
+            sinks=[sink.name for sink in self._sinks],
+            spool_directory=config.spill_directory,
+            counts=self.counts,
+        )
+
+    def _destinations(self) -> list[Destination]:
+        try:
+            return self._stores.open(self.config)
+        except DestinationError as failure:
+            if failure.place is not None:
+                self.counts.failed(failure.place, failure)
+            raise
+
+    async def _wait_again(self, failure: Exception, failures: int) -> None:
+        away = isinstance(failure, DestinationError | CommitUnavailable)
+        self.state = State.HOLDING if away else State.CONNECTING
+        self.problem = str(failure) or type(failure).__name__
+        self.counters.restarted()
+        delay = AGAIN.delay(failures)
+        told = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
+        self._log.error(
+            "begins again",
+            error=self.problem,
+            kind=type(failure).__name__,
+            attempt=failures,
+            retry_in_s=round(delay, 2),
+            exc_info=None if told else failure,
+        )
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay)
+        except TimeoutError:
+            return
+
+    def _epoch_committed(self, epoch: int, began: datetime) -> None:
+        served = [asked for at, asked in self._requests if at <= began]
+        self._requests = [(at, asked) for at, asked in self._requests if at > began]
+        for asked in served:
+            if not asked.done():
+                asked.set_result(epoch)
+
+    def _end(self, state: State, why: Exception) -> None:
+        self.state = state
+        self.problem = str(why)
+        self._log.error("stopped for good", state=state.value, error=str(why))
+        self._refuse_requests(f"{self.config.name} is {state}: {why}")
+
+    def _refuse_requests(self, why: str) -> None:
+        asked, self._requests = self._requests, []
+        for _, request in asked:
+            if not request.done():
+                request.set_exception(SnapshotNotReady(why))
+                request.exception()  # nobody may be waiting any more

@@ -1,0 +1,1 @@
+"""Changes between boundaries, read by Spark's tasks."""

@@ -1,0 +1,183 @@
+"""What follows what: from where a reader is to the archive's head, diff by diff.
+
+Diffs lead from boundary to boundary, and through a new epoch's base where that ``continues``
+the epoch before. Where they don't, there is a gap: only that base's rows lead on.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.timeline import Boundary, Epoch
+from laredo_model import position as positions
+from laredo_model.history import History
+from laredo_model.position import Position
+from laredo_spark.read.table_read import UNKNOWN_HISTORY
+
+ANY_EPOCH = 0
+"""A mark's, of a reader that knows only position and history."""
+
+
+@dataclass(frozen=True)
+class ReaderPosition:
+    """How far a reader is. ``position`` None: it has nothing yet of the epoch, not its base."""
+
+    epoch: int
+    position: Position | None
+    history: str
+
+    @classmethod
+    def at(cls, artifact: Artifact) -> "ReaderPosition":
+        """At its end."""
+        return cls(artifact.epoch, artifact.to_position, history_of(artifact.history))
+
+    @classmethod
+    def of(cls, boundary: Boundary) -> "ReaderPosition":
+        """At a boundary."""
+        return cls.at(boundary.last)
+
+    @classmethod
+    def before(cls, epoch: Epoch) -> "ReaderPosition":
+        """Where its base comes next."""
+        return cls(epoch.number, None, history_of(epoch.base.history))
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return f"the base of epoch {self.epoch}" if self.epoch else "the first base"
+        known = f" (epoch {self.epoch})" if self.epoch else ""
+        return positions.text(self.position) + known
+
+
+@dataclass(frozen=True)
+class NextArtifact:
+    """The next artifact on a reader's way, and the epoch whose columns it has.
+
+    A base is passed without its rows, but where there is a ``gap``: why no diff leads there.
+    """
+
+    artifact: Artifact
+    epoch: Epoch
+    gap: str | None = None
+
+    @property
+    def mark(self) -> ReaderPosition:
+        """Where it leads."""
+        return ReaderPosition(self.epoch.number, self.artifact.to_position, _history(self.artifact))
+
+    @property
+    def boundary(self) -> Boundary:
+        """The same, with what it is in."""
+        return Boundary((self.epoch.base, self.artifact)[self.artifact.is_snapshot :])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is anything to read."""
+        return self.gap is not None or not self.artifact.is_snapshot
+
+
+def history_of(history: History | None) -> str:
+    """As marks and options write it."""
+    return UNKNOWN_HISTORY if history is None else str(history)
+
+
+def _history(artifact: Artifact) -> str:
+    return history_of(artifact.history)
+
+
+def is_behind(epochs: Sequence[Epoch], start: ReaderPosition) -> bool:
+    """Whether the archive ends before ``start``, in the same history."""
+    if start.position is None or not epochs:
+        return bool(epochs) and start.epoch > epochs[-1].number
+    last = epochs[-1].artifacts[-1]
+    if _history(last) != start.history:
+        return False
+    return (last.epoch, last.to_position) < (start.epoch or last.epoch, start.position)
+
+
+def following(epochs: Sequence[Epoch], start: ReaderPosition) -> Iterator[NextArtifact]:
+    """Every step after ``start``, in order; the first has a gap if ``start`` isn't there."""
+    if start.position is None:
+        index = _first_from(epochs, start.epoch)
+        yield from _whole(epochs[index:], None, "nothing before it was read")
+        return
+    found = _place(epochs, start)
+    if found is None:
+        yield from _whole(epochs[_after(epochs, start) :], None, _why_not_there(epochs, start))
+        return
+    epoch = epochs[found]
+    yield from (
+        NextArtifact(diff, epoch) for diff in epoch.diffs if diff.to_position > start.position
+    )
+    yield from _whole(epochs[found + 1 :], epoch, None)
+
+
+def mark_now(epochs: Sequence[Epoch], mark: ReaderPosition) -> ReaderPosition | None:
+    """``mark`` with the epoch that it is in now; None if it isn't there."""
+    if mark.position is None:
+        is_there = not mark.epoch or mark.epoch in (epoch.number for epoch in epochs)
+        return mark if is_there else None
+    found = _place(epochs, mark)
+    return (
+        None if found is None else ReaderPosition(epochs[found].number, mark.position, mark.history)
+    )
+
+
+def _whole(
+    epochs: Sequence[Epoch], before: Epoch | None, gap: str | None
+) -> Iterator[NextArtifact]:
+    for epoch in epochs:
+        yield NextArtifact(epoch.base, epoch, gap if before is None else _why_gap(before, epoch))
+        yield from (NextArtifact(diff, epoch) for diff in epoch.diffs)
+        before = epoch
+
+
+def _place(epochs: Sequence[Epoch], start: ReaderPosition) -> int | None:
+    """The epoch to go on in; None if ``start`` is on none."""
+    for index, epoch in enumerate(epochs):
+        ends = [diff for diff in epoch.diffs if _is_at(diff, start)]
+        if epoch.number == start.epoch or not start.epoch:
+            if ends or _is_at(epoch.base, start):
+                return index
+        elif epoch.number > start.epoch:
+            # A re-base gives the diffs after its base to the new epoch.
+            if ends:
+                return index
+            follows = epoch.number == start.epoch + 1 and bool(epoch.base.continues)
+            if follows and _is_at(epoch.base, start):
+                return index
+    return None
+
+
+def _is_at(artifact: Artifact, start: ReaderPosition) -> bool:
+    return artifact.to_position == start.position and _history(artifact) == start.history
+
+
+def _first_from(epochs: Sequence[Epoch], number: int) -> int:
+    found = (index for index, epoch in enumerate(epochs) if epoch.number >= number)
+    return next(found, len(epochs))
+
+
+def _after(epochs: Sequence[Epoch], start: ReaderPosition) -> int:
+    """The first base that is later than ``start``; the first of all, of another archive."""
+    index = _first_from(epochs, start.epoch + 1)
+    return index if index < len(epochs) else 0
+
+
+def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
+    if not any(_history(epoch.base) == start.history for epoch in epochs):
+        return f"there is nothing of the history {start.history} any more"
+    first = epochs[0].base
+    oldest = f"{positions.text(first.to_position)} (epoch {first.epoch})"
+    return f"retention has removed what leads on from there; the oldest boundary is now {oldest}"
+
+
+def _why_gap(before: Epoch, epoch: Epoch) -> str | None:
+    base, last = epoch.base, before.artifacts[-1]
+    if base.continues and base.to_position == last.to_position:
+        return None
+    where = f"epoch {epoch.number} begins with a new base at {positions.text(base.to_position)}"
+    if _history(base) != _history(last):
+        return f"{where}, of another history ({_history(base)} after {_history(last)})"
+    if base.columns != before.base.columns:
+        return f"{where}, as the table's columns changed"
+    return f"{where}, and changes were missed before it"

@@ -1,0 +1,166 @@
+"""What a read of changes comes to: one manifest, the steps between two boundaries, their shape."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from laredo_archive.errors import NoSuchBoundary
+from laredo_archive.manifest.timeline import Boundary
+from laredo_archive.reader import Archive
+from laredo_spark.changes.chain import (
+    ANY_EPOCH,
+    NextArtifact,
+    ReaderPosition,
+    following,
+    is_behind,
+    mark_now,
+)
+from laredo_spark.changes.shape import ChangesShape
+from laredo_spark.errors import ArchiveBehind, BoundaryGone, ChangesGone, OptionRefused
+from laredo_spark.options import OnGap, ReadOptions
+from laredo_spark.read.table_read import shape_at
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What a DataFrame of changes shows, however often it is read.
+
+    ``start`` None: as the options say when it is read. ``end`` is a batch's.
+    """
+
+    shape: ChangesShape
+    end: ReaderPosition
+    start: ReaderPosition | None = None
+
+
+@dataclass(frozen=True)
+class ChangesRead:
+    """An archive, as one version of its manifest describes it, from ``start`` to ``end``."""
+
+    asked: ReadOptions
+    archive: Archive
+    shape: ChangesShape
+    steps: Sequence[NextArtifact]
+
+    @classmethod
+    def of(cls, asked: ReadOptions, pinned: Pinned | None = None) -> "ChangesRead":
+        """What ``asked`` means now; what it meant when it was pinned, or an error.
+
+        :raises ArchiveError: if there is no such archive, or no such boundary in it.
+        :raises ChangesGone: if diffs don't lead there, and ``on_gap`` is fail.
+        :raises BoundaryGone: if what was pinned has left the archive.
+        :raises OptionRefused: if a column isn't there.
+        """
+        archive = opened(asked)
+        known = pinned or pinned_now(archive, asked)
+        start = known.start or start_of(archive, asked)
+        _refuse_behind(archive, start)
+        if known.start is not None and mark_now(archive.epochs, start) is None:
+            raise BoundaryGone(archive.uri, f"the boundary {start}")
+        steps = steps_between(archive, start, known.end, asked.on_gap)
+        return cls(asked, archive, known.shape, steps)
+
+
+def opened(asked: ReadOptions) -> Archive:
+    """The archive.
+
+    :raises OptionRefused: if the options are a table's.
+    :raises ArchiveError: if there is none.
+    """
+    if asked.as_of is not None:
+        raise OptionRefused("as_of", str(asked.as_of), "is a table's; changes have after and until")
+    return Archive.at(asked.path, asked.key_fields, asked.access())
+
+
+def pinned_now(archive: Archive, asked: ReadOptions) -> Pinned:
+    """The boundaries that ``asked`` means in ``archive``.
+
+    :raises NoSuchBoundary: if ``until`` isn't in it, or nothing is.
+    """
+    end = archive.boundary(asked.until, exact=asked.exact)
+    shape = ChangesShape(shape_at(archive, end, asked), end.epoch)
+    try:
+        start = mark_now(archive.epochs, start_of(archive, asked))
+    except (ChangesGone, NoSuchBoundary):
+        start = None  # a batch says why when it is read; a stream's checkpoint knows better
+    return Pinned(shape, ReaderPosition.of(end), start)
+
+
+def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
+    """Where ``asked`` begins.
+
+    :raises ChangesGone: if that was before the archive's first boundary; see ``on_gap``.
+    :raises NoSuchBoundary: if it isn't there for another reason.
+    """
+    if asked.after_head:
+        return ReaderPosition.of(archive.boundary())
+    if asked.after is None:
+        return _oldest(archive, asked)
+    if asked.history is not None:
+        if isinstance(asked.after, datetime):
+            raise OptionRefused("history", asked.history, "goes with a position in after")
+        return ReaderPosition(asked.epoch or ANY_EPOCH, asked.after, asked.history)
+    if _is_before_all(archive.boundaries, asked.after):
+        if asked.on_gap is OnGap.SNAPSHOT:
+            return ReaderPosition.before(archive.epochs[0])
+        first = archive.boundaries[0]
+        raise ChangesGone(archive.uri, "that", f"the oldest boundary is {first}")
+    return ReaderPosition.of(archive.boundary(asked.after, exact=asked.exact))
+
+
+def _oldest(archive: Archive, asked: ReadOptions) -> ReaderPosition:
+    epochs = archive.epochs
+    if not epochs:
+        raise NoSuchBoundary(archive.uri, "there is nothing in it yet; see laredo-archive ls")
+    first = epochs[0]
+    return (
+        ReaderPosition.before(first)
+        if asked.on_gap is OnGap.SNAPSHOT
+        else ReaderPosition.at(first.base)
+    )
+
+
+def _is_before_all(boundaries: Sequence[Boundary], after: int | datetime) -> bool:
+    if isinstance(after, datetime):
+        return bool(boundaries) and after < min(boundary.time for boundary in boundaries)
+    return bool(boundaries) and after < min(boundary.position for boundary in boundaries)
+
+
+def _refuse_behind(archive: Archive, start: ReaderPosition) -> None:
+    if is_behind(archive.epochs, start):
+        raise ArchiveBehind(archive.uri, start, archive.boundary())
+
+
+def steps_between(
+    archive: Archive, start: ReaderPosition, end: ReaderPosition, on_gap: OnGap
+) -> Sequence[NextArtifact]:
+    """The steps that lead from ``start`` to ``end``.
+
+    :raises ChangesGone: at a gap, unless ``on_gap`` has the base's rows come there.
+    :raises NoSuchBoundary: if ``end`` is before ``start``.
+    :raises BoundaryGone: if ``end`` has left the archive.
+    """
+    epochs = archive.epochs
+    goal = mark_now(epochs, end)
+    if goal is None:
+        raise BoundaryGone(archive.uri, f"the boundary {end}")
+    if goal in (start, mark_now(epochs, start)):
+        return ()
+    found: list[NextArtifact] = []
+    for step in following(epochs, start):
+        if _is_beyond(step.mark, goal):
+            break
+        if step.gap is not None and on_gap is OnGap.FAIL:
+            raise ChangesGone(archive.uri, _before(found, start), step.gap)
+        found.append(step)
+        if step.mark == goal:
+            return found
+    raise NoSuchBoundary(archive.uri, f"{end} is before {start}; exchange until and after")
+
+
+def _before(found: Sequence[NextArtifact], start: ReaderPosition) -> ReaderPosition:
+    return found[-1].mark if found else start
+
+
+def _is_beyond(mark: ReaderPosition, goal: ReaderPosition) -> bool:
+    return (mark.epoch, mark.position or 0) > (goal.epoch, goal.position or 0)

@@ -1,0 +1,192 @@
+"""Changes as Spark partitions: each some diffs, or a piece of a large one."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from laredo_archive import codec
+from laredo_archive.manifest import key_ranges
+from laredo_archive.manifest.key_ranges import KeyRange, Slice
+from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.reader import Archive
+from laredo_spark.changes.chain import NextArtifact
+from laredo_spark.changes.changes_read import ChangesRead, Pinned
+from laredo_spark.changes.rows import Piece, batches
+from laredo_spark.changes.shape import ChangesShape
+from laredo_spark.errors import ColumnsChanged, KeyMissing
+from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.objects import Objects, gathered
+from laredo_spark.options import ReadOptions
+
+TASK_BYTES = 64 << 20
+LEAST_BYTES = 1 << 20
+"""What is worth a task of its own."""
+
+
+class ChangesPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, pieces: Sequence[Piece], objects: Objects, shape: ChangesShape) -> None:
+        super().__init__(None)
+        self.pieces = pieces
+        self.objects = objects
+        self.shape = shape
+
+    def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
+        """Its changes."""
+        wanted = to_arrow_schema(schema, timezone="UTC")
+        opener = self.objects.opener()
+        opener.expect(piece.part for piece in self.pieces if piece.aligned)
+        for batch in batches(self.pieces, self.shape, opener):
+            yield batch.cast(wanted)
+
+
+class ChangesReader(DataSourceReader):
+    """Plans where the query is planned, reads where tasks run."""
+
+    def __init__(self, asked: ReadOptions, schema: StructType, pinned: Pinned | None) -> None:
+        self._asked = asked
+        self._schema = schema
+        self._pinned = pinned
+        self._keys = keys_of(asked)
+
+    @in_one_message
+    def partitions(self) -> Sequence[InputPartition]:
+        """The changes, a few megabytes or more to a task.
+
+        :raises ColumnsChanged: if the schema isn't the one that the changes have.
+        """
+        read = ChangesRead.of(self._asked, self._pinned)
+        now = read.shape.spark_schema()
+        if now != self._schema:
+            raise ColumnsChanged(read.archive.uri, self._schema.simpleString(), now.simpleString())
+        return partitions(self._asked, read.archive, read.steps, read.shape, self._keys)
+
+    @each_in_one_message
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Some changes, in Arrow batches."""
+        if isinstance(partition, ChangesPartition):
+            yield from partition.batches(self._schema)
+
+
+class FilteredChangesReader(ChangesReader):
+    """Reads only what may hold the changes of a key that a query asks for.
+
+    Spark refuses a reader that has pushFilters where the setting for it is off.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
+        """Take ``key = '42'``; Spark checks every row of what is read."""
+        for one in filters:
+            if isinstance(one, EqualTo) and one.attribute == ("key",):
+                self._keys = key_ranges.of_key(str(one.value).encode())
+        return iter(filters)
+
+
+def keys_of(asked: ReadOptions) -> KeyRange | None:
+    """What option ``key`` narrows the changes to."""
+    return None if asked.key is None else key_ranges.of_key(asked.key.encode())
+
+
+def partitions(
+    asked: ReadOptions,
+    archive: Archive,
+    steps: Iterable[NextArtifact],
+    shape: ChangesShape,
+    keys: KeyRange | None,
+) -> list[InputPartition]:
+    """The steps' rows, cut into tasks; those of ``keys``, and others that are beside them.
+
+    :raises FormatUnknown: if an artifact is there in no format that is known here.
+    """
+    steps = [step for step in steps if step.has_rows]
+    if not steps:
+        return []
+    upto = f"the changes up to {steps[-1].mark}"
+    objects = Objects.of(asked, archive.found, upto, shape.row.inferred)
+    pieces = [piece for step in steps for piece in _pieces(asked, archive, step, keys)]
+    return [ChangesPartition(some, objects, shape) for some in _gathered(asked, pieces)]
+
+
+def _pieces(
+    asked: ReadOptions, archive: Archive, step: NextArtifact, keys: KeyRange | None
+) -> Iterator[Piece]:
+    artifact, base = step.artifact, step.epoch.base
+    wanted = asked.format_id if asked.format_id in artifact.formats else None
+    key_names = archive.shape(step.boundary).key_fields
+    if not key_names:
+        raise KeyMissing(asked.path)
+    chosen = archive.files.choose(artifact, wanted)
+    for number, (part, is_aligned) in enumerate(
+        _slices(*chosen) if keys is None else _narrowed(artifact, Slice(*chosen), keys)
+    ):
+        yield Piece(
+            part,
+            is_aligned,
+            artifact.is_snapshot,
+            number == 0,
+            base.columns,
+            key_names,
+            step.epoch.number,
+            artifact.to_position,
+            step.boundary.time,
+        )
+
+
+def _narrowed(artifact: Artifact, whole: Slice, keys: KeyRange) -> list[tuple[Slice, bool]]:
+    """Where the keys may be; a diff that may truncate is read from its beginning on."""
+    is_diff, format_id, entry = not artifact.is_snapshot, whole.format_id, whole.entry
+    may_truncate = is_diff and (artifact.truncate or not artifact.says_truncation)
+    if may_truncate or not entry.sorted or not entry.splits or format_id == codec.PARQUET:
+        return _slices(format_id, entry)
+    part = key_ranges.narrowed(whole, keys)
+    if part.size_bytes:
+        return [(part.for_task(), True)]
+    # A base has to say that it begins, also without a row.
+    return [] if is_diff else _slices(format_id, entry)
+
+
+def _slices(format_id: str, entry: FormatEntry) -> list[tuple[Slice, bool]]:
+    """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
+    plain = replace(entry, splits=(), blocks=(), source={})
+    # A parquet file's footer says where its rows are, so it is read as a whole.
+    if entry.size_bytes <= TASK_BYTES or format_id == codec.PARQUET:
+        return [(Slice(format_id, plain), True)]
+    if entry.splits:
+        ends = [*_spaced([offset for _, offset in entry.splits]), None]
+        return [
+            (Slice(format_id, entry, start or 0, end).for_task(), True)
+            for start, end in pairwise(ends)
+        ]
+    if format_id != codec.JSONL:
+        return [(Slice(format_id, plain), True)]
+    # Each but the first begins a byte early, to see whether a line ends there.
+    size = entry.size_bytes
+    return [
+        (Slice(format_id, plain, max(0, start - 1), min(start + TASK_BYTES, size)), False)
+        for start in range(0, size, TASK_BYTES)
+    ]
+
+
+def _spaced(offsets: Sequence[int]) -> list[int]:
+    """From 0 on (a TRUNCATE is before the first split), TASK_BYTES apart at least."""
+    found = [0]
+    for offset in offsets:
+        if offset - found[-1] >= TASK_BYTES:
+            found.append(offset)
+    return found
+
+
+def _gathered(asked: ReadOptions, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Some small files to a task."""
+    total = sum(piece.part.size_bytes for piece in pieces)
+    if asked.partitions:
+        share = -(-total // asked.partitions)
+    else:
+        share = min(TASK_BYTES, max(LEAST_BYTES, total // (asked.partitions_at_least or 2)))
+    return gathered(pieces, share)

@@ -1,0 +1,158 @@
+"""What a row of changes looks like: action, position, key, and the row before and after.
+
+| column | type | |
+|---|---|---|
+| action | string | INSERT, UPDATE, DELETE, TRUNCATE; SNAPSHOT: a base's row after a gap |
+| position | string | where the diff (the base) ends, such as 0/19F000 |
+| key | string | docs/archive-format.md, Rows; null on TRUNCATE |
+| old, new | struct of the table's columns | null where there is none; strings with ``lines`` |
+
+and, where option ``also`` names them, epoch (int), lsn (bigint; position as a number) and time
+(timestamp; PostgreSQL's commit time of the last transaction up to position).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from laredo_archive.codec.arrow.errors import ValueUnfit
+from laredo_archive.codec.arrow.rows import RowReader
+from laredo_model.change import Action, Change
+from laredo_model.column import Column
+from laredo_spark.errors import ColumnUnfit
+from laredo_spark.read.row_shape import RowShape
+
+SNAPSHOT = "SNAPSHOT"
+Columns = tuple[Column, ...] | None
+"""An epoch's; None in archives of other writers."""
+
+_ALSO: Mapping[str, pa.DataType] = {
+    "epoch": pa.int32(),
+    "lsn": pa.int64(),
+    "time": pa.timestamp("us", "UTC"),
+}
+
+
+@dataclass(frozen=True)
+class ChangesShape:
+    """The rows' types. ``row``: of the newest epoch that the reader knows, ``epoch``."""
+
+    row: RowShape
+    epoch: int
+
+    def values_type(self) -> pa.DataType:
+        """Of old and new."""
+        schema = self.row.arrow_schema()
+        return schema.field(0).type if self.row.asked.lines else pa.struct(list(schema))
+
+    def arrow_schema(self) -> pa.Schema:
+        """Of the batches."""
+        values = self.values_type()
+        fields = [pa.field(name, pa.string()) for name in ("action", "position", "key")]
+        fields += [pa.field("old", values), pa.field("new", values)]
+        fields += [pa.field(name, _ALSO[name]) for name in self.row.asked.also]
+        return pa.schema(fields)
+
+    def spark_schema(self) -> StructType:
+        """The DataFrame's."""
+        return from_arrow_schema(self.arrow_schema())
+
+    def lines(self, columns: Columns) -> "LineValues":
+        """What makes values of an epoch's lines."""
+        return LineValues(self, columns)
+
+    def fits(self, columns: Columns) -> bool:
+        """Whether rows with these columns lose nothing in this shape."""
+        if self.row.asked.lines:
+            return True
+        if columns is None or self.row.inferred:
+            return columns is None and self.row.inferred
+        mine, theirs = ({_typed(c) for c in some} for some in (self.row.columns, columns))
+        return mine == theirs
+
+
+def _typed(column: Column) -> tuple[str, str, int]:
+    return column.name, column.type, column.type_modifier
+
+
+class LineValues:
+    """Lines with one epoch's columns as values with the shape's; what they lack is null."""
+
+    def __init__(self, shape: ChangesShape, columns: Columns) -> None:
+        self._type = shape.values_type()
+        self._changed: dict[str, str] = {}
+        self._reader = None if shape.row.asked.lines else self._made(shape.row, columns)
+
+    def _made(self, row: RowShape, columns: Columns) -> RowReader:
+        if columns is None:
+            return row.reader()
+        now = {column.name: column for column in row.columns}
+        self._changed = {
+            c.name: f"{c.type} ({c.type_modifier})"
+            for c in columns
+            if c.name in now and _typed(now[c.name]) != _typed(c)
+        }
+        # Their order, and the types that the DataFrame has.
+        typed = tuple(_with_type_of(now.get(c.name, c), c) for c in columns)
+        names = {column.name for column in columns}
+        typing = row.asked.typing
+        deep = {name: n for name, n in typing.array_dimensions.items() if name in names}
+        chosen = [name for name in row.asked.columns or now if name in names]
+        return RowReader(typed, replace(typing, array_dimensions=deep), chosen)
+
+    def of(self, lines: Sequence[bytes | None]) -> pa.Array:
+        """One value for each line; null where there is none.
+
+        :raises BadLine, ArrowError: if a line isn't a row of its epoch.
+        :raises ColumnUnfit: if a value doesn't fit the type that its column has now.
+        """
+        if self._reader is None:
+            return pa.array(lines, self._type)
+        present = [line for line in lines if line is not None]
+        if not present:
+            return pa.nulls(len(lines), self._type)
+        values = self._struct(self._batch(self._reader, present))
+        return values if len(present) == len(lines) else values.take(_places(lines))
+
+    def _batch(self, reader: RowReader, lines: Sequence[bytes]) -> pa.RecordBatch:
+        try:
+            return reader.batch(b"\n".join([*lines, b""]))
+        except ValueUnfit as wrong:
+            if wrong.column not in self._changed:
+                raise
+            raise ColumnUnfit(str(wrong), wrong.column, self._changed[wrong.column]) from None
+
+    def _struct(self, batch: pa.RecordBatch) -> pa.StructArray:
+        have = {name: batch.column(n) for n, name in enumerate(batch.schema.names)}
+        fields = list(self._type)
+        arrays = [
+            have[field.name] if field.name in have else pa.nulls(batch.num_rows, field.type)
+            for field in fields
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+def _with_type_of(now: Column, before: Column) -> Column:
+    return replace(before, type=now.type, type_modifier=now.type_modifier)
+
+
+def _places(lines: Sequence[bytes | None]) -> pa.Array:
+    found: list[int | None] = []
+    place = 0
+    for line in lines:
+        found.append(None if line is None else place)
+        place += line is not None
+    return pa.array(found, pa.int64())
+
+
+def action_name(change: Change, is_snapshot: bool) -> str:
+    """What stands in column action."""
+    return SNAPSHOT if is_snapshot and change.action is Action.INSERT else change.action.name
+
+
+def also_columns(names: Sequence[str], known: Mapping[str, object], rows: int) -> list[pa.Array]:
+    """The columns that option ``also`` asks for."""
+    return [pa.array([known[name]] * rows, _ALSO[name]) for name in names]

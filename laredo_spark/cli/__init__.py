@@ -1,0 +1,177 @@
+"""``laredo-spark``: archives and Spark from the command line."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from pyspark.sql import SparkSession
+
+from laredo_archive.cli import logs
+from laredo_archive.errors import ArchiveError
+from laredo_model.errors import ModelError
+from laredo_model.printable import printable, printable_lines
+from laredo_spark.cli.output import KINDS, Output
+from laredo_spark.errors import SparkReadError, said
+from laredo_spark.frames.table import read_table
+from laredo_spark.session import session
+from laredo_spark.sync import config as sync_config
+from laredo_spark.sync import delta_fit
+from laredo_spark.sync.config import SparkBlock
+from laredo_spark.sync.errors import DeltaMissing
+from laredo_spark.sync.sync import Done, sync_tables
+
+FAILED = 1
+_S3 = ("region", "endpoint", "addressing", "profile", "role_arn", "external_id")
+
+
+class Commands(click.Group):
+    """A group whose commands fail with one message on stderr."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        :raises SystemExit: with status 1 after a failure.
+        """
+        try:
+            return super().invoke(ctx)
+        except (ArchiveError, SparkReadError, ModelError) as failure:
+            _fail(str(failure))
+        except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+            raise
+        except Exception as failure:  # Spark has several roots, and puts a task's message inside
+            told = said(failure)
+            if told is None:
+                raise
+            _fail(told)
+
+
+def _fail(message: str) -> None:
+    click.echo(printable_lines(f"laredo-spark: {message}"), err=True)
+    sys.exit(FAILED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="laredo-snapshotter")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and Spark's log."
+)
+def main(*, verbose: bool) -> None:
+    """Read archives of laredo-snapshotter with Spark, and keep tables level with them."""
+    logs.set_up(verbose=verbose)
+
+
+def _pairs(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    del context, parameter
+    for pair in given:
+        if "=" not in pair:
+            raise click.BadParameter(f"{pair!r}: write NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+@main.command("read")
+@click.argument("place", metavar="URI")
+@click.option("--as-of", metavar="POSITION|TIME", help="Default: the archive's head.")
+@click.option("--exact", is_flag=True, help="Refuse an earlier boundary than that.")
+@click.option("--epoch", type=click.IntRange(min=1), help="Look in this epoch only.")
+@click.option("--columns", metavar="A,B", help="These columns only.")
+@click.option("--key-fields", metavar="A,B", help="The key, for archives that don't say.")
+@click.option("--verify", is_flag=True, help="Compare rows and checksum with the manifest's.")
+@click.option("--to", "kind", type=click.Choice(KINDS), default="show", show_default=True)
+@click.option("--out", metavar="DIR", help="The directory to make; jsonl: else stdout.")
+@click.option("--force", is_flag=True, help="Replace the directory if it is there.")
+@click.option("--rows", default=20, show_default=True, help="How many to show.")
+@click.option("--master", help="Spark's; default: as spark-submit says, or all cores here.")
+@click.option("--conf", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Spark's.")
+@click.option("--region", help="S3: the bucket's region.")
+@click.option("--endpoint", metavar="URL", help="S3: a service other than AWS's own.")
+@click.option("--addressing", type=click.Choice(["auto", "path", "virtual"]), help="S3.")
+@click.option("--profile", metavar="NAME", help="S3: a profile of the AWS configuration files.")
+@click.option("--role-arn", metavar="ARN", help="S3: a role to take on.")
+@click.option("--external-id", metavar="ID", help="S3: what the role asks for.")
+@click.option(
+    "--option",
+    "more",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="Any other option of laredo_spark.options, such as numeric_as=decimal(38,18).",
+)
+def read(
+    *,
+    place: str,
+    as_of: str | None,
+    kind: str,
+    out: str | None,
+    force: bool,
+    rows: int,
+    master: str | None,
+    conf: dict[str, str],
+    columns: str | None,
+    key_fields: str | None,
+    more: dict[str, str],
+    **given: Any,
+) -> None:
+    """Write the table at a boundary as files, or show its first rows."""
+    output = Output.of(kind, out, replace=force, rows=rows)
+    asked = {name: value for name, value in given.items() if value is not None} | more
+    spark = _session(SparkBlock(master=master, conf=conf))
+    if output.wants_lines(columns):
+        asked["lines"] = "true"
+    frame = read_table(
+        spark, place, as_of, columns=_listed(columns), key_fields=_listed(key_fields), **asked
+    )
+    output.write(frame)
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else names.split(",")
+
+
+@main.command("sync")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override one setting.")
+@click.option("--target", "targets", multiple=True, help="These targets only; may be repeated.")
+@click.option("--rebuild", is_flag=True, help="Write the targets anew, whatever they hold.")
+def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebuild: bool) -> None:
+    """Bring the targets of CONFIG level with their archives, once.
+
+    A line for each table on stdout, or on stderr if it fails, which doesn't stop the others;
+    then the status is 1.
+    """
+    block = sync_config.load(config, sets)
+    jobs = [job for job in block.jobs(rebuild=rebuild) if not targets or job.target in targets]
+    if unknown := sorted({*targets} - {job.target for job in jobs}):
+        raise click.UsageError(f"{config} has no target {unknown[0]}")
+    spark = _session(block.spark, {} if all(job.to != "delta" for job in jobs) else _with_delta())
+    done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_told)
+    if any(one.failure is not None for one in done):
+        sys.exit(FAILED)
+
+
+def _told(done: Done) -> None:
+    if done.failure is None:
+        said = f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else ""
+        click.echo(printable(said))
+    else:
+        click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
+
+
+def _with_delta() -> dict[str, str]:
+    """Without the Python package the tables that need it fail, each with a message."""
+    try:
+        return delta_fit.settings()
+    except DeltaMissing:
+        return {}
+
+
+def _session(block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
+    """``more``: settings that the configuration may say otherwise."""
+    made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
+    verbose = click.get_current_context().find_root().params.get("verbose")
+    # A task's failure is one message of ours; the log would add the JVM's stack, and Python's.
+    made.sparkContext.setLogLevel("WARN" if verbose else "OFF")
+    return made

@@ -1,0 +1,131 @@
+"""What ``laredo-spark read`` makes of a table: files, or rows on the terminal."""
+
+import io
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import click
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql.types import ArrayType, BinaryType, StructField
+
+from laredo_model.printable import printable, printable_lines
+from laredo_spark.errors import SparkReadError
+from laredo_spark.sync.spark import file_uri
+
+KINDS = ("parquet", "csv", "jsonl", "show")
+
+
+class OutputThere(SparkReadError):
+    """The directory is there already."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(f"{out} is there already; give another --out, or --force to replace it")
+
+
+class OutputRefused(SparkReadError):
+    """Not a directory."""
+
+    def __init__(self, out: str, reason: str) -> None:
+        super().__init__(f"--out {out}: {reason}")
+
+
+@dataclass(frozen=True)
+class Output:
+    """``out`` is a directory to make, with a file for each task."""
+
+    kind: str
+    out: Path | None
+    replace: bool
+    rows: int
+
+    def __post_init__(self) -> None:
+        """:raises OutputThere: if the directory is there and mustn't be replaced.
+
+        :raises OutputRefused: if it isn't a directory.
+        """
+        if self.kind in ("parquet", "csv") and self.out is None:
+            raise click.UsageError(f"--to {self.kind} needs --out DIRECTORY")
+        if self.kind == "show" and self.out is not None:
+            raise click.UsageError("--to show writes no files; --to parquet, csv or jsonl does")
+        if self.out is None:
+            return
+        if self.out.is_file():
+            raise OutputRefused(str(self.out), "is a file; give a directory")
+        if self.out.exists() and not self.replace:
+            raise OutputThere(self.out)
+
+    @classmethod
+    def of(cls, kind: str, out: str | None, *, replace: bool, rows: int) -> "Output":
+        """``out``: a path, or a file: URI.
+
+        :raises OutputRefused: if it is another URI; and as the constructor.
+        """
+        if out is None:
+            return cls(kind, None, replace, rows)
+        found = urlsplit(out) if ":/" in out else None
+        if found is not None and found.scheme not in ("", "file"):
+            raise OutputRefused(
+                out,
+                "files are written to a directory that all of Spark's workers see; copy them"
+                " from there, or write read_table()'s DataFrame with your session's own connector",
+            )
+        place = out if found is None else unquote(found.path)
+        return cls(kind, Path(place).expanduser(), replace, rows)
+
+    def wants_lines(self, columns: str | None) -> bool:
+        """Whether the rows' own JSON lines are what is written, every value as it stands there."""
+        return self.kind == "jsonl" and columns is None
+
+    def write(self, frame: DataFrame) -> None:
+        """Make the files; says where on stderr."""
+        if self.kind == "show":
+            text = io.StringIO()
+            with redirect_stdout(text):
+                frame.show(self.rows, truncate=50)
+            click.echo(printable_lines(text.getvalue()), nl=False)
+            return
+        if self.kind == "jsonl" and self.out is None:
+            self._print(frame)
+            return
+        assert self.out is not None
+        made = frame.write.mode("overwrite" if self.replace else "errorifexists")
+        place = file_uri(self.out)
+        if self.kind == "parquet":
+            made.parquet(place)
+        elif self.kind == "csv":
+            _plain(frame).write.mode("overwrite").csv(place, header=True, escape='"')
+        elif frame.columns == ["line"]:
+            made.text(place)
+        else:
+            made.json(place, ignoreNullFields=False)
+        click.echo(f"{self.out}: written as {self.kind}", err=True)
+
+    def _print(self, frame: DataFrame) -> None:
+        """One task's rows at a time."""
+        on_terminal = sys.stdout.isatty()
+        lines = frame if frame.columns == ["line"] else _as_json(frame)
+        for row in lines.toLocalIterator():
+            sys.stdout.write(f"{printable(row[0]) if on_terminal else row[0]}\n")
+        sys.stdout.flush()
+
+
+def _as_json(frame: DataFrame) -> DataFrame:
+    return frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}))
+
+
+def _plain(frame: DataFrame) -> DataFrame:
+    """Without what CSV lacks: arrays as JSON text, bytes as PostgreSQL prints them."""
+    return frame.select([_text(field).alias(field.name) for field in frame.schema])
+
+
+def _text(field: StructField) -> Column:
+    column = F.col(f"`{field.name.replace('`', '``')}`")
+    if isinstance(field.dataType, ArrayType):
+        return F.to_json(column)
+    if isinstance(field.dataType, BinaryType):
+        return F.concat(F.lit("\\x"), F.lower(F.hex(column)))
+    return column

@@ -1,0 +1,1 @@
+"""A table of an archive, read by Spark's tasks."""

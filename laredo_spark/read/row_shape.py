@@ -1,0 +1,130 @@
+"""What a read's rows look like: the table's columns, and which of them a DataFrame has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from laredo_archive.codec.arrow import types
+from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.codec.arrow.stored import StoredBatch
+from laredo_archive.codec.row_keys import compact
+from laredo_model import line as lines_
+from laredo_model.column import Column, key_columns
+from laredo_model.errors import BadLine
+from laredo_spark.options import ReadOptions
+
+LINE = "line"
+_LINES = "\0line"
+"""Among fragments; PostgreSQL's names hold no NUL."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Plain values, so that tasks can be sent it.
+
+    ``inferred``: the archive names no columns, and ``columns`` are what the first rows showed.
+    """
+
+    asked: ReadOptions
+    columns: tuple[Column, ...]
+    inferred: bool = False
+
+    @property
+    def key_names(self) -> list[str]:
+        """The key's columns, in its order."""
+        return [column.name for column in key_columns(self.columns)]
+
+    def reader(self) -> RowReader:
+        """What makes batches of the table's lines."""
+        if self.asked.lines:
+            return (LineByName if self.inferred else LineReader)(self.columns, wanted=())
+        made = ByName if self.inferred else RowReader
+        return made(self.columns, self.asked.typing, self.asked.columns)
+
+    def arrow_schema(self) -> pa.Schema:
+        """Of the batches; every column may be null, as values that Spark lacks are by option."""
+        return pa.schema([field.with_nullable(True) for field in self.reader().schema])
+
+    def spark_schema(self) -> StructType:
+        """The DataFrame's."""
+        return from_arrow_schema(self.arrow_schema())
+
+
+class LineReader(RowReader):
+    """Gives each row's line as it stands."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        typing: types.Typing | None = None,
+        wanted: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, typing, wanted)
+        self.schema = pa.schema([pa.field(LINE, pa.string())])
+        self._all_names = [column.name for column in columns]
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """A line has every column."""
+        return self._all_names
+
+    def stored(self, batch: StoredBatch) -> pa.RecordBatch:
+        """The lines of rows that are stored typed."""
+        return pa.record_batch([batch.lines(self._all_names)], schema=self.schema)
+
+    def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
+        """The key's fragments, and the lines."""
+        return {**super().split(block), _LINES: pa.array(block.split(b"\n")[:-1], pa.string())}
+
+    def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:
+        """The lines alone."""
+        return pa.record_batch([fragments[_LINES]], schema=self.schema)
+
+
+class ByName(RowReader):
+    """Rows of other writers: in any order, with blanks, and without what would be null."""
+
+    as_format_says = False
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        typing: types.Typing | None = None,
+        wanted: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, typing, wanted)
+        needed = {column.name for column in key_columns(columns)}
+        self._key = needed
+        self._all = {column.name for column in columns}
+        self._needed = [c.name for c in columns if wanted is None or c.name in {*wanted, *needed}]
+
+    def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
+        """The fragments by name.
+
+        :raises BadLine: if a line isn't a row, lacks its key, or has a column that isn't known.
+        """
+        try:
+            return super().split(block)
+        except BadLine:
+            rows = [self._members(line) for line in block.split(b"\n")[:-1]]
+        return {
+            name: pa.array([row.get(name, b"null") for row in rows], pa.string())
+            for name in self._needed
+        }
+
+    def _members(self, line: bytes) -> dict[str, bytes]:
+        squeezed = compact(line)
+        found = dict(zip(lines_.names(squeezed), lines_.fragments(squeezed), strict=True))
+        if not self._key <= found.keys():
+            raise BadLine(f"the row has no {', '.join(sorted(self._key - found.keys()))}: {line!r}")
+        if not found.keys() <= self._all:
+            unknown = ", ".join(sorted(found.keys() - self._all))
+            raise BadLine(f"no row that was looked at has {unknown}")
+        return found
+
+
+class LineByName(LineReader, ByName):
+    """The lines of other writers, as they stand."""

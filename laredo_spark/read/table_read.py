@@ -1,0 +1,167 @@
+"""What a read of a table comes to: one manifest, one boundary, its columns."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pyspark.sql.types import StructType
+
+from laredo_archive.codec import Source
+from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.manifest import key_ranges
+from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.manifest.timeline import Boundary
+from laredo_archive.reader import Archive
+from laredo_model import position as positions
+from laredo_model.column import Column, key_columns
+from laredo_spark.errors import BoundaryGone, KeyMissing, OptionRefused
+from laredo_spark.objects import Objects
+from laredo_spark.options import ReadOptions
+from laredo_spark.read import inference
+from laredo_spark.read.row_shape import RowShape
+
+UNKNOWN_HISTORY = "unknown"
+"""Option history, of archives that don't say."""
+
+
+@dataclass(frozen=True)
+class TableRead:
+    """An archive, as one version of its manifest describes it, at one boundary."""
+
+    asked: ReadOptions
+    archive: Archive
+    boundary: Boundary
+    shape: RowShape
+
+    @classmethod
+    def of(cls, asked: ReadOptions) -> "TableRead":
+        """What ``asked`` means now.
+
+        :raises ArchiveError: if there is no such archive, or no such boundary in it.
+        :raises BoundaryGone: if the boundary was pinned, and has left the archive.
+        :raises OptionRefused: if a column isn't there.
+        """
+        archive = Archive.at(asked.path, asked.key_fields, asked.access())
+        boundary = _boundary(archive, asked)
+        shape = shape_at(archive, boundary, asked)
+        return cls(asked, archive, boundary, shape)
+
+    def asking(self, asked: ReadOptions) -> "TableRead":
+        """The same boundary read in another way."""
+        return replace(self, asked=asked, shape=replace(self.shape, asked=asked))
+
+    def pinned(self) -> dict[str, str]:
+        """The options that mean this very boundary, also when there are later ones."""
+        return {
+            "as_of": positions.text(self.boundary.position),
+            "exact": "true",
+            "epoch": str(self.boundary.epoch),
+            "history": _history(self.boundary),
+        }
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The table's at the boundary."""
+        return self.shape.columns
+
+    @property
+    def key_names(self) -> list[str]:
+        """The key's columns, in its order."""
+        return self.shape.key_names
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether tasks can read key ranges; else its files have to be sorted or joined first."""
+        return not self.shape.inferred and key_ranges.is_sorted(self.boundary, self.choose)
+
+    def rows(self) -> RowReader:
+        """What makes batches of its lines."""
+        return self.shape.reader()
+
+    def spark_schema(self) -> StructType:
+        """The DataFrame's."""
+        return self.shape.spark_schema()
+
+    def choose(self, artifact: Artifact) -> tuple[str, FormatEntry]:
+        """The format to read an artifact in, and its entry.
+
+        :raises FormatUnknown: if it is there in none that is known here.
+        """
+        format_id = self.asked.format_id
+        return self.archive.files.choose(
+            artifact, format_id if format_id in artifact.formats else None
+        )
+
+    def objects(self) -> Objects:
+        """How tasks get at what they read."""
+        return Objects.of(self.asked, self.archive.found, self.boundary, self.shape.inferred)
+
+    @contextmanager
+    def open_slice(self, part: Slice) -> Iterator[Source]:
+        """An artifact's bytes from the slice's start on; raises as Objects does."""
+        with self.objects().opener()(part) as source:
+            yield source
+
+
+def _history(boundary: Boundary) -> str:
+    return UNKNOWN_HISTORY if boundary.history is None else str(boundary.history)
+
+
+def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
+    if asked.history is None:
+        return archive.boundary(asked.as_of, exact=asked.exact, epoch=asked.epoch)
+    # A re-base may have given the diff that ends there to the next epoch.
+    found = [
+        boundary
+        for boundary in archive.boundaries
+        if boundary.position == asked.as_of and _history(boundary) == asked.history
+    ]
+    same_epoch = [boundary for boundary in found if boundary.epoch == asked.epoch]
+    if not found:
+        at = f"the boundary {asked.as_of if asked.as_of is None else _text(asked)}"
+        raise BoundaryGone(archive.uri, f"{at} (epoch {asked.epoch}, history {asked.history})")
+    return (same_epoch or found)[-1]
+
+
+def _text(asked: ReadOptions) -> str:
+    as_of = asked.as_of
+    return positions.text(as_of) if isinstance(as_of, int) else str(as_of)
+
+
+def shape_at(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
+    """The columns at a boundary.
+
+    :raises OptionRefused: if a column that was asked for isn't there.
+    """
+    shape = _shape(archive, boundary, asked)
+    _refuse_unknown_columns(shape)
+    return shape
+
+
+def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
+    key_names = archive.shape(boundary).key_fields
+    if not key_names:
+        raise KeyMissing(asked.path)
+    if boundary.columns is None:
+        found = inference.columns(archive, boundary, key_names, asked.infer_rows)
+        return RowShape(asked, found, inferred=True)
+    return RowShape(asked, _keyed(boundary.columns, key_names))
+
+
+def _keyed(columns: Sequence[Column], key_names: Sequence[str]) -> tuple[Column, ...]:
+    """With the key, for a manifest whose columns don't say it."""
+    if key_columns(columns):
+        return tuple(columns)
+    order = {name: place for place, name in enumerate(key_names, 1)}
+    return tuple(replace(column, key_ordinal=order.get(column.name)) for column in columns)
+
+
+def _refuse_unknown_columns(shape: RowShape) -> None:
+    known = [column.name for column in shape.columns]
+    for name in shape.asked.columns or ():
+        if name not in known:
+            raise OptionRefused("columns", name, f"there are {', '.join(known)}")
+    for name in shape.asked.key_fields or ():
+        if name not in known:
+            raise OptionRefused("key_fields", name, f"there are {', '.join(known)}")

@@ -1,0 +1,226 @@
+"""Base and diffs as they stand, for Spark to fold: rows with their key, order and action."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ByteType, LongType, StringType, StructField, StructType
+
+from laredo_archive import codec
+from laredo_archive.codec import Source
+from laredo_archive.codec.arrow.rows import RowReader, keys_of
+from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.model import Artifact
+from laredo_model import line as lines_
+from laredo_model.change import Action, Change
+from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.objects import Objects, gathered
+from laredo_spark.options import Mode, ReadOptions
+from laredo_spark.read.row_shape import RowShape
+from laredo_spark.read.table_read import TableRead
+
+KEY, ORDER, ACTION = "__laredo_key", "__laredo_order", "__laredo_action"
+PUT, DELETE, TRUNCATE = 1, 2, 3
+TASK_BYTES = 64 << 20
+_BLOCK_BYTES = 4 << 20
+_CHANGES_AT_ONCE = 10_000
+_PLACES = 1 << 40
+"""Changes that a diff can have; order is diff * _PLACES + place."""
+
+
+def unfolded(table: StructType) -> StructType:
+    """The table's columns, and those that tell how to fold."""
+    added = [
+        StructField(KEY, StringType()),
+        StructField(ORDER, LongType()),
+        StructField(ACTION, ByteType()),
+    ]
+    return StructType([*table.fields, *added])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is read of one artifact: the lines that begin in the slice."""
+
+    diff: int
+    part: Slice
+
+
+class UnfoldedPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, parts: Sequence[_Part], objects: Objects, shape: RowShape) -> None:
+        super().__init__(None)
+        self.parts = parts
+        self.objects = objects
+        self.shape = shape
+
+
+class UnfoldedReader(DataSourceReader):
+    """Reads the base, or the diffs, in any order."""
+
+    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+        self._asked = asked
+        self._schema = schema
+
+    @in_one_message
+    def partitions(self) -> Sequence[InputPartition]:
+        """Large jsonl files in pieces, small diffs several to a task."""
+        table = TableRead.of(self._asked)
+        diffs = list(enumerate(table.boundary.diffs, 1))
+        truncating = [number for number, diff in diffs if diff.truncate]
+        if self._asked.mode is Mode.BASE:
+            parts = [] if truncating else [[one] for one in _pieces(table)]
+        else:
+            first = truncating[-1] if truncating else 1
+            parts = _gathered([_whole(table, n, diff) for n, diff in diffs if n >= first])
+        objects = table.objects()
+        return [UnfoldedPartition(some, objects, table.shape) for some in parts]
+
+    @each_in_one_message
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of the base, or changes, in Arrow batches."""
+        if not isinstance(partition, UnfoldedPartition):
+            return
+        wanted = to_arrow_schema(self._schema, timezone="UTC")
+        task = _Task(partition.shape, wanted)
+        opener = partition.objects.opener()
+        if self._asked.mode is Mode.DIFFS:
+            opener.expect(one.part for one in partition.parts)
+        for one in partition.parts:
+            with opener(one.part) as source:
+                yield from task.batches(one, source)
+
+
+def _whole(table: TableRead, number: int, artifact: Artifact) -> _Part:
+    return _Part(number, Slice(*table.choose(artifact)))
+
+
+def _pieces(table: TableRead) -> list[_Part]:
+    whole = _whole(table, 0, table.boundary.base)
+    format_id, entry = whole.part.format_id, whole.part.entry
+    if format_id != codec.JSONL or entry.size_bytes <= TASK_BYTES:
+        return [whole]
+    # Each but the first begins a byte early, to see whether a line ends there.
+    starts = range(0, entry.size_bytes, TASK_BYTES)
+    return [
+        _Part(
+            0, Slice(format_id, entry, max(0, start - 1), min(start + TASK_BYTES, entry.size_bytes))
+        )
+        for start in starts
+    ]
+
+
+def _gathered(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Some files to a task, two tasks at least."""
+    total = sum(one.part.size_bytes for one in parts)
+    share = min(TASK_BYTES, max(1, total // 2))
+    return gathered(parts, share)
+
+
+class _Task:
+    def __init__(self, shape: RowShape, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._shape = shape
+        self._reader: RowReader = shape.reader()
+        self._columns = None if shape.inferred else shape.columns
+        names = [column.name for column in shape.columns]
+        self._nulls = lines_.join(names, [b"null"] * len(names))
+
+    def batches(self, one: _Part, source: Source) -> Iterator[pa.RecordBatch]:
+        found = self._changes(one, source) if one.diff else self._rows(one, source)
+        for batch in found:
+            yield batch.cast(self._schema)
+
+    def _rows(self, one: _Part, source: Source) -> Iterator[pa.RecordBatch]:
+        for block in self._blocks(one.part, source):
+            count = block.count(b"\n")
+            fragments = self._reader.split(block)
+            keys = keys_of(fragments, self._shape.columns)
+            yield _with(self._reader.typed(fragments, count), keys, [0] * count, [PUT] * count)
+
+    def _blocks(self, part: Slice, source: Source) -> Iterator[bytes]:
+        if part.format_id == codec.JSONL:
+            for block in lines_from(source, part):
+                yield _without_blank_lines(block)
+            return
+        rows = codec.read_snapshot(
+            part.format_id, self._columns, source, key_fields=self._shape.key_names
+        )
+        for _, lines in rows:
+            yield b"\n".join([*lines, b""])
+
+    def _changes(self, one: _Part, source: Source) -> Iterator[pa.RecordBatch]:
+        changes = codec.read_diff(one.part.format_id, self._columns, source)
+        order = one.diff * _PLACES
+        while some := list(islice(changes, _CHANGES_AT_ONCE)):
+            lines = [change.new or self._nulls for change in some]
+            keys = [None if c.action is Action.TRUNCATE else c.key.decode() for c in some]
+            places = list(range(order, order + len(some)))
+            order += len(some)
+            block = b"\n".join([*lines, b""])
+            batch = self._reader.typed(self._reader.split(block), len(some))
+            yield _with(batch, pa.array(keys, pa.string()), places, list(map(_action, some)))
+
+
+def _with(
+    batch: pa.RecordBatch, keys: pa.StringArray, order: list[int], actions: list[int]
+) -> pa.RecordBatch:
+    added = {
+        KEY: keys,
+        ORDER: pa.array(order, pa.int64()),
+        ACTION: pa.array(actions, pa.int8()),
+    }
+    names = [*batch.schema.names, *added]
+    return pa.RecordBatch.from_arrays([*batch.columns, *added.values()], names=names)
+
+
+def _action(change: Change) -> int:
+    if change.action is Action.TRUNCATE:
+        return TRUNCATE
+    return DELETE if change.new is None else PUT
+
+
+def _without_blank_lines(block: bytes) -> bytes:
+    if not block.startswith(b"\n") and b"\n\n" not in block:
+        return block
+    return b"\n".join([*filter(None, block.split(b"\n")), b""])
+
+
+def lines_from(source: Source, part: Slice) -> Iterator[bytes]:
+    """Blocks of the lines that begin in ``part``, each ending in a newline.
+
+    A line begins after the first newline at or after the slice's start, or at the file's; the
+    one that the byte before ``stop`` lies in is the slice's last.
+    """
+    at, rest = part.start, b""
+    last = (part.entry.size_bytes if part.stop is None else part.stop) - 1
+    if part.start:
+        skipped, rest = _after_newline(source)
+        at += skipped
+    while at <= last:
+        end = rest.find(b"\n", last - at) + 1 or rest.rfind(b"\n") + 1
+        if end:
+            yield rest[:end]
+            at, rest = at + end, rest[end:]
+            continue
+        piece = source.read(_BLOCK_BYTES)
+        if not piece:
+            if rest:
+                yield rest + b"\n"
+            return
+        rest += piece
+
+
+def _after_newline(source: Source) -> tuple[int, bytes]:
+    """How many bytes go before the first line's start, and what was read of it."""
+    skipped = 0
+    while piece := source.read(_BLOCK_BYTES):
+        end = piece.find(b"\n") + 1
+        if end:
+            return skipped + end, piece[end:]
+        skipped += len(piece)
+    return skipped, b""

@@ -1,0 +1,1 @@
+"""Parquet directories and Delta tables kept level with an archive."""

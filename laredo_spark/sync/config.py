@@ -1,0 +1,122 @@
+"""The configuration of ``laredo-spark sync``: HOCON, checked, with places in its errors.
+
+    sync {
+      spark { master = "local[*]", conf { "spark.driver.memory" = "4g" } }
+      parallel = 2                                  # tables at the same time
+      options { region = "eu-central-1", numeric_as = "decimal(38,18)" }     # laredo_spark.options
+      tables = [
+        { archive = "s3://bucket/users/", target = "/data/users" }           # to = parquet
+        { archive = "s3://bucket/orders/", target = "/data/orders", to = delta, options { ... } }
+      ]
+    }
+
+Each key can be set from the environment (LAREDO_SYNC_PARALLEL=4) or by --set sync.parallel=4.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from laredo_model import settings
+from laredo_model.settings import Duration, Section, WrongAt
+from laredo_spark.errors import OptionRefused
+from laredo_spark.sync.parquet import given_options
+from laredo_spark.sync.sync import KEEP_S, Job
+
+ENV_PREFIX = "LAREDO_SYNC_"
+_SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "mode", "lines", "key")
+
+Options = dict[str, str | int | bool]
+
+
+class SparkBlock(Section):
+    """The session; what spark-submit or spark-defaults.conf say where ``master`` is left out."""
+
+    master: str | None = None
+    conf: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """``conf`` as Spark has it: dotted names, texts."""
+        return dict(_flat("", self.conf))
+
+
+class TableBlock(Section):
+    """One table and its target."""
+
+    archive: str
+    target: str
+    to: Literal["parquet", "delta"] = "parquet"
+    keep: Annotated[Duration, Field(ge=0)] = KEEP_S
+    options: Options = Field(default_factory=dict)
+
+
+class SyncBlock(Section):
+    """A job."""
+
+    spark: SparkBlock = Field(default_factory=SparkBlock)
+    parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    options: Options = Field(default_factory=dict)
+    tables: Annotated[list[TableBlock], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "SyncBlock":
+        seen: dict[str, int] = {}
+        for number, table in enumerate(self.tables):
+            first = seen.setdefault(table.target.rstrip("/"), number)
+            if first != number:
+                raise WrongAt(
+                    ("tables", number, "target"), f"is the target of tables[{first}] already"
+                )
+            _check({**self.options, **table.options}, number)
+        return self
+
+    def jobs(self, *, rebuild: bool = False) -> list[Job]:
+        """What there is to do."""
+        return [
+            Job(
+                table.archive,
+                table.target,
+                table.to,
+                rebuild,
+                table.keep,
+                {**self.options, **table.options},
+            )
+            for table in self.tables
+        ]
+
+
+def _flat(above: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in given.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{above}{name}.", value)
+        else:
+            yield f"{above}{name}", str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Root(Section):
+    """The file."""
+
+    sync: SyncBlock
+
+
+def _check(options: Options, number: int) -> None:
+    where: settings.Path = ("tables", number, "options")
+    for name in options:
+        if name in _SET_ELSEWHERE:
+            raise WrongAt(where, f"{name} can't be set: the target follows the archive's head")
+    try:
+        given_options({**options, "path": "-"})
+    except OptionRefused as refused:
+        raise WrongAt(where, str(refused)) from None
+
+
+def load(path: Path, sets: tuple[str, ...] = ()) -> SyncBlock:
+    """The configuration from file, conf.d, environment and ``--set``, in rising precedence.
+
+    :raises SettingsError: naming file and line, variable or path of everything that is wrong.
+    """
+    root = settings.load(path, env_prefix=ENV_PREFIX, env_root="sync", sets=sets, schema=Root)
+    return root.sync

@@ -1,0 +1,213 @@
+"""``sync_table(to="parquet")``: what is to be done, done by tasks, and committed in one step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow.parquet as pq
+
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import key_ranges
+from laredo_archive.manifest.key_ranges import KeyRange
+from laredo_archive.manifest.timeline import Boundary
+from laredo_spark import options
+from laredo_spark.options import ReadOptions
+from laredo_spark.read.table_read import TableRead
+from laredo_spark.read.table_reader import TableReader
+from laredo_spark.sync import plan
+from laredo_spark.sync.directory import SyncDirectory
+from laredo_spark.sync.errors import TargetDiffers
+from laredo_spark.sync.files import Adjacent, Build, MergeFiles, comparable
+from laredo_spark.sync.plan import Level, Merge, Rebuild, SyncAction
+from laredo_spark.sync.state import SyncedFile, SyncState
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+FILE_BYTES = 16 << 20
+"""What one file's range is in the archive, about: bases have their splits as far apart."""
+DIFF_BYTES = 64 << 20
+"""The diffs that one task holds, at most about."""
+GROWN = 4
+"""A file with as many times the rows of the largest one when all were written: write all anew."""
+_SMALL_ROWS = 100_000
+_TASKS_A_CORE = 2
+_NOT_WHOLE = "its files aren't as they were written"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What runs tasks.
+
+    ``run`` gives each item's result; ``write`` makes Parquet files in a directory of what
+    read_table() gives with these options.
+    """
+
+    run: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+    write: Callable[[Mapping[str, str], Path], None]
+    cores: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a sync did: nothing if ``step`` is Level."""
+
+    step: SyncAction
+    state: SyncState
+    files_written: int
+
+
+class ParquetSync:
+    """One table's sync into one directory; whoever calls it holds the directory's lock."""
+
+    def __init__(self, directory: SyncDirectory, given: Mapping[str, str], engine: Engine) -> None:
+        self._directory = directory
+        self._given = given
+        self._engine = engine
+        self._table = TableRead.of(options.parse(given))
+
+    def run(self, *, rebuild: bool = False) -> Written:
+        """Bring the target level with the archive's head.
+
+        :raises ArchiveError: if the archive can't be read.
+        :raises SyncError: if the target can't be written.
+        """
+        held = self._directory.state()
+        step = self._step(held, rebuild=rebuild)
+        reach("sync.planned")
+        if isinstance(step, Level) and held is not None:
+            return self._level(held)
+        with self._directory.staging() as staging:
+            kept: Sequence[SyncedFile] = ()
+            if isinstance(step, Merge) and held is not None:
+                files = self._merged(step, held, staging)
+                kept = [file for file in files if file in held.files]
+                state = self._state(held, files, built_rows=held.built_rows)
+            else:
+                files, in_ranges = self._built(staging)
+                largest = max((file.rows for file in files), default=0)
+                state = self._state(held, files, built_rows=largest, in_ranges=in_ranges)
+            reach("sync.staged")
+            self._compare(state)
+            self._directory.commit(state, staging, kept)
+        return Written(step, state, len(state.files) - len(kept))
+
+    def _step(self, held: SyncState | None, *, rebuild: bool) -> SyncAction:
+        if rebuild:
+            return Rebuild("it was asked for")
+        if held is None:
+            return plan.step(self._directory, None, self._table)
+        found = plan.step(self._directory, held, self._table)
+        if isinstance(found, Level) and not self._directory.is_whole(held):
+            return Rebuild(_NOT_WHOLE)
+        why = self._unfit(held) if isinstance(found, Merge) else None
+        return found if why is None else Rebuild(why)
+
+    def _unfit(self, held: SyncState) -> str | None:
+        """Why nothing can be merged into the target's files; None if it can."""
+        if not self._directory.is_whole(held):
+            return _NOT_WHOLE
+        if not held.in_ranges:
+            return "its files aren't ranges of keys, as the archive isn't sorted"
+        if not comparable(self._table.columns, self._table.shape):
+            return "rows can't be told apart by their key columns in Parquet"
+        if any(file.rows > GROWN * max(held.built_rows, _SMALL_ROWS) for file in held.files):
+            return "some of its files have grown large"
+        return None
+
+    def _level(self, held: SyncState) -> Written:
+        if held.epoch != self._table.boundary.epoch:
+            held = replace(held, epoch=self._table.boundary.epoch)
+            self._directory.recorded(held)
+        return Written(Level(), held, 0)
+
+    def _pinned(self) -> dict[str, str]:
+        return {**self._given, **self._table.pinned()}
+
+    def _built(self, staging: Path) -> tuple[list[SyncedFile], bool]:
+        """All files anew, and whether they are ranges of keys."""
+        if not self._table.has_ranges:
+            return self._joined(staging), False
+        table = self._table
+        size = sum(table.choose(artifact)[1].size_bytes for artifact in table.boundary.artifacts)
+        parts = max(self._engine.cores * _TASKS_A_CORE, -(-size // FILE_BYTES))
+        asked = options.parse({**self._pinned(), "partitions": str(parts)})
+        schema = table.spark_schema()
+        reader = TableReader(asked, schema)
+        build = Build(reader, schema, staging)
+        done: list[list[SyncedFile]] = self._engine.run(build, list(reader.partitions()))
+        return [file for files in done for file in files], True
+
+    def _joined(self, staging: Path) -> list[SyncedFile]:
+        """Files that Spark writes, after it has folded an archive without order."""
+        self._engine.write(self._pinned(), staging)
+        return [
+            SyncedFile(file.name, None, None, pq.read_metadata(file).num_rows, file.stat().st_size)
+            for file in sorted(staging.glob("part-*.parquet"))
+        ]
+
+    def _merged(self, step: Merge, held: SyncState, staging: Path) -> list[SyncedFile]:
+        merge = MergeFiles(
+            self._table.shape,
+            self._table.objects(),
+            self._table.spark_schema(),
+            self._directory.shown(),
+            staging,
+            step.truncates,
+        )
+        adjacent = self._adjacent(step, held.files)
+        done: list[list[SyncedFile]] = self._engine.run(merge, adjacent)
+        return [file for files in done for file in files]
+
+    def _adjacent(self, step: Merge, files: Sequence[SyncedFile]) -> list[Adjacent]:
+        """As many tasks as cores; more if the diffs are large."""
+        size = sum(self._table.choose(diff)[1].size_bytes for diff in step.diffs)
+        count = min(len(files), max(self._engine.cores, -(-size // DIFF_BYTES)))
+        cut = partial(key_ranges.cut, Boundary(step.diffs), self._table.choose)
+        ends = [len(files) * number // count for number in range(count + 1)]
+        groups = [tuple(files[start:end]) for start, end in pairwise(ends)]
+        return [
+            Adjacent(group, cut(KeyRange(group[0].keys.low, group[-1].keys.high)))
+            for group in groups
+        ]
+
+    def _state(
+        self,
+        held: SyncState | None,
+        files: Sequence[SyncedFile],
+        *,
+        built_rows: int,
+        in_ranges: bool = True,
+    ) -> SyncState:
+        boundary = self._table.boundary
+        return SyncState(
+            version=1 if held is None else held.version + 1,
+            table=self._table.archive.manifest.table,
+            history=plan.history_text(boundary),
+            epoch=boundary.epoch,
+            position=boundary.position,
+            shape=plan.shape_of(self._table),
+            rows=sum(file.rows for file in files),
+            in_ranges=in_ranges,
+            built_rows=built_rows,
+            files=tuple(files),
+        )
+
+    def _compare(self, state: SyncState) -> None:
+        """With the manifest, where that says how many rows there are."""
+        said = plan.rows_said(self._table)
+        if said is not None and said != state.rows:
+            raise TargetDiffers(self._directory, self._table.boundary, said, state.rows)
+
+
+def given_options(asked: Mapping[str, object]) -> dict[str, str]:
+    """Options as Spark has them: texts, without those that are None.
+
+    :raises OptionRefused: naming the first that can't be used.
+    """
+    texts = options.as_options(asked)
+    _checked: ReadOptions = options.parse(texts)
+    return texts

@@ -1,0 +1,174 @@
+"""``sync_table``: keep a Parquet directory, or a Delta table, level with an archive.
+
+    sync_table(spark, "s3://bucket/users/", to="parquet", target="/data/users")
+    synced_table(spark, "/data/users")          # or spark.read.parquet("/data/users/current")
+
+Each call brings the target to the archive's head: only new diffs are read, and only what they
+touch is written. The position is committed with the rows, in one step, so each change is in the
+target exactly once, however often a sync is killed and called again.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from laredo_archive.errors import ArchiveError
+from laredo_model import position as positions
+from laredo_model.errors import ModelError
+from laredo_model.position import Position
+from laredo_spark.errors import SparkReadError
+from laredo_spark.sync.delta import sync_delta
+from laredo_spark.sync.directory import SyncDirectory
+from laredo_spark.sync.errors import SyncFailed
+from laredo_spark.sync.parquet import ParquetSync, Written, given_options
+from laredo_spark.sync.plan import Level, Merge, Rebuild
+from laredo_spark.sync.spark import engine, file_uri
+
+KEEP_S = 3600.0
+"""How long a version of a Parquet target stays after the next one, for those who read it."""
+
+To = Literal["parquet", "delta"]
+
+
+class Outcome(StrEnum):
+    """What a sync found to do."""
+
+    UNCHANGED = "unchanged"
+    MERGED = "merged"
+    REBUILT = "rebuilt"
+
+
+@dataclass(frozen=True)
+class Synced:
+    """A target that is level now. ``reason``: why it was rebuilt."""
+
+    table: str
+    target: str
+    outcome: Outcome
+    position: Position
+    epoch: int
+    rows: int
+    files_written: int
+    seconds: float
+    reason: str = ""
+
+    def __str__(self) -> str:
+        at = f"at {positions.text(self.position)} (epoch {self.epoch}), {self.rows} rows"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.table}: {self.target} {self.outcome}{why}, {at}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One table of a job with several: the arguments of sync_table()."""
+
+    path: str
+    target: str
+    to: To = "parquet"
+    rebuild: bool = False
+    keep_s: float = KEEP_S
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a job: ``synced``, or else ``failure``."""
+
+    job: Job
+    synced: Synced | None = None
+    failure: Exception | None = None
+
+
+def sync_table(
+    spark: SparkSession,
+    path: str,
+    to: To = "parquet",
+    target: str | Path = "",
+    *,
+    rebuild: bool = False,
+    keep_s: float = KEEP_S,
+    **given: object,
+) -> Synced:
+    """Bring ``target`` level with the head of the archive at ``path``.
+
+    ``rebuild`` writes it anew whatever it holds. ``given``: options of
+    :mod:`laredo_spark.options` that say how S3 is reached and which types columns have.
+
+    :raises ArchiveError: if the archive can't be read.
+    :raises SyncError: if the target can't be written; it is left as it was.
+    :raises OptionRefused: if an option can't be used.
+    """
+    begun = time.monotonic()
+    asked = given_options({**given, "path": path})
+    if to == "delta":
+        written = sync_delta(spark, asked, str(target), rebuild=rebuild)
+    else:
+        written = _sync_parquet(spark, asked, target, rebuild=rebuild, keep_s=keep_s)
+    state, step = written.state, written.step
+    outcomes = {Level: Outcome.UNCHANGED, Merge: Outcome.MERGED, Rebuild: Outcome.REBUILT}
+    return Synced(
+        state.table,
+        str(target),
+        outcomes[type(step)],
+        state.position,
+        state.epoch,
+        state.rows,
+        written.files_written,
+        time.monotonic() - begun,
+        step.reason if isinstance(step, Rebuild) else "",
+    )
+
+
+def _sync_parquet(
+    spark: SparkSession, asked: dict[str, str], target: str | Path, *, rebuild: bool, keep_s: float
+) -> Written:
+    directory = SyncDirectory(target)
+    try:
+        with directory.locked():
+            written = ParquetSync(directory, asked, engine(spark, directory)).run(rebuild=rebuild)
+            directory.remove_old(keep_s)
+    except OSError as failure:
+        where = f" ({failure.filename})" if failure.filename else ""
+        reason = f"it can't be written: {failure.strerror or failure}{where}"
+        raise SyncFailed(directory, reason) from failure
+    return written
+
+
+def synced_table(spark: SparkSession, target: str | Path) -> DataFrame:
+    """A Parquet target as it is now; the DataFrame stays at this version.
+
+    :raises TargetMissing: if nothing was synced to it yet.
+    """
+    return spark.read.parquet(file_uri(SyncDirectory(target).shown()))
+
+
+def sync_tables(
+    spark: SparkSession,
+    jobs: Sequence[Job],
+    *,
+    parallel: int = 1,
+    on_done: Callable[[Done], None] = lambda done: None,
+) -> list[Done]:
+    """Sync several tables, some at the same time; one that fails doesn't stop the others."""
+
+    def run(job: Job) -> Done:
+        try:
+            synced = sync_table(
+                spark, job.path, job.to, job.target,
+                rebuild=job.rebuild, keep_s=job.keep_s, **job.options,
+            )  # fmt: skip
+            done = Done(job, synced)
+        except (ArchiveError, SparkReadError, ModelError, OSError, PySparkException) as failure:
+            done = Done(job, failure=failure)
+        on_done(done)
+        return done
+
+    with ThreadPoolExecutor(parallel, "laredo-sync") as pool:
+        return list(pool.map(run, jobs))

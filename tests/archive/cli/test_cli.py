@@ -1,0 +1,283 @@
+"""laredo-archive as people and scripts use it: the real console script."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.manifest import object_keys
+from tests.archive.read.test_reader import ONE, TWO, several_epochs
+from tests.support.archive.building import Builder, row, state
+from tests.support.postgres import Database
+
+PROGRAM = Path(sys.executable).with_name("laredo-archive")
+
+
+def run(*arguments: object, **more) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, check=False, **more,
+    )  # fmt: skip
+
+
+def rows(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split("\n")[:-1]
+
+
+def lines(of: dict[bytes, bytes]) -> list[str]:
+    return [line.decode() for line in of.values()]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return several_epochs(tmp_path).write()
+
+
+def test_cat_prints_the_rows_at_any_boundary(archive: Path) -> None:
+    assert rows(run("cat", archive)) == lines(TWO)
+    assert rows(run("cat", archive, "--as-of", "0/64")) == lines(ONE)
+    assert rows(run("cat", archive, "--as-of", "0/C7")) == lines(ONE)
+    assert rows(run("cat", archive, "--as-of", "2026-06-03T12:03:20Z")) == lines(TWO)
+    assert rows(run("cat", archive, "--as-of", "2026-06-03 12:03:20")) == lines(TWO)
+    assert len(rows(run("cat", archive, "--epoch", "1"))) == 1
+    assert rows(run("cat", archive.as_uri() + "/manifest.json", "--exact")) == lines(TWO)
+
+
+def test_cat_refuses_what_it_can_t_give(archive: Path) -> None:
+    exact = run("cat", archive, "--as-of", "0/C7", "--exact")
+    assert (exact.returncode, exact.stdout) == (1, "")
+    assert "no artifact ends exactly at 0/C7" in exact.stderr
+    beyond = run("cat", archive, "--as-of", "0/FFFF")
+    assert (beyond.returncode, beyond.stdout) == (1, "")
+    assert "beyond what the archive has seen" in beyond.stderr
+    wrong = run("cat", archive, "--as-of", "yesterday")
+    assert wrong.returncode == 2
+    assert "neither a position such as 0/19F000 nor a time" in wrong.stderr
+
+
+def test_diff_prints_net_changes(archive: Path) -> None:
+    found = [
+        json.loads(line) for line in rows(run("diff", archive, "--from", "0/64", "--to", "0/C8"))
+    ]
+    assert [(change["action"], change["key"]) for change in found] == [
+        ("DELETE", "10"),
+        ("UPDATE", "2"),
+        ("INSERT", "3"),
+    ]
+    assert found[1]["old"]["name"] == "Bob"
+    assert found[1]["new"]["name"] == "Rob"
+    truncated = rows(run("diff", archive, "--from", "0/64", "--to", "0/190"))
+    assert truncated[0] == '{"action":"TRUNCATE"}'
+    assert [json.loads(line)["action"] for line in truncated[1:]] == ["INSERT", "INSERT"]
+    assert (
+        "exchange --from and --to" in run("diff", archive, "--from", "0/C8", "--to", "0/64").stderr
+    )
+
+
+def test_ls_is_json_for_programs_and_a_table_for_people(archive: Path) -> None:
+    listed = [json.loads(line) for line in rows(run("ls", archive))]
+    assert [(found["epoch"], found["kind"], found["to_position"]) for found in listed] == [
+        (1, "snapshot", "0/64"), (1, "diff", "0/C8"), (1, "diff", "0/12C"),
+        (2, "snapshot", "0/12C"), (2, "diff", "0/190"),
+        (3, "snapshot", "0/258"), (3, "diff", "0/2BC"),
+    ]  # fmt: skip
+    assert listed[2]["truncate"] is True
+    assert listed[0]["rows"] == 3
+    shown = on_a_terminal("ls", archive)
+    assert "public.users: head 0/2BC in epoch 3" in shown
+    assert "diff (truncates)" in shown
+    assert "2026-06-03 12:03:20" in shown
+
+
+def on_a_terminal(*arguments: object) -> str:
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"COLUMNS": "160", "TERM": "dumb"}
+    with subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=theirs, env=environment) as shown:
+        os.close(theirs)
+        text = drawn_on(ours)
+    assert shown.returncode == 0
+    return text
+
+
+def drawn_on(terminal: int) -> str:
+    """All that comes until the other end is closed."""
+    text = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(terminal)
+    return text.decode()
+
+
+def test_a_reader_that_stops_early_is_no_failure_worth_a_word(tmp_path: Path) -> None:
+    many = state(*(row(number, "x" * 50) for number in range(20_000)))
+    directory = Builder(tmp_path).base(100, many).write()
+    with subprocess.Popen(
+        [PROGRAM, "cat", str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        assert reading.stdout.readline().startswith(b'{"id":')
+        reading.stdout.close()
+        assert reading.stderr.read() == b""
+    assert reading.returncode == 1
+
+
+def damage_nothing(directory: Path) -> None:
+    pass
+
+
+def damage_manifest(directory: Path) -> None:
+    manifest = directory / object_keys.MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+
+
+def newer_manifest(directory: Path) -> None:
+    manifest = directory / object_keys.MANIFEST
+    manifest.write_text(
+        manifest.read_text().replace('"manifest_version": 1', '"manifest_version": 3')
+    )
+
+
+def wrong_hash(directory: Path) -> None:
+    file = directory / "epoch=3" / "snapshot-0_258.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"Ada", b"Eva"))
+
+
+def truncated_file(directory: Path) -> None:
+    file = directory / "epoch=3" / "diff-0_258-0_2BC.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def missing_file(directory: Path) -> None:
+    (directory / "epoch=3" / "snapshot-0_258.jsonl").unlink()
+
+
+def unknown_format(directory: Path) -> None:
+    manifest = directory / object_keys.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"jsonl"', '"avro"'))
+
+
+def no_archive(directory: Path) -> None:
+    (directory / object_keys.MANIFEST).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "place", "cure"),
+    [
+        (no_archive, "users/: no archive there", "Give the directory"),
+        (damage_manifest, "users/manifest.json: the manifest is damaged: not JSON", "restore it"),
+        (newer_manifest, "manifest_version is 3", "use the version of laredo-snapshotter"),
+        (wrong_hash, "snapshot-0_258.jsonl: its sha256 is", "Restore it from another"),
+        (truncated_file, "diff-0_258-0_2BC.jsonl: cut off", "Restore it from another"),
+        (missing_file, "snapshot-0_258.jsonl: the manifest names", "Restore it"),
+        (unknown_format, "snapshot-0_258.jsonl: it is there as avro only", "Read it with"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_place_and_cure(
+    archive: Path, damage, place: str, cure: str
+) -> None:
+    damage(archive)
+    done = run("cat", archive)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("laredo-archive: file:///")
+    assert place in line
+    assert cure in line
+
+
+def test_verify_tells_by_its_status(archive: Path) -> None:
+    sound = run("verify", archive)
+    assert sound.returncode == 0
+    assert "sound; 7 files" in sound.stdout
+    assert run("verify", archive, "--quiet").stdout == ""
+    wrong_hash(archive)
+    wrong = run("verify", archive)
+    assert wrong.returncode == 1
+    assert "problem: file:///" in wrong.stdout
+    assert "NOT sound" in wrong.stdout
+    assert run("verify", archive, "--lock").returncode == 2
+
+
+def users_in(database: Database) -> str:
+    """A table with Ada in it; the database's history."""
+    with database.connect() as connection:
+        connection.autocommit = True
+        connection.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, doc jsonb)")
+        connection.execute("INSERT INTO users VALUES (1, 'Ada', NULL)")
+        ((history,),) = connection.execute(
+            "SELECT system_identifier || ':1:' || oid FROM pg_control_system(), pg_database"
+            " WHERE datname = current_database()"
+        ).fetchall()
+    return str(history)
+
+
+def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_path: Path) -> None:
+    built = Builder(tmp_path, history=users_in(database)).base(1000, state(row(1, "Ada")))
+    directory = built.write()
+
+    def verified(*more: object) -> "subprocess.CompletedProcess[str]":
+        return run("verify", directory, "--against", database.dsn, *more)
+
+    equal = verified()
+    assert equal.returncode == 0
+    assert "against the database: equal: as the archive has it at 0/3E8" in equal.stdout
+    with database.connect() as connection:
+        connection.execute("UPDATE users SET name = 'Eve'")
+    behind = verified("--wait", 0)
+    assert behind.returncode == 3
+    assert "undecided: the archive has seen the table up to 0/3E8" in behind.stdout
+    built.seen = 1 << 50
+    built.write()
+    assert verified().returncode == 1
+    assert verified("--lock").returncode == 1
+    away = run("verify", directory, "--against", "host=127.0.0.1 port=1 dbname=x")
+    assert away.returncode == 2
+    assert "127.0.0.1" in away.stderr
+
+
+def test_gc_dry_run_says_what_would_go_and_takes_nothing(archive: Path) -> None:
+    orphan = archive / "epoch=3" / "diff-0_2BC-0_320.jsonl"
+    orphan.write_bytes(b"{}\n")
+    os.utime(orphan, (0, 0))
+    done = run("gc", archive, "--dry-run")
+    assert rows(done)[0].startswith("would be retired: users/epoch=3/diff-0_2BC-0_320.jsonl")
+    assert orphan.exists()
+    assert rows(run("cat", archive)) == lines(TWO)
+
+
+def test_gc_refuses_a_renamed_copy(archive: Path) -> None:
+    """Seen from there, every object would be an orphan."""
+    copied = archive.with_name("elsewhere")
+    archive.rename(copied)
+    done = run("gc", copied, "--cut-off-hours", 0)
+    assert done.returncode == 1
+    assert "it is a copy" in done.stderr
+    assert rows(run("cat", copied)) == lines(TWO)
+
+
+def test_export_writes_whole_files_only(archive: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    done = run("export", archive, target, "--as-of", "0/64")
+    assert done.returncode == 0
+    assert "3 rows of public.users at 0/64 (epoch 1)" in done.stdout
+    assert target.read_text().split("\n")[:-1] == lines(ONE)
+    refused = run("export", archive, target)
+    assert refused.returncode == 1
+    assert "it is there already; --force replaces it" in refused.stderr
+    assert run("export", archive, target, "--force").returncode == 0
+    assert target.read_text().split("\n")[:-1] == lines(TWO)
+    wrong_hash(archive)
+    assert run("export", archive, tmp_path / "other.csv").returncode == 1
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["out.jsonl", "users"]
+    assert run("export", archive, tmp_path / "other.xls").returncode == 2

@@ -1,0 +1,149 @@
+"""What a person at a terminal sees of a long command, and that nobody else sees any of it."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.copy import copy
+from laredo_archive.maintain.verify import verify
+from laredo_archive.read.location import find, parse
+from laredo_archive.read.progress import Unwatched
+from laredo_archive.reader import Archive
+from laredo_archive.storage.local.destination import LocalDestination
+from tests.archive.cli.test_cli import PROGRAM, drawn_on, run
+from tests.archive.read.test_reader import several_epochs
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class Noted(Unwatched):
+    """What was told."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.done = 0
+        self.steps: list[str] = []
+
+    def step(self, text: str) -> None:
+        self.steps.append(text)
+
+    def expect(self, size_bytes: int) -> None:
+        self.expected += size_bytes
+
+    def advance(self, size_bytes: int) -> None:
+        self.done += size_bytes
+        assert self.done <= self.expected
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return several_epochs(tmp_path / "from", formats=("jsonl", "protobuf")).write()
+
+
+def on_terminal(*arguments: object, term: str = "xterm-256color") -> str:
+    """What is drawn on stderr, a terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    with subprocess.Popen(
+        [PROGRAM, *map(str, arguments)],
+        stdout=subprocess.DEVNULL, stderr=theirs, env=environment | {"TERM": term},
+    ) as shown:  # fmt: skip
+        os.close(theirs)
+        drawn = drawn_on(ours)
+    assert shown.returncode == 0, drawn
+    return drawn
+
+
+def test_a_bar_is_drawn_and_wiped_away(place: Path, tmp_path: Path) -> None:
+    size = sum(entry.size_bytes for entry in find(str(place)).manifest.named())
+    drawn = on_terminal("copy", place, tmp_path / "to" / "users")
+    shown = CONTROL.sub("", drawn)
+    assert f"{size / 1000:.1f}/{size / 1000:.1f} kB" in shown
+    assert "0:00" in shown, "the time left"
+    assert "\x1b[2K" in drawn, "the line is cleared at the end"
+    assert all(len(line) <= 100 for line in re.split(r"[\r\n]+", shown))
+
+
+@pytest.mark.parametrize("command", ["verify", "gc", "export"])
+def test_each_long_command_has_one(place: Path, tmp_path: Path, command: str) -> None:
+    target = [tmp_path / "out.jsonl"] if command == "export" else []
+    assert "━" in on_terminal(command, place, *target)
+
+
+def test_a_dumb_terminal_and_a_pipe_get_none(place: Path, tmp_path: Path) -> None:
+    assert on_terminal("verify", place, term="dumb").strip() == ""
+    environment = {**os.environ, "FORCE_COLOR": "1"}
+    assert run("verify", place, env=environment).stderr == ""
+    assert run("copy", place, tmp_path / "to", env=environment).stderr == ""
+
+
+def test_a_failure_leaves_one_line(place: Path, tmp_path: Path) -> None:
+    (place / "epoch=1" / "snapshot-0_64.jsonl").write_bytes(b"{}\n")
+    ours, theirs = pty.openpty()
+    failed = subprocess.run(
+        [PROGRAM, "copy", str(place), str(tmp_path / "to")],
+        stdout=subprocess.DEVNULL, stderr=theirs, check=False,
+    )  # fmt: skip
+    os.close(theirs)
+    drawn = drawn_on(ours)
+    assert failed.returncode == 1
+    assert CONTROL.sub("", drawn).rstrip().splitlines()[-1].startswith("laredo-archive: file:///")
+
+
+def test_a_verification_comes_to_its_end(place: Path) -> None:
+    noted = Noted()
+    assert verify(Archive(find(str(place))), noted).sound
+    assert noted.done == noted.expected > 0
+    assert noted.steps[0] == "epoch 1: snapshot 0/64"
+
+
+def test_a_verification_that_finds_damage_comes_to_its_end(place: Path) -> None:
+    damaged = place / "epoch=1" / "snapshot-0_64.jsonl"
+    damaged.write_bytes(damaged.read_bytes().replace(b"Ada", b"Eva"))
+    noted = Noted()
+    assert not verify(Archive(find(str(place))), noted).sound
+    assert noted.done == noted.expected > 0
+
+
+def test_a_copy_comes_to_its_end_also_where_something_is_there(place: Path, tmp_path: Path) -> None:
+    target = tmp_path / "to" / "users"
+
+    def noted() -> Noted:
+        watching = Noted()
+        copy(find(str(place)), parse(str(target)), progress=watching)
+        assert watching.done == watching.expected
+        return watching
+
+    size = sum(entry.size_bytes for entry in find(str(place)).manifest.named())
+    assert noted().done == size
+    assert noted().done == 0, "all is known"
+    (target / "manifest.json").unlink()
+    assert noted().done == size, "all is compared"
+
+
+def test_a_collection_tells_what_it_deletes(place: Path) -> None:
+    orphan = place / "epoch=1" / "snapshot-0_1.jsonl"
+    orphan.write_bytes(b"12345")
+    at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
+    watching = [Noted() for _ in range(3)]
+    for noted in watching:
+        collect(
+            LocalDestination(place.parent),
+            "public.users",
+            key_prefix="users/",
+            policy=at_once,
+            progress=noted,
+        )
+    assert not orphan.exists()
+    assert sum(noted.done for noted in watching) == 5
+    assert any("deleting 1 of 1" in noted.steps for noted in watching)

@@ -1,0 +1,78 @@
+"""Rows with json that few parsers hold go through the archive as PostgreSQL wrote them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.reader import Archive
+from laredo_model.column import Column
+from tests.support.archive.building import Builder, State
+
+HUGE = b"1e99999999999999999999"
+DEEP = b"[" * 5000 + b"]" * 5000
+DOCS = [
+    HUGE,
+    b"-1.5E-99999999999999999999",
+    b'{"a": [' + HUGE + b"]}",
+    DEEP,
+    b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    b"7" * 5000,
+    b"1e400",
+    rb'{"a":"\ud800"}',
+    b'{"a": 1, "a":2}',
+    b"null",
+]
+COLUMNS = (
+    Column("id", "int8", -1, False, 1, 1),
+    Column("doc", "json", -1, True, 2),
+    Column("docs", "_json", -1, True, 3),
+    Column("name", "text", -1, True, 4),
+)
+
+
+def rows(name: str) -> State:
+    return {
+        b"%d" % number: b'{"id":%d,"doc":%s,"docs":[%s,null],"name":"%s"}'
+        % (number, doc, doc, name.encode())
+        for number, doc in enumerate(DOCS)
+    }
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    builder = Builder(
+        tmp_path, columns=COLUMNS, formats=("jsonl", "protobuf"),
+        base_formats=("jsonl", "protobuf", "parquet"),
+    )  # fmt: skip
+    return builder.base(100, rows("old")).diff(200, rows("new")).write()
+
+
+def ran(*arguments: object) -> bytes:
+    program = Path(sys.executable).with_name("laredo-archive")
+    done = subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_every_command_gives_the_rows_back(archive: Path, tmp_path: Path) -> None:
+    assert sorted(ran("cat", archive).splitlines()) == sorted(rows("new").values())
+    assert ran("diff", archive, "--from", "0/64", "--to", "0/C8").count(b"\n") == len(DOCS)
+    ran("verify", archive)
+    ran("copy", archive, tmp_path / "copy")
+    assert sorted(ran("cat", tmp_path / "copy").splitlines()) == sorted(rows("new").values())
+    for format_id in ("jsonl", "protobuf", "parquet", "csv"):
+        ran("export", archive, tmp_path / f"rows.{format_id}", "--format", format_id)
+    assert HUGE in (tmp_path / "rows.csv").read_bytes()
+
+
+@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
+def test_each_format_gives_the_rows_back(tmp_path: Path, format_id: str) -> None:
+    builder = Builder(tmp_path, columns=COLUMNS, formats=(format_id,))
+    archive = Archive.at(str(builder.base(100, rows("old")).diff(200, rows("new")).write()))
+    found = [line for part in archive.rows(archive.boundary()) for line in part[1]]
+    assert sorted(found) == sorted(rows("new").values())

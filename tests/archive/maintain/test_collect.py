@@ -1,0 +1,271 @@
+"""The collector: nothing is deleted that a manifest names, may come to name, or a reader reads."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.errors import (
+    CommitStateUnknown,
+    DestinationUnavailable,
+    ManifestDamaged,
+    NotCollectable,
+)
+from laredo_archive.maintain.collect import Collected, Policy, collect
+from laredo_archive.storage.local.destination import LocalDestination
+from tests.archive.conftest import NewStores
+from tests.support.archive.archiving import (
+    DAY,
+    MANIFEST,
+    ONE,
+    PREFIX,
+    TABLE,
+    TWO,
+    ScriptedDestination,
+    diffed,
+    environment,
+    opened,
+    rebased,
+)
+
+HOUR = timedelta(hours=1)
+A, B, C = (f"diff-0_{number}-0_{number}.jsonl" for number in (1, 2, 3))
+"""Names that a writer gives, of objects that no manifest names."""
+
+
+@pytest.fixture
+def destination(new_stores: NewStores) -> ScriptedDestination:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    return destination
+
+
+def pass_time(destination: ScriptedDestination, time: timedelta) -> None:
+    destination.store.world.now += time.total_seconds()
+
+
+def run(destination: ScriptedDestination, **more) -> Collected:  # type: ignore[no-untyped-def]
+    return collect(
+        destination,
+        TABLE,
+        key_prefix=PREFIX,
+        policy=Policy(cut_off=DAY, grace=2 * DAY),
+        environment=environment(destination),
+        **more,
+    )
+
+
+def litter(destination: ScriptedDestination, *names: str) -> None:
+    for name in names:
+        destination.store.create(f"public.t/epoch=1/{name}", b"litter")
+
+
+def retired(destination: ScriptedDestination) -> dict[str, bool]:
+    return {e.key.rpartition("/")[2]: e.at is not None for e in destination.manifest.retired}
+
+
+def test_an_orphans_way_out(destination: ScriptedDestination) -> None:
+    litter(destination, A)
+    writer = destination.manifest.writer_id, destination.manifest.writer_term
+    assert run(destination).orphans == [], "younger than the cut-off"
+    pass_time(destination, DAY + HOUR)
+    assert [orphan.key for orphan in run(destination).orphans] == [f"{PREFIX}epoch=1/{A}"]
+    assert retired(destination) == {A: False}
+    pass_time(destination, HOUR)
+    assert run(destination).waiting == 1
+    assert retired(destination) == {A: True}
+    [entry] = destination.manifest.retired
+    assert entry.at is not None
+    assert destination.store.world.date - entry.at < HOUR
+    pass_time(destination, 2 * DAY - HOUR)
+    assert run(destination).deleted == []
+    pass_time(destination, 2 * HOUR)
+    assert run(destination).deleted == [f"{PREFIX}epoch=1/{A}"]
+    assert f"{PREFIX}epoch=1/{A}" not in destination.store.objects
+    assert destination.manifest.retired == ()
+    assert (destination.manifest.writer_id, destination.manifest.writer_term) == writer
+    assert len(destination.store.objects) == 3
+
+
+def test_what_artifacts_name_is_never_an_orphan(destination: ScriptedDestination) -> None:
+    pass_time(destination, 100 * DAY)
+    revision = destination.manifest.revision
+    result = run(destination)
+    assert (result.orphans, result.deleted, result.waiting) == ([], [], 0)
+    assert destination.manifest.revision == revision, "nothing to say, so nothing is written"
+
+
+def test_other_tables_are_not_touched(destination: ScriptedDestination) -> None:
+    destination.store.create("public.t2/epoch=1/a", b"x")
+    destination.store.create("public.s/manifest.json", b"x")
+    pass_time(destination, 2 * DAY)
+    assert run(destination).orphans == []
+
+
+def test_a_retired_entry_that_points_elsewhere_deletes_nothing(
+    destination: ScriptedDestination,
+) -> None:
+    destination.store.create("public.s/manifest.json", b"x")
+    for key in ("public.s/manifest.json", MANIFEST):
+        entry = b'"retired":[{"key":"%s","at":"2000-01-01T00:00:00Z"}]' % key.encode()
+        data = destination.manifest.to_bytes().replace(b'"retired":[]', entry)
+        before = destination.store.objects[MANIFEST]
+        destination.store.objects[MANIFEST] = (data, destination.store.world.date)
+        assert run(destination).deleted == []
+        assert key in destination.store.objects
+        destination.store.objects[MANIFEST] = before
+
+
+def test_a_dry_run_tells_and_does_nothing(destination: ScriptedDestination) -> None:
+    litter(destination, A, B)
+    pass_time(destination, 2 * DAY)
+    run(destination)
+    run(destination)
+    pass_time(destination, 3 * DAY)
+    litter(destination, C)
+    pass_time(destination, 2 * DAY)
+    before = dict(destination.store.objects)
+    result = run(destination, dry_run=True)
+    assert [orphan.key for orphan in result.orphans] == [f"{PREFIX}epoch=1/{C}"]
+    assert result.deleted == [f"{PREFIX}epoch=1/{A}", f"{PREFIX}epoch=1/{B}"]
+    assert result.dry_run
+    assert destination.store.objects == before
+
+
+@pytest.mark.parametrize("content", [None, "empty", "damaged"])
+def test_without_a_sound_manifest_nothing_is_collected(
+    new_stores: NewStores, content: str | None
+) -> None:
+    [destination] = new_stores()
+    failure: type[Exception] = NotCollectable
+    if content == "empty":
+        opened([destination])
+    if content == "damaged":
+        destination.store.create(MANIFEST, b"{")
+        failure = ManifestDamaged
+    litter(destination, A)
+    pass_time(destination, 100 * DAY)
+    before = dict(destination.store.objects)
+    with pytest.raises(failure):
+        run(destination)
+    with pytest.raises(failure):
+        run(destination, dry_run=True)
+    assert destination.store.objects == before
+
+
+def test_a_failed_listing_is_a_failure(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise DestinationUnavailable(destination.uri, "away")
+
+    monkeypatch.setattr(destination, "list", fail)
+    with pytest.raises(DestinationUnavailable):
+        run(destination)
+
+
+def due_for_deletion(destination: ScriptedDestination, *names: str) -> None:
+    litter(destination, *names)
+    pass_time(destination, 2 * DAY)
+    run(destination)
+    run(destination)
+    pass_time(destination, 3 * DAY)
+
+
+def test_a_deletion_that_is_unclear_keeps_its_name_for_a_grace_period(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due_for_deletion(destination, A, B)
+    real = destination.delete
+
+    def unclear_for_a(key: str) -> None:
+        real(key)
+        if key.endswith(A):
+            raise CommitStateUnknown(destination.uri_of(key), "time-out")
+
+    monkeypatch.setattr(destination, "delete", unclear_for_a)
+    assert run(destination).deleted == [f"{PREFIX}epoch=1/{B}"]
+    assert retired(destination) == {A: True}
+    monkeypatch.setattr(destination, "delete", real)
+    pass_time(destination, DAY)
+    assert run(destination).deleted == []
+    pass_time(destination, 2 * DAY)
+    assert run(destination).deleted == [f"{PREFIX}epoch=1/{A}"]
+    assert destination.manifest.retired == ()
+
+
+def test_a_deletion_that_fails_is_told_and_what_was_done_is_entered(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due_for_deletion(destination, A, B)
+    real = destination.delete
+
+    def fail_for_b(key: str) -> None:
+        if key.endswith(B):
+            raise DestinationUnavailable(destination.uri_of(key), "away")
+        real(key)
+
+    monkeypatch.setattr(destination, "delete", fail_for_b)
+    with pytest.raises(DestinationUnavailable):
+        run(destination)
+    assert retired(destination) == {B: True}
+
+
+def test_two_collectors_never_delete_the_same_name(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one would delete what a writer has put there since."""
+    due_for_deletion(destination, A)
+    key = f"{PREFIX}epoch=1/{A}"
+    other = destination.another()
+    real = destination.delete
+
+    def other_runs_first(name: str) -> None:
+        assert run(other).deleted == [], "it was announced by the first"
+        real(name)
+
+    monkeypatch.setattr(destination, "delete", other_runs_first)
+    assert run(destination).deleted == [key]
+    destination.store.create(key, b"new life")
+    assert run(other).deleted == []
+    assert key in destination.store.objects
+
+
+def test_an_object_that_is_committed_meanwhile_stays(
+    new_stores: NewStores, destination: ScriptedDestination
+) -> None:
+    """An old upload of a writer who was held up: in the manifest before our swap."""
+    archive = opened([destination.another()], "w2")
+    key = "public.t/epoch=1/diff-0_14-0_1E.jsonl"
+    [model] = new_stores()
+    copy = opened([model])
+    rebased(copy, 20, TWO, continues=False)
+    diffed(copy, 20, 30, TWO, ONE)
+    destination.store.create(key, model.store.objects[key][0])
+    pass_time(destination, 2 * DAY)
+    destination.before_swap.append(lambda: diffed(archive, 20, 30, TWO, ONE))
+    assert run(destination).orphans == []
+    assert destination.manifest.artifacts[-1].keys == [key]
+    assert destination.manifest.retired == ()
+
+
+def test_on_local_disk_left_overs_go_too(tmp_path: Path) -> None:
+    import os
+
+    local = LocalDestination(tmp_path)
+    archive = opened([local])
+    rebased(archive, 10, ONE, continues=False)
+    litter_file = tmp_path / "public.t/epoch=1/snapshot-0_1.jsonl"
+    litter_file.write_bytes(b"x")
+    half = local.upload("public.t/epoch=1/snapshot-0_2.jsonl")
+    half.write(b"x")
+    week_ago = (archive.manifest.updated_at - timedelta(days=7)).timestamp()  # type: ignore[union-attr]
+    for path in (tmp_path / "public.t/epoch=1").iterdir():
+        os.utime(path, (week_ago, week_ago))
+    result = collect(local, TABLE, key_prefix=PREFIX)
+    assert [orphan.key for orphan in result.orphans] == ["public.t/epoch=1/snapshot-0_1.jsonl"]
+    assert result.unfinished == 1
+    assert litter_file.exists(), "it is only entered, not deleted"
+    half.abort()

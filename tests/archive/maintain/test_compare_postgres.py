@@ -1,0 +1,289 @@
+"""verify --against: PostgreSQL computes its own side, and only what is known is said."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from laredo_archive.errors import DatabaseUnusable
+from laredo_archive.maintain import compare_postgres
+from laredo_archive.maintain.compare_postgres import Comparison, compare
+from laredo_archive.maintain.postgres_table import Database
+from laredo_archive.reader import Archive
+from laredo_model import position as positions
+from laredo_model.column import Column
+from tests.support.archive.building import Builder, State
+from tests.support.postgres import Database as OwnDatabase
+
+COLUMNS = (
+    Column("id", "int8", -1, False, 1, 1),
+    Column("name", "text", -1, True, 2),
+    Column("n", "numeric", -1, True, 3),
+    Column("doc", "json", -1, True, 4),
+)
+
+
+class Live:
+    """A table ``public.users``, and an archive of it as a snapshotter would have written it."""
+
+    def __init__(self, database: OwnDatabase, directory: Path) -> None:
+        self.dsn = database.dsn
+        self.connection = database.connect()
+        self.connection.autocommit = True
+        self.execute(
+            "CREATE TABLE users (id bigint PRIMARY KEY, name text, n numeric, doc json)",
+            "INSERT INTO users SELECT i, 'näme ' || i, i / 3.0, '{\"a\": [1.50,\n2]}'"
+            " FROM generate_series(1, 500) i",
+        )
+        with Database.connected(self.dsn) as asked:
+            history = str(asked.history())
+        self.built = Builder(directory, columns=COLUMNS, history=history)
+        self.built.base(self.position(), self.rows())
+
+    def execute(self, *statements: str) -> None:
+        for statement in statements:
+            self.connection.execute(statement)
+
+    def position(self) -> int:
+        ((text,),) = self.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()
+        return positions.parse(str(text))
+
+    def rows(self) -> State:
+        """Made without our own SELECT."""
+        found = self.connection.execute(
+            "SELECT id::text, '{\"id\":' || id || ',\"name\":' || coalesce(to_json(name)::text,"
+            " 'null') || ',\"n\":' || coalesce('\"' || n || '\"', 'null') || ',\"doc\":' ||"
+            " coalesce(replace(doc::text, E'\\n', ' '), 'null') || '}' FROM users"
+        ).fetchall()
+        return dict(sorted((str(key).encode(), str(line).encode()) for key, line in found))
+
+    def diff(self) -> None:
+        self.built.diff(self.position(), self.rows())
+
+    def see(self) -> None:
+        self.built.seen = self.position()
+
+    def archive(self) -> Archive:
+        return Archive.at(str(self.built.write()))
+
+    def compare(self, **more) -> compare_postgres.Verdict:
+        return compare(self.archive(), self.dsn, **more)
+
+
+@pytest.fixture
+def live(database: OwnDatabase, tmp_path: Path) -> Iterator[Live]:
+    made = Live(database, tmp_path)
+    yield made
+    made.connection.close()
+
+
+def test_equal_to_the_head(live: Live) -> None:
+    assert live.compare().outcome is Comparison.EQUAL
+    live.execute("UPDATE users SET name = NULL WHERE id < 20", "DELETE FROM users WHERE id > 400")
+    live.diff()
+    verdict = live.compare()
+    assert verdict.outcome is Comparison.EQUAL
+    assert "400 rows" in verdict.reason
+
+
+def test_different_if_the_archive_knows_that_nothing_changed(live: Live) -> None:
+    wrong = dict(live.rows())
+    wrong.pop(b"7")
+    live.built.diff(live.position(), wrong)
+    live.execute("SELECT pg_logical_emit_message(true, 'x', 'moves the WAL on')")
+    live.built.seen = live.position() + (1 << 20)
+    verdict = live.compare()
+    assert verdict.outcome is Comparison.DIFFERENT
+    assert "the database has 500 rows" in verdict.reason
+    assert "499 rows" in verdict.reason
+
+
+def test_undecided_while_the_archive_is_behind(live: Live) -> None:
+    live.see()
+    live.execute("DELETE FROM users WHERE id = 1")
+    verdict = live.compare()
+    assert verdict.outcome is Comparison.UNDECIDED
+    assert "the archive has seen the table up to" in verdict.reason
+
+
+def test_waits_for_the_archive(live: Live) -> None:
+    live.execute("DELETE FROM users WHERE id = 1")
+    archive = live.archive()
+    waited = threading.Event()
+
+    def catch_up(step: str) -> None:
+        if "waiting for the archive" in step and not waited.is_set():
+            waited.set()
+            live.diff()
+            live.built.write()
+
+    verdict = compare(archive, live.dsn, wait_s=60, progress=catch_up)
+    assert waited.is_set()
+    assert verdict.outcome is Comparison.EQUAL
+
+
+def test_undecided_where_the_table_changed_between_boundaries(live: Live) -> None:
+    """The archive was past the moment of measuring, and no artifact ends there."""
+    live.execute("DELETE FROM users WHERE id = 1")
+    archive = live.archive()
+
+    def go_past(step: str) -> None:
+        if "waiting for the archive" in step:
+            live.execute("DELETE FROM users WHERE id = 2")
+            live.diff()
+            live.built.write()
+
+    verdict = compare(archive, live.dsn, wait_s=60, progress=go_past)
+    assert verdict.outcome is Comparison.UNDECIDED
+    assert "the table changed around" in verdict.reason
+
+
+def test_lock_decides_and_keeps_writers_out(live: Live) -> None:
+    live.execute("DELETE FROM users WHERE id = 1")
+    archive = live.archive()
+    refused: list[Exception] = []
+
+    def write_meanwhile(step: str) -> None:
+        if "waiting for the archive" in step:
+            live.execute("SET lock_timeout = '50ms'")
+            try:
+                live.execute("DELETE FROM users WHERE id = 2")
+            except psycopg.errors.LockNotAvailable as failure:
+                refused.append(failure)
+            live.built.seen = live.position() + (1 << 20)
+            live.built.write()
+
+    verdict = compare(archive, live.dsn, lock=True, wait_s=60, progress=write_meanwhile)
+    assert refused
+    assert verdict.outcome is Comparison.DIFFERENT
+    live.execute("DELETE FROM users WHERE id = 2")  # the lock is gone
+    live.diff()
+    assert live.compare(lock=True).outcome is Comparison.EQUAL
+
+
+def test_difference_isn_t_claimed_while_somebody_writes(live: Live) -> None:
+    """Who holds the table's lock may have committed without being visible yet."""
+    live.built.diff(live.position(), {})
+    live.built.seen = live.position() + (1 << 20)
+    archive = live.archive()
+    assert compare(archive, live.dsn).outcome is Comparison.DIFFERENT
+    with psycopg.connect(live.dsn) as writer:
+        writer.execute("UPDATE users SET name = 'open' WHERE id = 3")
+        verdict = compare(archive, live.dsn)
+    assert verdict.outcome is Comparison.UNDECIDED
+    assert "transactions were writing" in verdict.reason
+
+
+def test_another_database_or_timeline(live: Live) -> None:
+    archive = live.archive()
+    history = archive.boundary().history
+    assert history is not None
+    for other, outcome in (
+        (history._replace(database_oid=5), None),
+        (history._replace(system_identifier=9), None),
+        (history._replace(timeline=7), Comparison.UNDECIDED),
+    ):
+        artifacts = [replace(artifact, history=other) for artifact in archive.manifest.artifacts]
+        archive.manifest = replace(archive.manifest, artifacts=tuple(artifacts))
+        if outcome is None:
+            with pytest.raises(DatabaseUnusable, match="another database"):
+                compare(archive, live.dsn)
+        else:
+            assert compare(archive, live.dsn).outcome is outcome
+
+
+def test_a_schema_that_the_archive_hasn_t_followed(live: Live) -> None:
+    live.execute("ALTER TABLE users DROP COLUMN n")
+    verdict = live.compare()
+    assert verdict.outcome is Comparison.UNDECIDED
+    assert "(n)" in verdict.reason
+
+
+def test_a_column_that_isn_t_published_is_left_out(live: Live) -> None:
+    live.execute(
+        "ALTER TABLE users ADD COLUMN secret text DEFAULT 'x'",
+        "ALTER TABLE users ADD COLUMN twice bigint GENERATED ALWAYS AS (id * 2) STORED",
+    )
+    live.see()
+    verdict = live.compare()
+    assert verdict.outcome is Comparison.EQUAL
+    assert verdict.reason.endswith("(leaving out secret, which the archive doesn't have)")
+
+
+class Interfering(psycopg.Connection):  # type: ignore[type-arg]
+    """Somebody deletes a row right before the rows are summed up."""
+
+    other: psycopg.Connection  # type: ignore[type-arg]
+
+    def execute(self, query, *more, **options):
+        if "md5" in str(query):
+            self.other.execute("DELETE FROM users WHERE id = 9")
+        return super().execute(query, *more, **options)
+
+
+def test_rows_and_positions_are_of_one_snapshot(live: Live) -> None:
+    with Interfering.connect(live.dsn, autocommit=True) as connection:
+        connection.other = live.connection
+        database = Database(connection)
+        assert database.measure(database.table("public.users", COLUMNS)).rows == 500
+    assert len(live.rows()) == 499
+
+
+def test_a_database_that_can_t_be_asked(live: Live) -> None:
+    archive = live.archive()
+    with pytest.raises(DatabaseUnusable, match=r"host=[0-9.]+ port=1 dbname=x: ") as refused:
+        compare(archive, "host=127.0.0.1 port=1 password=hush dbname=x connect_timeout=2")
+    assert "hush" not in str(refused.value)
+    live.execute("CREATE ROLE nobody_much LOGIN")
+    try:
+        with pytest.raises(DatabaseUnusable, match="let this role SELECT"):
+            compare(archive, psycopg.conninfo.make_conninfo(live.dsn, user="nobody_much"))
+    finally:
+        live.execute("DROP ROLE nobody_much")
+    archive.manifest = replace(archive.manifest, table="public.people")
+    with pytest.raises(DatabaseUnusable, match=r"no table public\.people"):
+        compare(archive, live.dsn)
+
+
+def test_rows_hidden_from_the_role_are_no_difference(live: Live) -> None:
+    """Row-level security makes the query fail instead of hiding rows."""
+    live.execute(
+        "CREATE ROLE halfblind LOGIN", "GRANT SELECT ON users TO halfblind",
+        "ALTER TABLE users ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON users TO halfblind USING (id < 10)",
+    )  # fmt: skip
+    try:
+        with pytest.raises(DatabaseUnusable, match="row-level security"):
+            compare(live.archive(), psycopg.conninfo.make_conninfo(live.dsn, user="halfblind"))
+    finally:
+        live.execute("DROP OWNED BY halfblind", "DROP ROLE halfblind")
+
+
+def test_partitioned_table_and_odd_names(database: OwnDatabase, tmp_path: Path) -> None:
+    with database.connect() as connection:
+        connection.autocommit = True
+        connection.execute(
+            'CREATE TABLE "we ird.tab""le" (k int, "v al" text, PRIMARY KEY (k))'
+            " PARTITION BY RANGE (k)"
+        )
+        connection.execute(
+            'CREATE TABLE part PARTITION OF "we ird.tab""le" FOR VALUES FROM (0) TO (100)'
+        )
+        connection.execute("""INSERT INTO "we ird.tab""le" VALUES (1, 'x'), (2, NULL)""")
+    with Database.connected(database.dsn) as asked:
+        history = str(asked.history())
+        position = asked.measure(asked.table('public.we ird.tab"le', None)).before
+    columns = (Column("k", "int4", -1, False, 1, 1), Column("v al", "text", -1, True, 2))
+    built = Builder(tmp_path, columns=columns, history=history, key_fields=("k",))
+    built.base(position, {b"1": b'{"k":1,"v al":"x"}', b"2": b'{"k":2,"v al":null}'})
+    archive = Archive.at(str(built.write()))
+    archive.manifest = replace(archive.manifest, table='public.we ird.tab"le')
+    with Database.connected(database.dsn) as asked:
+        measured = asked.measure(asked.table(archive.manifest.table, columns))
+        with asked.locked(asked.table(archive.manifest.table, columns)) as locked:
+            assert (locked.rows, locked.checksum) == (measured.rows, measured.checksum)
+    last = archive.boundary().last
+    assert (measured.rows, measured.checksum) == (last.rows, last.state_checksum)

@@ -1,0 +1,96 @@
+"""An archive whose bases are parquet alone: everything that laredo-archive does works with it."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.copy import copy
+from laredo_archive.maintain.verify import verify
+from laredo_archive.read import location
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.reader import Archive
+from laredo_archive.storage.local.destination import LocalDestination
+from tests.archive.cli.test_cli import lines, rows, run
+from tests.archive.codec.test_parquet import without_pyarrow
+from tests.archive.read.test_reader import several_epochs
+from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
+
+PARQUET = ("parquet",)
+AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return several_epochs(tmp_path, base_formats=PARQUET).write()
+
+
+def test_the_command_line_gives_what_it_gives_of_jsonl(archive: Path, tmp_path: Path) -> None:
+    other = several_epochs(tmp_path / "jsonl").write()
+    for arguments in (
+        ["cat"],
+        ["cat", "--as-of", "0/64"],
+        ["cat", "--epoch", "1"],
+        ["diff", "--from", "0/64", "--to", "0/C8"],
+        ["diff", "--from", "0/64", "--to", "0/190"],
+    ):
+        command, *options = arguments
+        assert rows(run(command, archive, *options)) == rows(run(command, other, *options))
+    assert "parquet" in run("ls", archive).stdout
+    assert run("verify", archive).returncode == 0
+
+
+def _exact(found: FoundArchive) -> list[bool]:
+    return [
+        artifact.formats["parquet"].exact
+        for artifact in found.manifest.artifacts
+        if artifact.is_snapshot
+    ]
+
+
+def test_it_is_copied_levelled_and_collected(tmp_path: Path) -> None:
+    first, second = LocalDestination(tmp_path / "a"), LocalDestination(tmp_path / "b")
+    with opened([first]) as writer:
+        rebased(writer, 10, ONE, continues=False, formats=PARQUET)
+        diffed(writer, 10, 20, ONE, TWO)
+    with opened([first, second], "w2", keep_epochs=1) as writer:  # the second is brought level
+        diffed(writer, 20, 30, TWO, THREE)
+        rebased(writer, 30, THREE, formats=PARQUET)
+        for _ in range(3):
+            collect(first, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
+    copy(location.find(str(tmp_path / "b" / TABLE)), location.parse(str(tmp_path / "c" / TABLE)))
+    for name in "abc":
+        place = tmp_path / name / TABLE
+        report = verify(Archive.at(str(place)))
+        assert (report.problems, report.remarks) == ([], [])
+        assert _exact(location.find(str(place))) == [False]
+        assert rows(run("cat", place)) == lines(THREE)
+    assert not list((tmp_path / "a" / TABLE / "epoch=1").glob("snapshot*"))
+
+
+def test_a_damaged_base_is_named(archive: Path) -> None:
+    [base, *_] = sorted((archive / "epoch=3").glob("snapshot*.parquet"))
+    data = bytearray(base.read_bytes())
+    data[len(data) // 2] ^= 1
+    base.write_bytes(data)
+    done = run("verify", archive)
+    assert done.returncode == 1
+    assert f"{base.name}: its sha256 is" in done.stdout + done.stderr
+    base.write_bytes(data[:-10])
+    assert "cut off" in run("cat", archive, "--epoch", "3").stderr
+
+
+def test_without_pyarrow_reading_says_what_to_install(archive: Path) -> None:
+    program = f"""
+from laredo_archive.errors import ArchiveError
+from laredo_archive.reader import Archive
+archive = Archive.at({str(archive)!r})
+try:
+    list(archive.rows(archive.boundary()))
+except ArchiveError as failure:
+    print(failure)
+"""
+    printed = without_pyarrow(program)
+    assert "parquet needs pyarrow" in printed
+    assert "pip install 'laredo-snapshotter[parquet]'" in printed

@@ -1,0 +1,157 @@
+"""A writer on two destinations that goes on from wherever the one before was killed.
+
+    python -m tests.archive.write.killed_writer write DIRECTORY PLACE...
+    python -m tests.archive.write.killed_writer kill-at POINTS DIRECTORY PLACE...
+
+The second runs the first in child processes, with kill -9 at one point of the
+commit after the other: ``POINTS`` are their numbers (``3,17``), or ``all``. After
+each kill it looks at what is there, lets another writer finish, and looks again.
+A place is a directory or ``s3://bucket/prefix/?endpoint=URL``; ``{}`` in it becomes
+the point's number. ``DIRECTORY`` is where the writer says what it was promised.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import structlog
+
+from laredo_archive import failpoint
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.storage.s3 import upload
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model.position import Position
+from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, base_of, diffed, rebased
+from tests.support.archive.inspection import (
+    assert_nothing_left_over,
+    assert_true,
+    destination_at,
+    manifest_of,
+    read_descriptions,
+    unfinished,
+)
+
+TRUTH = {10: ONE, 20: TWO, 30: THREE, 50: ONE}
+AFTER = {10: 20, 20: 30, 30: 50}
+ACKNOWLEDGED = "acknowledged"
+FORMATS = ("jsonl", "protobuf")
+PART_BYTES = 60
+"""So that the smallest objects have parts, where there are any."""
+
+
+def write(directory: Path, places: Sequence[str]) -> None:
+    """From wherever it stands to position 50 of epoch 3, then collect."""
+    upload.PART_BYTES = PART_BYTES
+    destinations = [destination_at(place) for place in places]
+    with TableArchive.open(
+        destinations, TABLE, key_prefix=PREFIX, keep_epochs=1, sinks=["arn:sink"]
+    ) as archive:
+        while step(archive):
+            with (directory / ACKNOWLEDGED).open("a") as out:
+                assert archive.head is not None
+                out.write(f"{archive.head.epoch} {archive.head.position}\n")
+    at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
+    for place in destinations:
+        for _ in range(3):
+            collect(place, TABLE, key_prefix=PREFIX, policy=at_once)
+
+
+def step(archive: TableArchive) -> bool:
+    """The next thing to do; False when there is nothing more."""
+    head = archive.head
+    if head is None:
+        rebased(archive, 10, ONE, continues=False, formats=FORMATS)
+        return True
+    for artifact in archive.notices.outstanding("arn:sink", archive.manifest):  # type: ignore[arg-type]
+        archive.notices.tell("arn:sink", artifact)
+    state = TRUTH[head.position]
+    if (head.position, head.epoch) == (20, 1):
+        base = base_of(archive, 20, state, formats=FORMATS)
+        diffed(archive, 20, 30, state, THREE)
+        archive.commit_base(base, continues=True)
+    elif head.position == 30 and head.epoch == 1:
+        rebased(archive, 30, state, formats=FORMATS)
+    elif head.position == 30 and (head.seen_position or 0) < 40:
+        archive.see(Position(40))
+    elif head.position in AFTER:
+        end = AFTER[head.position]
+        diffed(archive, head.position, end, state, TRUTH[end])
+    elif head.epoch < 3:
+        rebased(archive, 50, state, formats=FORMATS)
+    else:
+        return False
+    return True
+
+
+def look(directory: Path, places: Sequence[str], *, finished: bool) -> None:
+    """What must be true at any moment, and what more at the end."""
+    acknowledged = directory / ACKNOWLEDGED
+    least = (0, 0)
+    if acknowledged.exists():
+        lines = acknowledged.read_text().splitlines()
+        least = max(tuple(map(int, line.split())) for line in lines)
+    heads = set()
+    for where in places:
+        place = destination_at(where)
+        manifest = manifest_of(place)
+        if manifest is None:
+            assert least == (0, 0)
+            continue
+        assert (manifest.head or (0, 0)) >= least, "what was acknowledged is gone"
+        heads.add(manifest.head)
+        assert_true(place, manifest, TRUTH.__getitem__)
+        if finished:
+            assert_nothing_left_over(place, manifest)
+            assert unfinished(where) == []
+    if finished:
+        assert heads == {(3, 50)}
+
+
+def in_child(work: Callable[[], None], kill_at: int | None) -> int:
+    """The child's wait status."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    if kill_at is not None:
+        failpoint._reached = failpoint._kill_at("*", kill_at)
+    try:
+        work()
+    except BaseException:  # noqa: BLE001  # a forked child must not go on in its parent's code
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def kill_at(points: Iterable[int], directory: Path, templates: Sequence[str]) -> int:
+    """The last of the points that it came to."""
+    reached = 0
+    read_descriptions()
+    for point in points:
+        (directory / ACKNOWLEDGED).unlink(missing_ok=True)
+        places = [template.replace("{}", f"{point}") for template in templates]
+        status = in_child(lambda: write(directory, places), point)  # noqa: B023
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert killed or status == 0, f"at point {point} it failed by itself"
+        look(directory, places, finished=not killed)
+        if not killed:
+            break
+        reached = point
+        again = in_child(lambda: write(directory, places), None)  # noqa: B023
+        assert again == 0, f"after a kill at point {point}"
+        look(directory, places, finished=True)
+    return reached
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    command, *arguments = sys.argv[1:]
+    if command == "write":
+        write(Path(arguments[0]), arguments[1:])
+    else:
+        which, where, *named = arguments
+        numbers = count(1) if which == "all" else map(int, which.split(","))
+        print(kill_at(numbers, Path(where), named))

@@ -1,0 +1,506 @@
+"""What a writer may commit after what, and what its manifest then says."""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.errors import (
+    ArtifactMissing,
+    ChecksumDiffers,
+    CommitUnavailable,
+    ManifestDamaged,
+    OutOfOrder,
+    SpoolUnavailable,
+)
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.model import EpochPosition
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_model.position import Position
+from tests.archive.conftest import NewStores
+from tests.support.archive.archiving import (
+    EMPTY,
+    HISTORY,
+    MORNING,
+    ONE,
+    OTHER_HISTORY,
+    THREE,
+    TWO,
+    ScriptedDestination,
+    base_of,
+    begun_base,
+    diffed,
+    opened,
+    rebased,
+)
+from tests.support.archive.truth import COLUMNS, checksum_of
+
+
+def listed(destination: ScriptedDestination) -> list[tuple[str, int, int]]:
+    manifest = destination.manifest
+    assert list(rules.check(manifest)) == []
+    return [(a.kind.value, a.epoch, a.to_position) for a in manifest.artifacts]
+
+
+def test_opening_creates_an_empty_manifest(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    manifest = destination.manifest
+    assert (manifest.epoch, manifest.head_position, manifest.artifacts) == (0, None, ())
+    assert (manifest.writer_id, manifest.writer_term) == ("w1", 1)
+    assert archive.head is None
+
+
+def test_the_first_base_and_a_diff(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    assert listed(destination) == [("snapshot", 1, 10), ("diff", 1, 20)]
+    head = archive.head
+    assert head is not None
+    assert (head.epoch, head.position, head.history) == (1, 20, HISTORY)
+    assert (head.rows, head.checksum) == (3, checksum_of(TWO).hex())
+    assert (head.columns, head.key_fields) == (COLUMNS, ("id",))
+    assert (head.snapshot_position, head.snapshot_rows) == (10, 2)
+    assert (head.diffs_since_snapshot, head.diff_changes) == (1, 2)
+    assert head.diff_bytes == destination.manifest.artifacts[1].size_bytes
+    assert destination.manifest.artifacts[0].continues is False
+    assert destination.manifest.artifacts[0].formats["jsonl"].key == (
+        "public.t/epoch=1/snapshot-0_A.jsonl"
+    )
+    assert destination.manifest.artifacts[1].formats["jsonl"].key == (
+        "public.t/epoch=1/diff-0_A-0_14.jsonl"
+    )
+
+
+def test_another_writer_goes_on_from_there(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    first = opened([destination])
+    rebased(first, 10, ONE, continues=False)
+    diffed(first, 10, 20, ONE, TWO)
+    second = opened([destination], "w2")
+    assert second.head == first.head
+    assert second.claim.term == 2
+    diffed(second, 20, 30, TWO, THREE)
+    assert listed(destination)[-1] == ("diff", 1, 30)
+
+
+def test_a_rebase_relabels_what_comes_after_it(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    base = base_of(archive, 20, TWO)
+    after = diffed(archive, 20, 30, TWO, THREE)
+    archive.commit_base(base, continues=True)
+    assert listed(destination) == [
+        ("snapshot", 1, 10),
+        ("diff", 1, 20),
+        ("snapshot", 2, 20),
+        ("diff", 2, 30),
+    ]
+    relabelled = destination.manifest.artifacts[-1]
+    assert relabelled.formats["jsonl"].key == after.formats["jsonl"].key
+    assert destination.manifest.artifacts[2].continues is True
+    assert destination.manifest.head_position == 30
+    assert archive.head is not None
+    assert archive.head.diffs_since_snapshot == 1
+
+
+def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    before = listed(destination)
+    base = base_of(archive, 10, TWO)
+    with pytest.raises(ChecksumDiffers) as caught:
+        archive.commit_base(base, continues=True)
+    assert f"lead to 2 rows, checksum {checksum_of(ONE).hex()}" in str(caught.value)
+    assert f"has 3 rows, checksum {checksum_of(TWO).hex()}" in str(caught.value)
+    assert listed(destination) == before
+    diffed(archive, 10, 20, ONE, TWO)
+
+
+def test_a_base_that_continues_needs_a_boundary_there(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    base = base_of(archive, 15, ONE)
+    with pytest.raises(OutOfOrder, match="no artifact of history 7300:1:5 ends at 0/F"):
+        archive.commit_base(base, continues=True)
+    with pytest.raises(OutOfOrder, match="no artifact of history 7300:2:5"):
+        archive.commit_base(base_of(archive, 10, ONE, history=OTHER_HISTORY), continues=True)
+
+
+def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    with pytest.raises(OutOfOrder, match="0/9 lies before the archive's head, 0/A"):
+        rebased(archive, 9, TWO, continues=False)
+    with pytest.raises(OutOfOrder):
+        diffed(archive, 10, 9, ONE, TWO)
+    rebased(archive, 9, TWO, continues=False, history=OTHER_HISTORY)
+    assert listed(destination) == [("snapshot", 1, 10), ("snapshot", 2, 9)]
+    assert destination.manifest.history == OTHER_HISTORY
+    assert destination.manifest.seen_position == 9
+
+
+@pytest.mark.parametrize("start", [5, 15])
+def test_a_diff_begins_at_the_head(new_stores: NewStores, start: int) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    with pytest.raises(OutOfOrder, match="ends at nowhere"):
+        diffed(archive, start, 20, ONE, TWO)
+    rebased(archive, 10, ONE, continues=False)
+    with pytest.raises(OutOfOrder, match="can't follow an archive that ends at 0/A"):
+        diffed(archive, start, 20, ONE, TWO)
+    assert not [key for key in destination.store.objects if "diff" in key]
+
+
+def test_the_same_commit_again_is_the_same_artifact(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    first = diffed(archive, 10, 20, ONE, TWO)
+    revision = destination.manifest.revision
+    again = diffed(archive, 10, 20, ONE, TWO)
+    assert again.same_as(first)
+    assert destination.manifest.revision == revision
+
+
+def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination], keep_epochs=2)
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    rebased(archive, 20, TWO)
+    assert destination.manifest.retired == ()
+    rebased(archive, 20, TWO)
+    assert listed(destination) == [("snapshot", 2, 20), ("snapshot", 3, 20)]
+    gone = [entry.key for entry in destination.manifest.retired]
+    assert gone == [
+        "public.t/epoch=1/snapshot-0_A.jsonl",
+        "public.t/epoch=1/diff-0_A-0_14.jsonl",
+    ]
+    assert {entry.at for entry in destination.manifest.retired} == {None}
+    date = destination.store.world.date
+    archive.see(Position(20))
+    diffed(archive, 20, 30, TWO, THREE)
+    dates = {entry.at for entry in destination.manifest.retired}
+    assert all(at is not None and at <= date for at in dates)
+    assert len(dates) == 1
+    assert set(gone) <= set(destination.store.objects), "only the collector deletes"
+
+
+def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    with pytest.raises(OutOfOrder, match="can't be seen"):
+        archive.see(Position(10))
+    rebased(archive, 10, ONE, continues=False)
+    assert destination.manifest.seen_position == 10
+    archive.see(Position(50))
+    revision = destination.manifest.revision
+    archive.see(Position(40))
+    assert (destination.manifest.seen_position, destination.manifest.revision) == (50, revision)
+    with pytest.raises(OutOfOrder):
+        archive.see(Position(9))
+    diffed(archive, 10, 30, ONE, TWO)
+    assert destination.manifest.seen_position == 50
+    assert archive.head is not None
+    assert archive.head.seen_position == 50
+
+
+def test_to_time_never_goes_back(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    hour = timedelta(hours=1)
+    diffed(archive, 10, 20, ONE, TWO, to_time=MORNING + hour)
+    base = base_of(archive, 20, TWO, to_time=MORNING + 5 * hour)
+    diffed(archive, 20, 30, TWO, THREE, to_time=MORNING)
+    diffed(archive, 30, 40, THREE, ONE, to_time=None)
+    archive.commit_base(base, continues=True)
+    times = [artifact.to_time for artifact in destination.manifest.artifacts]
+    assert times == [MORNING, *[MORNING + hour] * 4]
+
+
+def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name(
+    new_stores: NewStores,
+) -> None:
+    stores = new_stores(2)
+    archive = opened(stores)
+    rebased(archive, 10, ONE, continues=False)
+    base = base_of(archive, 10, ONE)
+    key = "public.t/epoch=2/snapshot-0_A.jsonl"
+    del stores[0].store.objects[key]
+    archive.commit_base(base, continues=True)
+    names = [place.manifest.artifacts[-1].formats["jsonl"].key for place in stores]
+    assert names == ["public.t/epoch=2/snapshot-0_A-w1-1.jsonl", key]
+    assert stores[0].store.objects[names[0]][0] == stores[1].store.objects[key][0]
+
+
+def test_retired_objects_are_not_named_again(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    base = base_of(archive, 10, ONE)
+    key = "public.t/epoch=2/snapshot-0_A.jsonl"
+    data = destination.manifest.to_bytes().replace(
+        b'"retired":[]', b'"retired":[{"key":"%s"}]' % key.encode()
+    )
+    destination.store.objects["public.t/manifest.json"] = (data, destination.store.world.date)
+    archive.commit_base(base, continues=True)
+    assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=2/snapshot-0_A-w1-1.jsonl"]
+    assert destination.manifest.retired_keys() == {key}
+
+
+def test_a_base_that_vanished_everywhere_has_to_be_made_again(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    base = base_of(archive, 10, ONE)
+    del destination.store.objects["public.t/epoch=1/snapshot-0_A.jsonl"]
+    with pytest.raises(ArtifactMissing, match="has to be made again"):
+        archive.commit_base(base, continues=False)
+    rebased(archive, 10, ONE, continues=False)
+    assert listed(destination) == [("snapshot", 1, 10)]
+
+
+def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    first = diffed(archive, 10, 20, ONE, TWO)
+    [other] = new_stores()
+    key = first.formats["jsonl"].key
+    other.store.create(key, destination.store.objects[key][0])
+    archive = opened([other])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    assert other.manifest.artifacts[-1].keys == [key]
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_an_object_with_other_bytes_keeps_its_name(new_stores: NewStores, flip: bool) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
+    [model] = new_stores()
+    copy = opened([model])
+    rebased(copy, 10, ONE, continues=False)
+    diffed(copy, 10, 20, ONE, TWO)
+    data = model.store.objects[key][0]
+    foreign = data.replace(b"z", b"y") if flip else b"quite different"
+    destination.store.create(key, foreign)
+    diffed(archive, 10, 20, ONE, TWO)
+    assert destination.store.objects[key][0] == foreign
+    assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=1/diff-0_A-0_14-w1-1.jsonl"]
+
+
+def test_several_formats_are_one_artifact(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
+    diffed(archive, 10, 20, ONE, TWO, formats=("protobuf", "jsonl", "jsonl"))
+    assert [sorted(a.formats) for a in destination.manifest.artifacts] == [
+        ["jsonl", "protobuf"]
+    ] * 2
+    assert len(destination.store.objects) == 5
+    assert destination.manifest.artifacts[1].change_count == 2
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(new_stores: NewStores) -> None:
+    from laredo_archive.codec import UnknownFormat
+
+    [destination] = new_stores()
+    archive = opened([destination])
+    with pytest.raises(UnknownFormat):
+        base_of(archive, 10, ONE, formats=("jsonl", "csv"))
+    rebased(archive, 10, ONE, continues=False)
+    with pytest.raises(UnknownFormat):
+        diffed(archive, 10, 20, ONE, TWO, formats=("csv",))
+    assert len(destination.store.objects) == 2
+
+
+def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
+    stores = new_stores(2)
+    archive = opened(stores)
+    rebased(archive, 10, ONE, continues=False)
+    stores[1].store.away_until = stores[1].store.world.now + 10_000
+    with pytest.raises(CommitUnavailable, match=f"the commit waits for {re.escape(stores[1].uri)}"):
+        diffed(archive, 10, 20, ONE, TWO)
+    assert archive.unfinished
+    assert archive.counts.destination_errors == {stores[1].place: 1}
+    with pytest.raises(CommitUnavailable):
+        archive.see(Position(20))
+    with pytest.raises(CommitUnavailable):
+        diffed(archive, 20, 30, TWO, THREE)
+    assert all(listed(place) == [("snapshot", 1, 10)] for place in stores)
+    stores[1].store.away_until = 0
+    archive.settle()
+    assert all(listed(place)[-1] == ("diff", 1, 20) for place in stores)
+    assert not archive.unfinished
+    diffed(archive, 20, 30, TWO, THREE)
+
+
+def test_the_next_isnt_committed_anywhere_before_the_last_is_everywhere(
+    new_stores: NewStores,
+) -> None:
+    stores = new_stores(2)
+    archive = opened(stores)
+    rebased(archive, 10, ONE, continues=False)
+
+    def go_away() -> None:
+        stores[1].store.away_until = stores[1].store.world.now + 10_000
+
+    stores[0].before_swap.append(go_away)
+    with pytest.raises(CommitUnavailable):
+        diffed(archive, 10, 20, ONE, TWO)
+    assert [len(listed(place)) for place in stores] == [2, 1]
+    assert archive.head is not None
+    assert archive.head.position == 10
+    with pytest.raises(CommitUnavailable):
+        diffed(archive, 20, 30, TWO, THREE)
+    assert [len(listed(place)) for place in stores] == [2, 1]
+    stores[1].store.away_until = 0
+    diffed(archive, 10, 20, ONE, TWO)
+    assert [len(listed(place)) for place in stores] == [2, 2]
+
+
+def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
+    archive = opened([LocalDestination(tmp_path)])
+    upload = begun_base(archive)
+    with upload:
+        upload.write([b"1"], [ONE[b"1"]])
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(left) == [".manifest.json.lock", "manifest.json"]
+
+
+def test_an_empty_table_has_a_base_too(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination])
+    rebased(archive, 10, EMPTY, continues=False)
+    assert destination.manifest.artifacts[0].rows == 0
+    assert destination.manifest.artifacts[0].state_checksum == "0" * 32
+
+
+def test_no_room_for_the_temporary_file_commits_nothing(
+    new_stores: NewStores, tmp_path: Path
+) -> None:
+    [destination] = new_stores()
+    archive = opened([destination], spool_directory=tmp_path / "missing")
+    rebased(archive, 10, ONE, continues=False)
+    big = {b"%05d" % i: b'{"id":%d,"v":"%s"}' % (i, b"x" * 1000) for i in range(5000)}
+    with pytest.raises(SpoolUnavailable, match=r"missing.*source.local_snapshot_path"):
+        diffed(archive, 10, 20, EMPTY, big)
+    assert not archive.unfinished
+    assert listed(destination) == [("snapshot", 1, 10)]
+
+
+def test_a_manifest_of_another_table_is_refused(new_stores: NewStores) -> None:
+    from laredo_archive.write.table_archive import TableArchive
+
+    [destination] = new_stores()
+    opened([destination])
+    with pytest.raises(ManifestDamaged, match=r"of table public\.t, not of public\.other"):
+        TableArchive.open([destination], "public.other", key_prefix="public.t/")
+
+
+def test_what_sinks_were_told_is_in_the_next_commit(new_stores: NewStores) -> None:
+    stores = new_stores(2)
+    archive = opened(stores, sinks=["a", "b"])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    manifest = archive.manifest
+    assert manifest is not None
+    assert archive.notices.outstanding("a", manifest) == list(manifest.artifacts)
+    archive.notices.tell("a", manifest.artifacts[0])
+    assert archive.notices.outstanding("a", manifest) == [manifest.artifacts[1]]
+    diffed(archive, 20, 30, TWO, THREE)
+    assert [place.manifest.notified for place in stores] == [
+        {"a": EpochPosition(1, 10), "b": None}
+    ] * 2  # type: ignore[arg-type]
+    archive.notices.tell("b", stores[0].manifest.artifacts[2])
+    archive.record_notices()
+    assert stores[1].manifest.notified["b"] == EpochPosition(1, Position(30))
+    revision = stores[0].manifest.revision
+    archive.record_notices()
+    assert stores[0].manifest.revision == revision
+
+
+def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: NewStores) -> None:
+    stores = new_stores(2)
+    archive = opened(stores, sinks=["a"])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    archive.notices.tell("a", stores[0].manifest.artifacts[0])
+
+    def go_away() -> None:
+        stores[1].store.away_until = stores[1].store.world.now + 100
+
+    stores[0].before_swap.append(go_away)
+    with pytest.raises(CommitUnavailable):
+        archive.record_notices()
+    stores[1].store.away_until = 0
+    again = opened(stores, "w2", sinks=["a", "new"])
+    manifest = again.manifest
+    assert manifest is not None
+    assert [a.to_position for a in again.notices.outstanding("a", manifest)] == [20]
+    assert again.notices.told["new"] == EpochPosition(1, Position(10)), "a new sink gets the newest"
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    archive = opened([LocalDestination(tmp_path / name) for name in ("one", "other")])
+    rebased(archive, 10, ONE, continues=False)
+    base = begun_base(archive)
+    done = threading.Event()
+
+    def keep_looking() -> None:
+        while not done.is_set():
+            head = archive.head
+            assert head is not None
+            archive.see(Position(1000))
+            archive.settle()
+
+    def keep_writing() -> None:
+        for key, line in sorted(ONE.items()):
+            base.write([key], [line])
+
+    with ThreadPoolExecutor(3) as threads:
+        looking, writing = threads.submit(keep_looking), threads.submit(keep_writing)
+        for position in range(10, 40):
+            diffed(archive, position, position + 1, ONE, ONE)
+        done.set()
+        looking.result()
+        writing.result()
+    archive.commit_base(base.finish(None), continues=True)
+    assert archive.head is not None
+    assert (archive.head.epoch, archive.head.position) == (2, 40)
+    assert archive.head.diffs_since_snapshot == 30
+    assert archive.counts.cas_conflicts == 0
+
+
+def test_the_same_destination_twice_is_one(tmp_path: Path) -> None:
+    archive = opened([LocalDestination(tmp_path), LocalDestination(f"{tmp_path}/./")])
+    rebased(archive, 10, ONE, continues=False)
+    assert archive.manifest is not None
+    assert archive.manifest.revision == 2
+
+
+def test_round_trips_of_a_diff(new_stores: NewStores) -> None:
+    """One PUT and one HEAD per format and destination, one swap of each manifest."""
+    stores = new_stores(2)
+    archive = opened(stores)
+    rebased(archive, 10, ONE, continues=False)
+    for place in stores:
+        place.requests.clear()
+    diffed(archive, 10, 20, ONE, TWO)
+    key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
+    expected = [("put", key), ("head", key), ("swap", "public.t/manifest.json")]
+    assert [place.requests for place in stores] == [expected] * 2

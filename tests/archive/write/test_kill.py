@@ -1,0 +1,142 @@
+"""kill -9 between any two steps of the commit, on a real file system and on S3."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from laredo_archive import failpoint
+from tests.archive.write.killed_writer import look
+from tests.support import drawn
+from tests.support.aws import AwsServer
+
+SHARED_MEMORY = Path("/dev/shm")
+ALL_POINTS = os.environ.get("LAREDO_TEST_ALL_POINTS") == "1"
+
+
+def run(*arguments: str | Path, setting: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.archive.write.killed_writer", *map(str, arguments)],
+        env={**os.environ, failpoint.VARIABLE: setting},
+        capture_output=True,
+        text=True,
+        timeout=1500 if ALL_POINTS else 800,
+        check=False,
+    )
+
+
+def local(directory: Path) -> list[str]:
+    return [str(directory / "archive{}" / name) for name in ("one", "other")]
+
+
+def test_between_any_two_steps() -> None:
+    # A kill loses nothing that was written, so memory does, and its fsync takes no time.
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as fast:
+        done = run("kill-at", "all", fast, *local(Path(fast)))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 200, "points of the whole protocol"
+
+
+OF_THE_PROTOCOL = {
+    "claim.swap",
+    "claim.swapped",
+    "archive.open",
+    "base.written",
+    "base.uploaded",
+    "diff.encoded",
+    "upload.written",
+    "upload.finished",
+    "commit.placed",
+    "commit.swap",
+    "commit.swapped",
+    "commit.done",
+    "garbage.listed",
+    "garbage.marked",
+    "garbage.deleted",
+    "garbage.dropped",
+}
+OF_DIRECTORIES = {
+    "local.upload.synced",
+    "local.upload.linked",
+    "local.upload.durable",
+    "local.upload.done",
+    "local.swap.locked",
+    "local.swap.written",
+    "local.swap.synced",
+    "local.swap.renamed",
+    "local.swap.done",
+}
+OF_S3 = {
+    "s3.upload.part",
+    "s3.upload.completing",
+    "s3.upload.done",
+    "s3.swap.sent",
+    "s3.swap.done",
+}
+
+
+def trace(directory: Path, places: list[str]) -> list[str]:
+    """The names of the points that a writer passes that nobody kills."""
+    passed = directory / "trace"
+    done = run("write", directory, *places, setting=f"trace:{passed}")
+    assert done.returncode == 0, done.stderr
+    return passed.read_text().split()
+
+
+def test_each_kind_of_point_is_passed(tmp_path: Path) -> None:
+    assert set(trace(tmp_path, local(tmp_path))) >= OF_THE_PROTOCOL | OF_DIRECTORIES
+
+
+def test_a_point_is_named_by_the_environment(tmp_path: Path) -> None:
+    places = local(tmp_path)
+    done = run("write", tmp_path, *places, setting="commit.swapped:3")
+    assert done.returncode == -signal.SIGKILL
+    look(tmp_path, places, finished=False)
+    assert run("write", tmp_path, *places).returncode == 0
+    look(tmp_path, places, finished=True)
+
+
+@pytest.mark.timeout(1600 if ALL_POINTS else 900)
+@drawn.seeds(0, 1)
+def test_at_points_of_each_name_on_s3(seed: int, tmp_path: Path, s3_server: AwsServer) -> None:
+    places = on_s3(s3_server, tmp_path)
+    names = trace(tmp_path, [place.replace("{}", "unkilled") for place in places])
+    assert set(names) >= OF_THE_PROTOCOL | OF_DIRECTORIES | OF_S3
+    points = list(range(1, len(names) + 1))
+    if not ALL_POINTS:
+        points = some_of_each_name(names, random.Random(seed))
+    done = run("kill-at", ",".join(map(str, points)), tmp_path, *places)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == points[-1]
+
+
+def some_of_each_name(names: list[str], chance: random.Random) -> list[int]:
+    """Where S3's own points are first, last and in between, and the others somewhere.
+
+    Those of directories have their own test.
+    """
+    points: set[int] = set()
+    for name in OF_THE_PROTOCOL | OF_S3:
+        passed = [number for number, known in enumerate(names, 1) if known == name]
+        points.add(chance.choice(passed))
+        if name in OF_S3:
+            points |= {passed[0], passed[-1]}
+    return sorted(points)
+
+
+def on_s3(server: AwsServer, directory: Path) -> list[str]:
+    bucket = server.new_bucket()
+    return [f"s3://{bucket}/{{}}/here/?endpoint={server.endpoint}", str(directory / "other{}")]
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert failpoint._action("") is None
+    program = "from laredo_archive import failpoint; print(failpoint._reached)"
+    environment = {k: v for k, v in os.environ.items() if k != failpoint.VARIABLE}
+    shown = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert shown == "None\n"

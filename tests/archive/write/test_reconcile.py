@@ -1,0 +1,260 @@
+"""All destinations brought to the one that is ahead, or refused with both heads."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.errors import ArtifactDamaged, CommitUnavailable, HistoriesDiffer
+from laredo_archive.manifest import rules
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model.position import Position
+from tests.archive.conftest import NewStores
+from tests.support.archive.archiving import (
+    MANIFEST,
+    ONE,
+    OTHER_HISTORY,
+    THREE,
+    TWO,
+    ScriptedDestination,
+    base_of,
+    diffed,
+    opened,
+    rebased,
+)
+
+
+def keys(destination: ScriptedDestination) -> list[str]:
+    return [entry.key for entry in destination.manifest.named()]
+
+
+def assert_level(*stores: ScriptedDestination) -> None:
+    first = stores[0].manifest
+    for place in stores:
+        manifest = place.manifest
+        assert list(rules.check(manifest)) == []
+        assert (manifest.head, manifest.history) == (first.head, first.history)
+        assert len(manifest.artifacts) == len(first.artifacts)
+        for one, other in zip(first.artifacts, manifest.artifacts, strict=True):
+            assert one.same_as(other)
+            assert one.epoch == other.epoch
+        for entry in manifest.named():
+            assert len(place.store.objects[entry.key][0]) == entry.size_bytes
+            assert entry.uri == place.uri_of(entry.key)
+
+
+def grown(stores: list[ScriptedDestination], **more) -> TableArchive:  # type: ignore[no-untyped-def]
+    archive = opened(stores, **more)
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    return archive
+
+
+def behind_by_one(stores: list[ScriptedDestination], archive: TableArchive, commit) -> None:  # type: ignore[no-untyped-def]
+    """``commit`` reaches the first store, and not the second."""
+
+    def go_away() -> None:
+        stores[1].store.away_until = stores[1].store.world.now + 10_000
+
+    stores[0].before_swap.append(go_away)
+    with pytest.raises(CommitUnavailable):
+        commit(archive)
+    archive.close()
+    stores[1].store.away_until = 0
+
+
+def test_a_new_destination_is_filled(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
+    grown([old])
+    opened([new, old], "w2")
+    assert_level(old, new)
+    assert new.manifest.writer_id == "w2"
+
+
+def test_one_that_missed_a_diff_gets_it(new_stores: NewStores) -> None:
+    stores = new_stores(2)
+    archive = grown(stores)
+    objects = set(stores[1].store.objects)
+    behind_by_one(stores, archive, lambda a: diffed(a, 20, 30, TWO, THREE))
+    assert len(stores[1].manifest.artifacts) == 2
+    again = opened(stores, "w2")
+    assert_level(*stores)
+    assert again.head is not None
+    assert again.head.position == 30
+    added = set(stores[1].store.objects) - objects
+    assert added == {"public.t/epoch=1/diff-0_14-0_1E.jsonl"}
+
+
+def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other(
+    new_stores: NewStores,
+) -> None:
+    stores = new_stores(2)
+    archive = grown(stores, keep_epochs=1)
+    base = base_of(archive, 20, TWO)
+    diffed(archive, 20, 30, TWO, THREE)
+    kept = "public.t/epoch=1/diff-0_14-0_1E.jsonl"
+    behind_by_one(stores, archive, lambda a: a.commit_base(base, continues=True))
+    opened(stores, "w2")
+    assert_level(*stores)
+    assert keys(stores[1])[-1] == kept
+    assert stores[1].manifest.retired_keys() == {
+        "public.t/epoch=1/snapshot-0_A.jsonl",
+        "public.t/epoch=1/diff-0_A-0_14.jsonl",
+    }
+
+
+def test_own_keys_are_kept(new_stores: NewStores) -> None:
+    stores = new_stores(2)
+    stores[1].store.create("public.t/epoch=1/snapshot-0_A.jsonl", b"someone else's")
+    archive = grown(stores)
+    own = keys(stores[1])
+    assert own[0] == "public.t/epoch=1/snapshot-0_A-w1-1.jsonl"
+    behind_by_one(stores, archive, lambda a: diffed(a, 20, 30, TWO, THREE))
+    opened(stores, "w2")
+    assert_level(*stores)
+    assert keys(stores[1])[:2] == own
+    assert keys(stores[0])[0] == "public.t/epoch=1/snapshot-0_A.jsonl"
+
+
+def test_bases_with_the_same_bytes_stay_two_objects(new_stores: NewStores) -> None:
+    """One object is named by one entry; a base is matched by epoch too."""
+    stores = new_stores(2)
+    archive = grown(stores)
+    rebased(archive, 20, TWO)
+    behind_by_one(stores, archive, lambda a: rebased(a, 20, TWO))
+    assert [a.epoch for a in stores[1].manifest.artifacts] == [1, 1, 2]
+    opened(stores, "w2")
+    assert_level(*stores)
+    assert len(set(keys(stores[1]))) == 4
+
+
+def test_a_name_that_is_taken_at_the_other_place_is_not_replaced(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
+    grown([old])
+    new.store.create("public.t/epoch=1/snapshot-0_A.jsonl", b"someone else's")
+    opened([old, new], "w2")
+    assert_level(old, new)
+    assert keys(new)[0] == "public.t/epoch=1/snapshot-0_A-w2-1.jsonl"
+    assert new.store.objects["public.t/epoch=1/snapshot-0_A.jsonl"][0] == b"someone else's"
+
+
+def test_what_was_copied_before_a_levelling_broke_off_is_not_copied_again(
+    new_stores: NewStores,
+) -> None:
+    old, new = new_stores(2)
+    grown([old])
+    copied = keys(old)[0]
+    new.store.objects[copied] = old.store.objects[copied]
+    opened([new, old], "w2")
+    assert_level(old, new)
+    assert copied in keys(new)
+    assert ("put", copied) not in new.requests
+
+
+def test_what_is_copied_is_hash_checked(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
+    grown([old])
+    key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
+    data, date = old.store.objects[key]
+    old.store.objects[key] = (data.replace(b"z", b"y"), date)
+    with pytest.raises(ArtifactDamaged, match=f"{re.escape(old.uri)}.*diff.*its sha256 is"):
+        opened([old, new], "w2")
+    assert new.manifest.artifacts == ()
+    assert key not in new.store.objects
+
+
+def test_seen_comes_from_the_one_ahead(new_stores: NewStores) -> None:
+    old, new = new_stores(2)
+    archive = grown([old])
+    archive.see(Position(77))
+    opened([old, new], "w2")
+    assert new.manifest.seen_position == 77
+
+
+def test_a_destination_that_comes_back_older_than_the_first_artifact_is_filled(
+    new_stores: NewStores,
+) -> None:
+    old, new = new_stores(2)
+    archive = grown([old, new], keep_epochs=1)
+    kept = copy.copy(new.store.objects)
+    for position in (30, 40):
+        diffed(archive, position - 10, position, TWO, TWO)
+        rebased(archive, position, TWO)
+    new.store.objects = kept
+    opened([old, new], "w2")
+    assert_level(old, new)
+
+
+def refused(stores: list[ScriptedDestination], complaint: str) -> None:
+    before = [dict(place.store.objects) for place in stores]
+    with pytest.raises(HistoriesDiffer, match=complaint):
+        opened(stores, "w9")
+    after = [dict(place.store.objects) for place in stores]
+    for one, other in zip(before, after, strict=True):
+        assert one.keys() == other.keys()
+        del one[MANIFEST], other[MANIFEST]
+        assert one == other
+
+
+def test_archives_of_different_histories_are_refused(new_stores: NewStores) -> None:
+    one, other = new_stores(2)
+    archive = opened([one])
+    rebased(archive, 10, ONE, continues=False, history=OTHER_HISTORY)
+    diffed(archive, 10, 20, ONE, TWO)
+    rebased(opened([other]), 10, ONE, continues=False)
+    refused(
+        [one, other],
+        r"their histories differ \(epoch 1, head 0/14, history 7300:2:5 against epoch 1, head"
+        r" 0/A, history 7300:1:5\)",
+    )
+
+
+def test_a_head_that_is_no_boundary_of_the_other_is_refused(new_stores: NewStores) -> None:
+    one, other = new_stores(2)
+    diffed_archive = grown([one])
+    diffed(diffed_archive, 20, 30, TWO, THREE)
+    archive = opened([other])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 25, ONE, TWO)
+    refused([one, other], r"isn't an artifact's end of the other .*head 0/1E.*head 0/19")
+
+
+def test_other_contents_at_the_same_boundary_are_refused(new_stores: NewStores) -> None:
+    one, other = new_stores(2)
+    grown([one])
+    rebased(opened([other]), 10, THREE, continues=False)
+    refused([one, other], r"at 0/A the one has 2 rows, checksum \w+, the other 1, \w+")
+
+
+def test_a_new_history_that_came_to_one_only_is_no_foreign_archive(new_stores: NewStores) -> None:
+    """keep_epochs = 1: the one ahead has no artifact of the other's history any more."""
+    stores = new_stores(2)
+    archive = grown(stores, keep_epochs=1)
+    behind_by_one(
+        stores,
+        archive,
+        lambda a: rebased(a, 5, THREE, continues=False, history=OTHER_HISTORY),
+    )
+    assert {a.history for a in stores[0].manifest.artifacts} == {OTHER_HISTORY}
+    opened(stores, "w2")
+    assert_level(*stores)
+
+
+def test_local_directories_are_levelled_too(tmp_path: Path) -> None:
+    one, other = LocalDestination(tmp_path / "one"), LocalDestination(tmp_path / "other")
+    first = opened([one])
+    rebased(first, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
+    second = opened([other, one], "w2")
+    diffed(second, 10, 20, ONE, TWO)
+
+    def contents(directory: Path) -> dict[str, bytes]:
+        return {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file() and "manifest" not in path.name
+        }
+
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+    assert len(contents(tmp_path / "one")) == 3

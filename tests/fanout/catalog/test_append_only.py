@@ -1,0 +1,293 @@
+"""Tables without a key: every row is there as often as in PostgreSQL, from a copy beside inserts,
+and the application's own statements never fail because of us."""
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from laredo_fanout.catalog import append_only
+from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.stream_decoder import StreamDecoder
+from laredo_fanout.postgres.pgoutput import Relation
+from laredo_fanout.store.table import Status
+from tests.support.ingest import Gate, RunningIngest
+from tests.support.postgres import Database, on_versions
+
+Start = Callable[..., RunningIngest]
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+_LOG = (
+    "CREATE TABLE log (at int, what text)",
+    "INSERT INTO log SELECT g % 7, 'w' || g % 5 FROM generate_series(1, 500) g",
+    "INSERT INTO log VALUES (NULL, NULL), (NULL, NULL)",
+)
+
+
+def test_taken_out_and_put_back_it_is_copied_anew(database: Database, ingesting: Start) -> None:
+    """What is deleted isn't published; this is what who asks for a re-copy is told to do."""
+    _run(database, *_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
+    ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
+    ingest.wait_live()
+    _run(database, "DELETE FROM log WHERE ctid IN (SELECT ctid FROM log LIMIT 3)")
+    ingest.catch_up()
+    assert ingest.state("public.log") != ingest.truth("public.log"), "this proves nothing"
+    ingest.stop()
+    ingest.start("public.keyed")
+    ingest.wait_until(lambda: ingest.record("public.log") is None, "it is gone")
+    ingest.stop()
+    ingest.start("public.log", "public.keyed")
+    ingest.wait_live()
+    _run(database, "INSERT INTO log VALUES (8, 'new'), (8, 'new')")
+    ingest.assert_equal()
+
+
+@on_versions(14, 15, 16, 17, 18)
+def test_rows_are_there_as_often_as_they_were_inserted(
+    database: Database, ingesting: Start
+) -> None:
+    _run(database, *_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
+    ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
+    ingest.wait_live()
+    ingest.assert_equal()
+    _run(
+        database,
+        "INSERT INTO log SELECT 3, 'w1' FROM generate_series(1, 20)",
+        "INSERT INTO keyed VALUES (1)",
+        "BEGIN; INSERT INTO log VALUES (3, 'w1'), (NULL, NULL), (8, 'new'); ROLLBACK",
+        "INSERT INTO log VALUES (8, 'new'), (8, 'new')",
+    )
+    ingest.assert_equal()
+    record = ingest.record("public.log")
+    assert record is not None and record.key_fields == ()
+    ingest.restart()
+    _run(database, "INSERT INTO log VALUES (8, 'new')")
+    ingest.assert_equal()
+    assert ingest.record("public.log").id == record.id  # type: ignore[union-attr]
+    _run(
+        database,
+        "BEGIN; INSERT INTO log VALUES (1, 'gone'); TRUNCATE log;"
+        " INSERT INTO log VALUES (8, 'new'), (8, 'new'); COMMIT",
+        "INSERT INTO log VALUES (8, 'new'), (9, 'newer')",
+    )
+    ingest.assert_equal()
+    assert ingest.record("public.log").id == record.id  # type: ignore[union-attr]
+
+
+def test_the_application_may_update_and_delete(database: Database, ingesting: Start) -> None:
+    """What it changes isn't followed: the table is configured as append-only."""
+    _run(database, *_LOG)
+    ingest = ingesting("public.log", append_only=("public.log",))
+    ingest.wait_live()
+    before = ingest.state("public.log")
+    _run(database, "UPDATE log SET what = 'x' WHERE at = 1", "DELETE FROM log WHERE at = 2")
+    ingest.catch_up()
+    assert ingest.state("public.log") == before
+    assert ingest.status.tables["public.log"].error is None
+
+
+def test_copy_beside_inserts(database: Database, ingesting: Start) -> None:
+    """Each transaction counts once, in the snapshot or from the stream."""
+    _run(database, *_LOG)
+    stop = threading.Event()
+
+    def write() -> None:
+        with database.connect() as connection:
+            connection.execute("SET synchronous_commit = off")
+            number = 0
+            while not stop.is_set():
+                number += 1
+                connection.execute("INSERT INTO log VALUES (%s, 'beside')", (number % 50,))
+                if number % 10 == 0:
+                    connection.execute(
+                        "BEGIN; INSERT INTO log VALUES (1, 'beside'); SAVEPOINT s;"
+                        " INSERT INTO log VALUES (2, 'in a subtransaction'); RELEASE s;"
+                        " INSERT INTO log VALUES (1, 'beside'); COMMIT"
+                    )
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        ingest = ingesting("public.log", append_only=("public.log",))
+        ingest.wait_live()
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    ingest.assert_equal()
+
+
+def test_rows_that_are_streamed_between_reading_and_writing(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _run(database, *_LOG)
+    with database.connect() as early:
+        ingest = ingesting("public.log", append_only=("public.log",))
+        with gate.holding(ingest):
+            # After the snapshot, and streamed before its rows are written.
+            early.execute("INSERT INTO log VALUES (3, 'w1'), (9, 'after the snapshot')")
+            ingest.catch_up()
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+class _NoTables:
+    """Nobody wants anything of the relations that are announced."""
+
+    def route(self, relation: Relation) -> Route:
+        return IGNORED
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        pass
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        pass
+
+    def announced_again(self, relation: Relation) -> None:
+        raise AssertionError
+
+    def broken(self, route: Route, error: Exception) -> None:
+        raise AssertionError from error
+
+    def apply(self, routes: list[Route]) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, shown: bool) -> None:
+    """It may come in the stream long after rows were copied that were written after it."""
+    decoder = StreamDecoder(_NoTables(), lambda _: False, tmp_path, 0)
+    intake = append_only.Intake(live=False)
+    running = frozenset[int]() if shown else frozenset({70})
+    assert intake.read_at(append_only.Snapshot(70, 71, running))
+    route = Route(1)
+    route.takes = lambda: intake.takes(decoder.xid)
+    decoder.set_route(5, route)
+    messages = [
+        struct.pack(">cQqI", b"B", 100, 0, 70),
+        struct.pack(">cIBI", b"T", 1, 0, 5),
+        struct.pack(">cBQQq", b"C", 0, 100, 120, 0),
+    ]
+    waiting = [struct.pack(">cQQq", b"w", 0, 0, 0) + each for each in messages]
+    decoder.drain(lambda _: (len(waiting[0]), waiting.pop(0)) if waiting else (0, b""), 10)
+    assert decoder.position == 120
+    assert len(route.changes) == (0 if shown else 1)
+
+
+def test_interrupted_copy_begins_anew(database: Database, ingesting: Start, gate: Gate) -> None:
+    _run(database, "CREATE TABLE log (at int, what text)")
+    _run(
+        database,
+        "INSERT INTO log SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 20000) g",
+    )
+    gate.close_after(9000)
+    ingest = ingesting("public.log", append_only=("public.log",))
+    with gate.holding(ingest):
+        ingest.wait_until(lambda: ingest.record("public.log").rows > 0, "rows are written")  # type: ignore[union-attr]
+        ingest.stop()
+    _run(database, "INSERT INTO log VALUES (1, 'while away')")
+    ingest.start()
+    ingest.wait_live()
+    ingest.assert_equal()
+    assert [each.status for each in ingest.store.tables.values()] == [Status.LIVE]
+
+
+def test_partitions_without_keys(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE log (at int, what text) PARTITION BY RANGE (at)",
+        "CREATE TABLE log1 PARTITION OF log FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE log2 PARTITION OF log DEFAULT",
+        "INSERT INTO log SELECT g % 20, 'w' FROM generate_series(1, 200) g",
+    )
+    ingest = ingesting("public.log", append_only=("public.log",), heartbeat_interval=0.1)
+    ingest.wait_live()
+    before = ingest.record("public.log")
+    _run(
+        database, "INSERT INTO log VALUES (1, 'w'), (11, 'w')", "INSERT INTO log2 VALUES (12, 'w')"
+    )
+    ingest.assert_equal()
+    _run(database, "DROP TABLE log1")
+    ingest.wait_until(
+        lambda: ingest.is_live("public.log") and ingest.record("public.log").id != before.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()
+
+
+def test_added_to_a_running_server_while_an_old_transaction_is_open(
+    database: Database, ingesting: Start
+) -> None:
+    """Its publication is made after the slot: what was written before can't be decoded with it."""
+    _run(database, *_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)", "CREATE TABLE noise (id int)")
+    ingest = ingesting("public.keyed", heartbeat_interval=0.1)
+    ingest.wait_live()
+    keyed = ingest.record("public.keyed")
+    ingest.stop()
+    with database.connect() as old:
+        old.execute("BEGIN")
+        old.execute("INSERT INTO keyed VALUES (1)")
+        ingest.append_only = frozenset({"public.log"})
+        ingest.start("public.keyed", "public.log")
+        for _ in range(3):
+            passed = ingest.store.position
+            ingest.wait_until(lambda passed=passed: ingest.store.position > passed, "a look")
+        assert ingest.record("public.log") is None
+        old.execute("INSERT INTO keyed VALUES (2)")
+        old.execute("COMMIT")
+    ingest.wait_live()
+    _run(database, "INSERT INTO log VALUES (1, 'x')", "INSERT INTO keyed VALUES (3)")
+    ingest.assert_equal()
+    assert ingest.record("public.keyed").id == keyed.id  # type: ignore[union-attr]
+    assert ingest.status.error is None and ingest.status.reconnects == 0
+
+
+def test_table_that_is_published_with_its_changes_too_is_taken_out_there(
+    database: Database, ingesting: Start
+) -> None:
+    name = f"pub_{database.name}"
+    _run(database, *_LOG, f"CREATE PUBLICATION {name} FOR TABLE log")
+    ingest = ingesting("public.log", append_only=("public.log",), heartbeat_interval=0.1)
+    ingest.wait_live()
+    _run(database, "UPDATE log SET what = 'allowed' WHERE at = 1")
+    with database.connect() as connection:
+        found = connection.execute("SELECT pubname FROM pg_publication_tables").fetchall()
+    assert found == [(f"{name}_append",)]
+
+
+def test_keyless_table_without_the_setting_is_refused_with_it(
+    database: Database, ingesting: Start
+) -> None:
+    _run(database, *_LOG)
+    ingest = ingesting("public.log")
+    ingest.wait_until(lambda: ingest.status.tables["public.log"].error, "it is refused")
+    assert "set append_only = true" in ingest.status.tables["public.log"].error
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "hidden"),
+    [
+        ("10:20:10,14,15", [9, 11, 13, 19], [10, 14, 15, 20, 21]),
+        ("10:10:", [9], [10]),
+        # Transaction ids in the stream have 32 bits, those of snapshots 64.
+        (
+            f"{(5 << 32) + 10}:{(5 << 32) + 20}:{(5 << 32) + 10}",
+            [9, 2**32 - 5, 19],
+            [10, 20, 2**30],
+        ),
+        (f"{(5 << 32) - 10}:{(5 << 32) - 3}:{(5 << 32) - 5}", [2**32 - 11], [2**32 - 5, 2, 2**30]),
+    ],
+)
+def test_what_a_snapshot_shows(text: str, shown: list[int], hidden: list[int]) -> None:
+    snapshot = append_only.snapshot(text)
+    assert all(map(snapshot.shows, shown))
+    assert not any(map(snapshot.shows, hidden))

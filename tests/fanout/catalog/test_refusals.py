@@ -1,0 +1,218 @@
+"""What can't be replicated is refused before it can hurt, with the cure; the rest goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.catalog import requirements
+from laredo_fanout.errors import RightsMissing, ServerUnfit, SourceUnavailable
+from laredo_fanout.postgres import connections
+from laredo_fanout.source_options import SourceOptions
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database
+
+Start = Callable[..., RunningIngest]
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+UNFIT = {
+    "no key": (
+        "CREATE TABLE bad (id int, a text)",
+        'ALTER TABLE "public"."bad" ADD PRIMARY KEY (...);',
+    ),
+    "no key but an index that could be one": (
+        "CREATE TABLE bad (id int NOT NULL UNIQUE, a text)",
+        'ALTER TABLE "public"."bad" REPLICA IDENTITY USING INDEX "bad_id_key";',
+    ),
+    "identity nothing": (
+        "CREATE TABLE bad (id int PRIMARY KEY); ALTER TABLE bad REPLICA IDENTITY NOTHING",
+        'ALTER TABLE "public"."bad" REPLICA IDENTITY DEFAULT;',
+    ),
+    "full, without a key": (
+        "CREATE TABLE bad (id int); ALTER TABLE bad REPLICA IDENTITY FULL",
+        "ADD PRIMARY KEY",
+    ),
+    "deferrable key": (
+        "CREATE TABLE bad (id int PRIMARY KEY DEFERRABLE)",
+        "ADD PRIMARY KEY",
+    ),
+    "missing": ("SELECT 1", "create it, or take public.bad out of tables"),
+    "view": ("CREATE VIEW bad AS SELECT 1 AS id", "take public.bad out of tables"),
+    "unlogged": (
+        "CREATE UNLOGGED TABLE bad (id int PRIMARY KEY)",
+        'ALTER TABLE "public"."bad" SET LOGGED;',
+    ),
+    "partitioned, without a key": (
+        "CREATE TABLE bad (id int) PARTITION BY RANGE (id)",
+        'ALTER TABLE "public"."bad" ADD PRIMARY KEY (...);',
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_unfit_table_is_refused_and_the_others_go_on(
+    database: Database, ingesting: Start, kind: str
+) -> None:
+    statement, cure = UNFIT[kind]
+    _run(
+        database, statement, "CREATE TABLE good (id int PRIMARY KEY)", "INSERT INTO good VALUES (1)"
+    )
+    ingest = ingesting("public.bad", "public.good")
+    ingest.wait_live("public.good")
+    ingest.assert_equal("public.good")
+    error = ingest.status.tables["public.bad"].error
+    assert error is not None
+    assert error.startswith("table public.bad: ") and cure in error
+    with database.connect() as connection:
+        published = connection.execute("SELECT tablename FROM pg_publication_tables").fetchall()
+        assert published == [("good",)]
+        if kind in ("no key", "identity nothing", "deferrable key"):
+            connection.execute("INSERT INTO bad VALUES (1)")
+            connection.execute("UPDATE bad SET id = 2")
+            connection.execute("DELETE FROM bad")
+
+
+def test_cured_table_is_copied_without_a_restart(database: Database, ingesting: Start) -> None:
+    _run(database, "CREATE TABLE bad (id int, a text)", "INSERT INTO bad VALUES (1, 'a')")
+    ingest = ingesting("public.bad", heartbeat_interval=0.1)
+    ingest.wait_until(lambda: ingest.status.tables["public.bad"].error, "it is refused")
+    _run(database, "ALTER TABLE bad ADD PRIMARY KEY (id)")
+    ingest.wait_live()
+    ingest.assert_equal()
+    assert ingest.status.tables["public.bad"].error is None
+
+
+def test_publication_that_we_may_not_change(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE inside (id int PRIMARY KEY)",
+        "CREATE TABLE outside (id int PRIMARY KEY)",
+        f"CREATE PUBLICATION pub_{database.name} FOR TABLE inside",
+    )
+    ingest = ingesting("public.inside", "public.outside", create_publication=False)
+    ingest.wait_live("public.inside")
+    error = ingest.status.tables["public.outside"].error
+    assert error is not None
+    assert f'ALTER PUBLICATION "pub_{database.name}" ADD TABLE ONLY "public"."outside";' in error
+
+
+def test_column_list_and_row_filter_hold_in_the_copy(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, shown text, hidden text)",
+        "INSERT INTO t SELECT g, 's' || g, 'h' || g FROM generate_series(1, 20) g",
+        f"CREATE PUBLICATION pub_{database.name} FOR TABLE t (id, shown) WHERE (id > 10)",
+    )
+    ingest = ingesting("public.t", create_publication=False)
+    ingest.wait_live()
+    _run(database, "INSERT INTO t VALUES (-5, 'no', 'x'), (50, 'yes', 'x')")
+    ingest.catch_up()
+    state = ingest.state("public.t")
+    assert state.keys() == {str(number).encode() for number in (*range(11, 21), 50)}
+    assert state[b"50"] == b'{"id":50,"shown":"yes"}'
+    assert state[b"11"] == b'{"id":11,"shown":"s11"}'
+
+
+@pytest.fixture
+def plain_role(database: Database) -> str:
+    role = f"plain_{database.name}"
+    _run(
+        database,
+        f"DROP ROLE IF EXISTS {role}",
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+    )
+    return role
+
+
+def _as_role(ingest: RunningIngest, role: str) -> RunningIngest:
+    dsn = ingest.database.dsn.replace("postgres@", f"{role}@")
+    ingest.options = SourceOptions(
+        dsn,
+        slot_name=ingest.options.slot_name,
+        publication=ingest.options.publication,
+        heartbeat_interval=0.1,
+    )
+    return ingest
+
+
+def test_plain_replication_role_is_told_what_an_owner_must_run(
+    database: Database, tmp_path: Path, plain_role: str
+) -> None:
+    ingest = _as_role(RunningIngest(database, tmp_path, ("public.t",)), plain_role)
+    try:
+        ingest.start()
+        ingest.wait_until(lambda: ingest.status.error, "it says what is missing")
+        assert "CREATE PUBLICATION" in ingest.status.error
+        _run(database, f"CREATE PUBLICATION {ingest.options.publication.name} FOR TABLE t")
+        ingest.wait_until(lambda: ingest.status.tables["public.t"].error, "the table is refused")
+        error = ingest.status.tables["public.t"].error
+        assert f'GRANT SELECT ON "public"."t" TO "{plain_role}";' in error
+        _run(database, f"GRANT SELECT ON t TO {plain_role}")
+        ingest.wait_live()
+        ingest.assert_equal()
+    finally:
+        ingest.stop()
+        _run(database, f"DROP OWNED BY {plain_role}", f"DROP ROLE {plain_role}")
+
+
+def test_row_level_security_is_refused_rather_than_copied_in_part(
+    database: Database, tmp_path: Path, plain_role: str
+) -> None:
+    _run(
+        database,
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        f"GRANT SELECT ON t TO {plain_role}",
+        f"CREATE PUBLICATION pub_{database.name} FOR TABLE t",
+    )
+    ingest = _as_role(RunningIngest(database, tmp_path, ("public.t",)), plain_role)
+    try:
+        ingest.start()
+        ingest.wait_until(lambda: ingest.status.tables["public.t"].error, "the table is refused")
+        assert f'ALTER ROLE "{plain_role}" BYPASSRLS;' in ingest.status.tables["public.t"].error
+    finally:
+        ingest.stop()
+        _run(database, f"DROP OWNED BY {plain_role}", f"DROP ROLE {plain_role}")
+
+
+def test_role_without_replication_is_named_with_its_cure(database: Database) -> None:
+    role = f"weak_{database.name}"
+    _run(database, f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role} LOGIN")
+    dsn = database.dsn.replace("postgres@", f"{role}@")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        problems = requirements.server_problems(connection)
+    assert [str(problem) for problem in problems if isinstance(problem, RightsMissing)] == [
+        f'role {role} may not replicate: ALTER ROLE "{role}" REPLICATION;'
+    ]
+    with pytest.raises(RightsMissing, match="grant the right"):
+        connections.connect(SourceOptions(dsn), role="stream", replication=True)
+    _run(database, f"DROP ROLE {role}")
+
+
+def test_wal_level_is_named_with_its_cure(tmp_path: Path) -> None:
+    with (
+        EmbeddedPostgres(
+            tmp_path / "data", settings={"wal_level": "replica", "max_replication_slots": "0"}
+        ) as server,
+        server.connect() as connection,
+    ):
+        problems = requirements.server_problems(connection)
+    assert all(isinstance(problem, ServerUnfit) for problem in problems)
+    texts = " ".join(map(str, problems))
+    assert "ALTER SYSTEM SET wal_level = 'logical'" in texts
+    assert "max_replication_slots" in texts
+
+
+def test_server_that_is_away(tmp_path: Path) -> None:
+    options = SourceOptions(f"postgresql://postgres@/none?host={tmp_path}")
+    with pytest.raises(SourceUnavailable, match="can't be reached"):
+        connections.connect(options, role="stream")

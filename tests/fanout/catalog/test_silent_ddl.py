@@ -1,0 +1,195 @@
+"""Up to where a look proves that no value was rewritten in silence, whoever alters the table."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from laredo_fanout.store.table import Status
+from laredo_fanout.store.writer import Store
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database, on_versions, waiting_for_a_standby
+from tests.support.processes import wait_until
+
+Start = Callable[..., RunningIngest]
+
+HEARTBEAT_S = 0.1
+REWRITE = "ALTER TABLE t ALTER v TYPE int USING v * 2"
+VERSIONS = on_versions(16, 18)
+
+
+@pytest.fixture
+def ingest(database: Database, ingesting: Start) -> RunningIngest:
+    run(
+        database,
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "CREATE TABLE moody (id int PRIMARY KEY, mood mood)",
+        "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF parted DEFAULT",
+        "INSERT INTO t VALUES (1, 1)",
+    )
+    names = ("public.t", "public.other", "public.moody", "public.parted")
+    started = ingesting(*names, heartbeat_interval=HEARTBEAT_S)
+    started.wait_live()
+    return started
+
+
+def run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def verified(ingest: RunningIngest, table: str = "public.t") -> int:
+    record = ingest.record(table)
+    assert record is not None
+    return record.verified
+
+
+def wait_verified(ingest: RunningIngest, position: int, table: str = "public.t") -> None:
+    ingest.wait_until(lambda: verified(ingest, table) >= position, f"{table} is verified")
+
+
+def wait_copied_anew(ingest: RunningIngest) -> None:
+    def second_is_live() -> bool:
+        record = ingest.record("public.t")
+        return record is not None and record.incarnation == 2 and record.live
+
+    ingest.wait_until(second_is_live, "it is copied anew")
+
+
+def looks_pass(ingest: RunningIngest) -> None:
+    """Several looks have verified the table that nobody touches."""
+    for _ in range(4):
+        before = verified(ingest, "public.other")
+        wait_verified(ingest, before + 1, "public.other")
+
+
+def here(database: Database) -> int:
+    """Where the last commit ends, or beyond."""
+    with database.connect() as connection:
+        row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+@VERSIONS
+def test_a_quiet_table_is_verified_as_far_as_wal_reached(
+    database: Database, ingest: RunningIngest
+) -> None:
+    run(database, "INSERT INTO t VALUES (2, 2)")
+    wait_verified(ingest, here(database))
+
+
+STATEMENTS = {
+    "public.t": (REWRITE, "ALTER TABLE t ADD COLUMN b int DEFAULT 7"),
+    "public.moody": ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",),
+    "public.parted": (
+        "CREATE TABLE more (id int PRIMARY KEY); INSERT INTO more VALUES (7);"
+        " ALTER TABLE parted ATTACH PARTITION more FOR VALUES FROM (5) TO (10)",
+    ),
+}
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    ("table", "statement"),
+    [(table, each) for table, some in STATEMENTS.items() for each in some],
+)
+def test_while_somebody_alters_a_table_it_stays_verified_where_it_was(
+    database: Database, ingest: RunningIngest, table: str, statement: str
+) -> None:
+    with database.connect() as altering:
+        altering.execute("BEGIN")
+        altering.execute(statement.encode())
+        begun = here(database)
+        looks_pass(ingest)
+        assert verified(ingest, table) <= begun
+        held_by = ingest.status.tables[table].altered_by
+        assert held_by == (altering.info.backend_pid,)
+        altering.execute("ROLLBACK")
+    wait_verified(ingest, begun + 1, table)
+    assert ingest.status.recopies == 0
+
+
+@VERSIONS
+def test_a_prepared_transaction_that_alters_a_table_holds_it_up(
+    database: Database, ingest: RunningIngest
+) -> None:
+    run(database, f"BEGIN; {REWRITE}; PREPARE TRANSACTION 'rewrites'")
+    prepared = here(database)
+    try:
+        looks_pass(ingest)
+        assert verified(ingest) <= prepared
+        assert ingest.status.tables["public.t"].altered_by == (0,)
+    finally:
+        run(database, "COMMIT PREPARED 'rewrites'")
+    wait_copied_anew(ingest)
+    wait_verified(ingest, here(database))
+    ingest.assert_equal()
+
+
+@VERSIONS
+def test_a_rewrite_whose_commit_waits_for_a_standby_is_not_passed(
+    database: Database, ingest: RunningIngest
+) -> None:
+    """Its commit is in the WAL, and in no snapshot."""
+    before = ingest.record("public.t")
+    assert before is not None
+    with waiting_for_a_standby(database):
+        altering = threading.Thread(target=run, args=(database, REWRITE))
+        altering.start()
+        with database.connect() as connection:
+            wait_until(
+                lambda: (
+                    connection.execute(
+                        "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                    ).fetchone()
+                    is not None
+                ),
+                "the commit waits",
+            )
+        committed = here(database)
+        looks_pass(ingest)
+        assert verified(ingest) < committed
+        now = ingest.record("public.t")
+        assert now is not None and now.live and now.id == before.id
+    altering.join()
+    wait_copied_anew(ingest)
+    ingest.assert_equal()
+
+
+def test_a_closed_table_is_not_verified_any_further(
+    database: Database, ingest: RunningIngest
+) -> None:
+    before = ingest.record("public.t")
+    assert before is not None
+    closed: list[tuple[int, int]] = []
+
+    def note(_: object) -> None:
+        record = ingest.store.tables.get(before.id)
+        if record is not None and record.status is Status.CLOSED:
+            closed.append((record.verified, record.closed_at))
+
+    ingest.on_commit = note
+    run(database, REWRITE)
+    wait_copied_anew(ingest)
+    assert closed
+    assert {each[0] for each in closed} == {closed[0][0]}
+
+
+def test_after_a_restart_nothing_beyond_what_is_durable_is_verified(
+    database: Database, ingest: RunningIngest
+) -> None:
+    run(database, "INSERT INTO t VALUES (2, 2)")
+    wait_verified(ingest, here(database))
+    ingest.stop()
+    with Store.open(ingest.path, max_size=4 << 30) as store:
+        record = next(each for each in store.tables.values() if each.qualified == "public.t")
+        with store.transaction() as transaction:
+            # WAL that was written and lost with its server.
+            transaction.set_verified(record.id, store.position + (1 << 40))
+    ingest.start()
+    ingest.wait_until(lambda: verified(ingest) < 1 << 40, "it is taken back")

@@ -1,0 +1,249 @@
+"""Copy while streaming: whatever happens between a chunk's reading and its writing, store and
+database end up equal. The cases are those of the design's "Tests to have"."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.ingest import Gate, RunningIngest
+from tests.support.postgres import Database, on_versions
+
+pytestmark = on_versions(16, 18)
+
+Start = Callable[..., RunningIngest]
+
+_SMALL_RANGES = 64 << 10
+
+
+def _fill(database: Database, rows: int = 1000) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int, big text)")
+        connection.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+        connection.execute(
+            "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, %s) g",
+            (rows,),
+        )
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def test_row_deleted_between_reading_and_writing_stays_deleted(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database)
+    ingest = ingesting("public.t")
+    with gate.holding(ingest):
+        _run(database, "DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET a = -1 WHERE id % 3 = 0")
+        ingest.catch_up()
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_truncate_between_reading_and_writing(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    # Few enough that they all fit into buffers: the reader's lock is gone by then.
+    _fill(database, 20)
+    ingest = ingesting("public.t", workers=1)
+    with gate.holding(ingest):
+        _run(database, "TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven'), (100000, 1, 'new')")
+        ingest.catch_up()
+    ingest.wait_live()
+    ingest.assert_equal()
+    assert ingest.state("public.t").keys() == {b"7", b"100000"}
+
+
+def test_vacuum_full_between_chunks(database: Database, ingesting: Start, gate: Gate) -> None:
+    _fill(database, 3000)
+    _run(database, "DELETE FROM t WHERE id < 500")
+    gate.close_after(300)
+    ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
+    with gate.holding(ingest):
+        assert ingest.status.tables["public.t"].ranges > 2
+        _run(database, "SET lock_timeout = '10s'", "CLUSTER t USING t_pkey", "VACUUM FULL t")
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database, 1000)
+    gate.close_after(200)
+    ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
+    with gate.holding(ingest):
+        # From ranges that aren't read yet to keys below all of them, and again, and back.
+        _run(
+            database,
+            "UPDATE t SET id = id - 1000000 WHERE id > 900",
+            "UPDATE t SET a = -a WHERE id < 0",
+            "UPDATE t SET id = id - 1000000 WHERE id % 2 = 0 AND id < 0",
+            "UPDATE t SET id = 5000 + a WHERE id < -1000000",
+            "UPDATE t SET a = 0 WHERE id BETWEEN 850 AND 880",
+            "DELETE FROM t WHERE id = 860",
+        )
+        ingest.catch_up()
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_unchanged_toast_after_the_barrier(database: Database, ingesting: Start) -> None:
+    _fill(database, 50)
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    _run(
+        database,
+        "UPDATE t SET a = 77",
+        "UPDATE t SET id = id + 1000 WHERE id < 20",
+        "BEGIN; UPDATE t SET id = id + 5000 WHERE id = 30; UPDATE t SET a = 1 WHERE id = 5030; END",
+    )
+    ingest.assert_equal()
+
+
+@pytest.mark.parametrize("identity", ["FULL", "USING INDEX other", "DEFAULT"])
+def test_replica_identities(database: Database, ingesting: Start, identity: str) -> None:
+    _fill(database, 50)
+    _run(
+        database,
+        "ALTER TABLE t ADD b text NOT NULL DEFAULT 'b'",
+        "ALTER TABLE t ADD c uuid NOT NULL DEFAULT gen_random_uuid()",
+        "CREATE UNIQUE INDEX other ON t (b, c)",
+        f"ALTER TABLE t REPLICA IDENTITY {identity}",
+    )
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    _run(
+        database,
+        "UPDATE t SET a = 1 WHERE id < 10",
+        "UPDATE t SET b = 'moved' WHERE id < 20",
+        "UPDATE t SET id = -id WHERE id > 40",
+        "DELETE FROM t WHERE id = 3",
+    )
+    ingest.assert_equal()
+
+
+def test_transaction_that_was_open_when_the_table_was_added_is_waited_for(
+    database: Database, ingesting: Start
+) -> None:
+    _fill(database, 10)
+    _run(
+        database,
+        "CREATE TABLE late (id int PRIMARY KEY)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+    )
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    ingest.stop()
+    with database.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO late VALUES (1)")
+        pid = writer.info.backend_pid
+        ingest.start("public.t", "public.late", "public.other")
+        ingest.wait_until(
+            lambda: ingest.status.tables["public.late"].waiting_for == (pid,), "the pid is named"
+        )
+        ingest.wait_live("public.other")
+        writer.execute("INSERT INTO late VALUES (2)")
+        assert not ingest.is_live("public.late")
+        writer.execute("COMMIT")
+    ingest.wait_live("public.late")
+    ingest.assert_equal()
+    assert ingest.state("public.late").keys() == {b"1", b"2"}
+
+
+KEYS = {
+    "int and text": ("a int, b text", "g %% 7, 'k' || g"),
+    "text, uuid and int": ("a text, b uuid, c int", "'x\"' || g %% 3, gen_random_uuid(), g"),
+    "uuid": ("a uuid", "gen_random_uuid()"),
+    "char and timestamptz": ("a char(9), b timestamptz", "'c' || g, now() + g * interval '1 s'"),
+    "bool, numeric and bytea": (
+        "a bool, b numeric, c bytea",
+        "g %% 2 = 0, g / 3.0, decode(md5(g::text), 'hex')",
+    ),
+    "array": ("a int[]", "ARRAY[g, NULL, g %% 3]"),
+    "inet": ("a inet", "'10.0.0.0'::inet + g"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_any_types_in_ranges_under_writes(
+    database: Database, ingesting: Start, gate: Gate, kind: str
+) -> None:
+    columns, values = KEYS[kind]
+    names = ", ".join(column.split()[0] for column in columns.split(", "))
+    with database.connect() as connection:
+        connection.execute(
+            f"CREATE TABLE k ({columns}, v int, big text, PRIMARY KEY ({names}))".encode()
+        )
+        connection.execute("ALTER TABLE k ALTER big SET STORAGE EXTERNAL")
+        insert = (
+            f"INSERT INTO k SELECT {values}, g, repeat(md5(g::text), 90)"
+            " FROM generate_series(%s::int, %s::int) g"
+        ).encode()
+        connection.execute(insert, (1, 900))
+        gate.close_after(300)
+        ingest = ingesting("public.k", workers=2, range_bytes=_SMALL_RANGES)
+        with gate.holding(ingest):
+            assert ingest.status.tables["public.k"].ranges > 2
+            connection.execute("UPDATE k SET v = -v WHERE v % 3 = 0")
+            connection.execute("DELETE FROM k WHERE v % 5 = 0")
+            connection.execute(insert, (1000, 1100))
+            ingest.catch_up()
+        ingest.wait_live()
+        ingest.assert_equal()
+
+
+def test_copy_goes_on_where_it_was_stopped(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database, 2000)
+    gate.close_after(1000)
+    ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
+    with gate.holding(ingest):
+        ingest.wait_until(lambda: ingest.status.tables["public.t"].ranges_done > 2, "ranges done")
+        ranges, done = (
+            getattr(ingest.status.tables["public.t"], name) for name in ("ranges", "ranges_done")
+        )
+        ingest.stop()
+    _run(database, "DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
+    ingest.start()
+    ingest.wait_live()
+    ingest.assert_equal()
+    read_again = ingest.status.tables["public.t"].copied_rows
+    assert 0 < read_again < 2000 * (ranges - done + 1) / ranges
+
+
+def test_rows_that_commit_asynchronously_are_all_there(
+    database: Database, ingesting: Start
+) -> None:
+    _fill(database, 1000)
+    stop = threading.Event()
+
+    def write() -> None:
+        with database.connect() as connection:
+            connection.execute("SET synchronous_commit = off")
+            number = 0
+            while not stop.is_set():
+                number += 1
+                connection.execute(
+                    "INSERT INTO t VALUES (%s, 0, 'x') ON CONFLICT (id) DO UPDATE SET a = t.a + 1",
+                    (number * 37 % 3000,),
+                )
+                connection.execute("DELETE FROM t WHERE id = %s", (number * 91 % 3000,))
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        ingest = ingesting("public.t", range_bytes=_SMALL_RANGES)
+        ingest.wait_live()
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    ingest.assert_equal()

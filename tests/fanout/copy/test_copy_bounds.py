@@ -1,0 +1,120 @@
+"""What a copy may take: rows per second, memory, connections; and what it leaves alone: no lock and
+no snapshot outlives a chunk."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.range_reader import CopyReader
+from laredo_fanout.source_options import CopyOptions
+from tests.support.ingest import Gate, RunningIngest
+from tests.support.postgres import Database
+
+Start = Callable[..., RunningIngest]
+
+_SMALL_RANGES = 64 << 10
+
+
+def _fill(database: Database, *tables: str, rows: int = 400, repeated: int = 100) -> None:
+    with database.connect() as connection:
+        for name in tables:
+            connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, big text)".encode())
+            connection.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
+            connection.execute(
+                f"INSERT INTO {name} SELECT g, repeat(md5(g::text), {repeated})"
+                f" FROM generate_series(1, {rows}) g; ANALYZE {name}".encode()
+            )
+
+
+def test_no_snapshot_and_no_lock_between_chunks(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database, "t")
+    gate.close_after(100)
+    ingest = ingesting("public.t", workers=2, range_bytes=_SMALL_RANGES)
+    with gate.holding(ingest), database.connect() as connection:
+        told: list[str] = []
+        connection.add_notice_handler(lambda notice: told.append(str(notice.message_primary)))
+        readers = connection.execute(
+            "SELECT state, backend_xmin, backend_xid FROM pg_stat_activity"
+            " WHERE application_name LIKE '% copy' AND datname = current_database()"
+        ).fetchall()
+        assert readers and set(readers) == {("idle", None, None)}
+        locks = connection.execute(
+            "SELECT mode FROM pg_locks WHERE relation = 't'::regclass AND pid <> pg_backend_pid()"
+        ).fetchall()
+        assert locks == []
+        slots = connection.execute(
+            "SELECT xmin FROM pg_replication_slots WHERE database = current_database()"
+        ).fetchall()
+        assert slots == [(None,)]
+        connection.execute("DELETE FROM t WHERE id % 2 = 0")
+        connection.execute("VACUUM (VERBOSE) t")
+        # Before 15 VACUUM said it in other words.
+        removed = "0 are dead but not yet removable", "found 200 removable"
+        assert any(words in text for words in removed for text in told), told
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_ranges_are_begun_no_faster_than_the_throttle_allows(
+    database: Database, ingesting: Start
+) -> None:
+    _fill(database, "t", "u", rows=300, repeated=10)
+    begun = time.monotonic()
+    said = CopyOptions(workers=2, max_rows_per_second=200, max_connections=2)
+    ingest = ingesting("public.t", "public.u", copy=said)
+    ingest.wait_until(lambda: ingest.status.tables["public.t"].ranges, "ranges are known")
+    # Each is worth about a second, so that it doesn't take one long breath for all.
+    assert ingest.status.tables["public.t"].ranges >= 2
+    ingest.wait_live()
+    # Of 600 rows, those of the last range of each of two readers aren't waited for.
+    assert time.monotonic() - begun > (600 - 2 * 200) / 200
+    ingest.assert_equal()
+
+
+def test_one_bound_on_memory_over_all_connections(
+    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(database, "t", "u", rows=600, repeated=200)
+    most = 0
+    pump = Copying.pump
+
+    def watched(copying: Copying, ready: Iterable[CopyReader]) -> int:
+        nonlocal most
+        rows = pump(copying, ready)
+        most = max(most, copying.bytes_in_flight)
+        return rows
+
+    monkeypatch.setattr(Copying, "pump", watched)
+    ingest = ingesting("public.t", "public.u", copy=CopyOptions(workers=2, max_memory=1 << 20))
+    ingest.wait_live()
+    ingest.assert_equal()
+    assert 0 < most <= 1 << 20
+
+
+def test_connections_over_all_tables_and_workers_of_each(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database, "t", "u", "v")
+    said = CopyOptions(workers=2, range_bytes=_SMALL_RANGES, max_connections=5)
+    ingest = ingesting("public.t", "public.u", "public.v", copy=said)
+    with gate.holding(ingest), database.connect() as connection:
+        # Each chunk of the table, and nothing else, has its name.
+        running = (
+            "SELECT substring(query FROM 'LOCK TABLE.*?public.*?([tuv])') FROM pg_stat_activity"
+            " WHERE application_name LIKE '% copy' AND datname = current_database()"
+        )
+        tables: list[str] = []
+
+        def all_read() -> bool:
+            tables[:] = sorted(str(row[0]) for row in connection.execute(running) if row[0])
+            return len(tables) == 5
+
+        ingest.wait_until(all_read, "all of them read")
+        assert tables in (list("ttuuv"), list("ttuvv"), list("tuuvv"))
+        assert ingest.status.copy_connections == 5
+    ingest.wait_live()
+    ingest.assert_equal()

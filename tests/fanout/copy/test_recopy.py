@@ -1,0 +1,338 @@
+"""Re-copies that are asked for: only what the store had wrong enters the journal, at one position,
+whatever happens to the table meanwhile; readers see ordinary changes."""
+
+from collections.abc import Callable
+
+import pytest
+
+from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.writer import Store
+from laredo_model.change import Action
+from tests.support.ingest import PATIENCE_S, Gate, RunningIngest
+from tests.support.postgres import Database
+
+Start = Callable[..., RunningIngest]
+Entry = tuple[str, bytes, bytes, bytes]
+
+_SMALL_RANGES = 64 << 10
+_TABLE = "public.t"
+
+
+def _fill(database: Database, rows: int = 600) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int, big text)")
+        connection.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+        connection.execute(
+            "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, %s) g",
+            (rows,),
+        )
+        connection.execute("ANALYZE t")
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def _live(ingest: RunningIngest) -> TableRecord:
+    return next(
+        each
+        for each in ingest.store.tables.values()
+        if each.qualified == _TABLE and each.status is Status.LIVE
+    )
+
+
+def _corrupt(ingest: RunningIngest) -> list[tuple[str, bytes]]:
+    """Rows made wrong in the stopped ingest's store; the changes that put them right."""
+    ingest.stop()
+    with Store.open(ingest.path, max_size=4 << 30) as store:
+        live = next(each for each in store.tables.values() if each.live)
+        snapshot: dict[bytes, bytes] = {}
+        with store.reader().snapshot(live.id) as rows:
+            for keys, lines in rows.batches():
+                snapshot.update(zip(keys, lines, strict=True))
+        position = store.position
+        wrong = [b"17", b"100", b"599"]
+        with store.transaction() as transaction:
+            changes = TableChanges(
+                bytearray([Action.UPDATE] * 3 + [Action.DELETE] * 2 + [Action.INSERT]),
+                [*wrong, b"18", b"250", b"999999"],
+                [
+                    *(snapshot[key].replace(b'"a":', b'"a":9', 1) for key in wrong),
+                    b"",
+                    b"",
+                    snapshot[b"5"].replace(b'"id":5', b'"id":999999'),
+                ],
+                [6],
+                [position],
+                [1],
+            )
+            transaction.apply(live.id, changes)
+    return [
+        *(("UPDATE", key) for key in wrong),
+        ("INSERT", b"18"),
+        ("INSERT", b"250"),
+        ("DELETE", b"999999"),
+    ]
+
+
+def _entries(ingest: RunningIngest, after: int) -> list[tuple[int, str, bytes, bytes, bytes]]:
+    """The live table's journal after this sequence: position, action, key, line, old line."""
+    found = []
+    while True:
+        records = ingest.store.reader().journal(_live(ingest).id, after)
+        if not records:
+            return found
+        for record in records:
+            batch = record.decode()
+            positions = [
+                position
+                for position, count in zip(batch.positions, batch.counts, strict=True)
+                for _ in range(count)
+            ]
+            for position, action, key, line, old in zip(
+                positions, batch.actions, batch.keys, batch.lines, batch.old_lines, strict=True
+            ):
+                found.append((position, Action(action).name, key, line, old))
+            after = record.last_sequence
+
+
+def _ask(ingest: RunningIngest) -> None:
+    ingest.wait_until(lambda: ingest.status.connected, "connected")
+    ingest.ingest.recopy(_TABLE).result(PATIENCE_S)
+
+
+def _wait_done(ingest: RunningIngest) -> int:
+    def ended() -> bool:
+        told = ingest.status.tables[_TABLE]
+        return told.last_recopy is not None and not told.recopying
+
+    ingest.wait_until(ended, "the re-copy ends")
+    last = ingest.status.tables[_TABLE].last_recopy
+    assert last.error is None, last
+    ingest.catch_up()
+    assert [each.status for each in ingest.store.tables.values()] == [Status.LIVE]
+    return int(last.differing)
+
+
+def test_exactly_the_rows_that_were_wrong_enter_the_journal(
+    database: Database, ingesting: Start
+) -> None:
+    _fill(database)
+    ingest = ingesting(_TABLE, range_bytes=_SMALL_RANGES)
+    ingest.wait_live()
+    expected = _corrupt(ingest)
+    ingest.start()
+    ingest.wait_live()
+    before, live = ingest.state(_TABLE), _live(ingest)
+    _ask(ingest)
+    assert _wait_done(ingest) == len(expected)
+    entries = _entries(ingest, live.sequence)
+    assert sorted(entry[1:3] for entry in entries) == sorted(expected)
+    assert len({entry[0] for entry in entries}) == 1
+    assert entries[0][0] <= ingest.store.position
+    for _, _, key, line, old in entries:
+        assert old == before.get(key, b"")
+        assert line == ingest.truth(_TABLE).get(key, b"")
+    ingest.assert_equal()
+    after = _live(ingest)
+    assert (after.id, after.floor) == (live.id, live.floor)
+    last = ingest.status.tables[_TABLE].last_recopy
+    ingest.restart()
+    assert ingest.status.tables[_TABLE].last_recopy == last
+
+
+def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database)
+    gate.open()
+    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
+    ingest.wait_live()
+    gate.close_again(after=100)
+    _ask(ingest)
+    with gate.holding(ingest):
+        sequence = _live(ingest).sequence
+        _run(
+            database,
+            "UPDATE t SET id = id - 1000000 WHERE id > 400",
+            "UPDATE t SET a = -a WHERE id < 0",
+            "UPDATE t SET id = 500000 - a WHERE id % 2 = 0 AND id < 0",
+            "DELETE FROM t WHERE id % 7 = 0",
+            "INSERT INTO t VALUES (0, 0, 'new')",
+            "CLUSTER t USING t_pkey",
+            "VACUUM FULL t",
+        )
+        ingest.catch_up()
+        streamed = _live(ingest).sequence - sequence
+    assert _wait_done(ingest) == 0
+    assert _live(ingest).sequence == sequence + streamed
+    ingest.assert_equal()
+
+
+def test_truncate_meanwhile(database: Database, ingesting: Start, gate: Gate) -> None:
+    _fill(database, 20)
+    gate.open()
+    ingest = ingesting(_TABLE, workers=1)
+    ingest.wait_live()
+    gate.close_again()
+    _ask(ingest)
+    with gate.holding(ingest):
+        _run(database, "TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven')")
+        ingest.catch_up()
+    assert _wait_done(ingest) == 0
+    ingest.assert_equal()
+    assert ingest.state(_TABLE).keys() == {b"7"}
+
+
+def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database)
+    gate.open()
+    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
+    ingest.wait_live()
+    ingest.stop()
+    _spoil_big(ingest, [b"100", b"400", b"401"])
+    ingest.start()
+    ingest.wait_live()
+    gate.close_again(after=60)
+    _ask(ingest)
+    with gate.holding(ingest):
+        # The value that is wrong in the store isn't sent: the row takes it along.
+        _run(
+            database,
+            "UPDATE t SET id = -id WHERE id IN (100, 400)",
+            "UPDATE t SET a = 3 WHERE id = 401",
+        )
+        ingest.catch_up()
+        assert b"wrong" in _live_rows(ingest)[b"-400"]
+    assert _wait_done(ingest) == 3
+    ingest.assert_equal()
+
+
+def _live_rows(ingest: RunningIngest) -> dict[bytes, bytes]:
+    rows: dict[bytes, bytes] = {}
+    with ingest.store.reader().snapshot(_live(ingest).id) as snapshot:
+        for keys, lines in snapshot.batches():
+            rows.update(zip(keys, lines, strict=True))
+    return rows
+
+
+def _spoil_big(ingest: RunningIngest, keys: list[bytes]) -> None:
+    with Store.open(ingest.path, max_size=4 << 30) as store:
+        live = next(each for each in store.tables.values() if each.live)
+        with store.transaction() as transaction:
+            lines = [b'{"id":%b,"a":%b,"big":"wrong"}' % (key, key) for key in keys]
+            transaction.apply(
+                live.id,
+                TableChanges(
+                    bytearray([Action.UPDATE] * len(keys)),
+                    keys,
+                    lines,
+                    [len(keys)],
+                    [store.position],
+                    [1],
+                ),
+            )
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE t ADD c int DEFAULT 5",),
+        ("ALTER TABLE t ALTER a TYPE bigint USING a * 2",),
+        ("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1)"),
+    ],
+    ids=["column", "silent", "made again"],
+)
+def test_another_schema_ends_it_and_the_table_is_copied_anew(
+    database: Database, ingesting: Start, gate: Gate, statements: tuple[str, ...]
+) -> None:
+    _fill(database, 20)
+    gate.open()
+    ingest = ingesting(_TABLE, workers=1)
+    ingest.wait_live()
+    gate.close_again()
+    live = _live(ingest)
+    _ask(ingest)
+    with gate.holding(ingest):
+        _run(database, *statements)
+    ingest.wait_until(
+        lambda: ingest.is_live(_TABLE) and _live(ingest).id > live.id + 1, "it is copied anew"
+    )
+    ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
+    told = ingest.status.tables[_TABLE]
+    assert not told.recopying
+    assert "copied anew" in told.last_recopy.error
+    ingest.assert_equal()
+    ingest.restart()
+    assert ingest.status.tables[_TABLE].last_recopy == told.last_recopy
+
+
+def test_it_goes_on_after_a_restart_where_it_was(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    _fill(database)
+    gate.open()
+    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
+    ingest.wait_live()
+    ingest.stop()
+    _spoil_big(ingest, [b"1", b"599"])
+    ingest.start()
+    ingest.wait_live()
+    gate.close_again(after=300)
+    _ask(ingest)
+    with gate.holding(ingest):
+        ingest.wait_until(lambda: ingest.status.tables[_TABLE].copy.ranges_done > 2, "ranges done")
+        progress = ingest.status.tables[_TABLE].copy
+        ingest.stop()
+    _run(database, "DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
+    ingest.start()
+    assert _wait_done(ingest) == 2
+    ingest.assert_equal()
+    again = ingest.status.tables[_TABLE].copied_rows
+    assert 0 < again < 600 * (progress.ranges - progress.ranges_done + 1) / progress.ranges
+
+
+def test_one_that_does_not_fit_into_the_store_is_given_up(
+    database: Database, ingesting: Start
+) -> None:
+    _fill(database)
+    ingest = ingesting(_TABLE, max_size=4 << 20)
+    ingest.wait_live()
+    _ask(ingest)
+    with pytest.raises(AssertionError, match=r"state\.max_size"):
+        ingest.wait_until(lambda: False, "it is full")
+    assert "max_size" in ingest.status.tables[_TABLE].last_recopy.error
+    ingest.error = None
+    ingest.restart()
+    assert "max_size" in ingest.status.tables[_TABLE].last_recopy.error
+    _run(database, "UPDATE t SET a = 0 WHERE id < 20", "DELETE FROM t WHERE id < 10")
+    ingest.assert_equal()
+    ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
+
+
+def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate: Gate) -> None:
+    _fill(database, 20)
+    _run(database, "CREATE TABLE log (a int)")
+    ingest = ingesting(_TABLE, "public.log", append_only=("public.log",))
+    with pytest.raises(KeyError):
+        ingest.ingest.recopy("public.other")
+    with gate.holding(ingest), pytest.raises(RecopyRefused, match="being copied already"):
+        _ask(ingest)
+    ingest.wait_live()
+    with pytest.raises(RecopyRefused, match=r"public\.log: it is append-only.*put it back"):
+        ingest.ingest.recopy("public.log").result(PATIENCE_S)
+    gate.close_again()
+    _ask(ingest)
+    with gate.holding(ingest), pytest.raises(RecopyRefused, match="under way"):
+        _ask(ingest)
+    _wait_ended(ingest)
+
+
+def _wait_ended(ingest: RunningIngest) -> None:
+    ingest.wait_until(lambda: not ingest.status.tables[_TABLE].recopying, "it ends")

@@ -1,0 +1,83 @@
+"""A transaction too big for memory is put aside and applied at its commit, whole."""
+
+from collections.abc import Callable
+
+import pytest
+
+from laredo_fanout.decode import stream_decoder, transaction_spool
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database
+
+Start = Callable[..., RunningIngest]
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@pytest.fixture
+def small_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_decoder, "_SPOOL_FROM_BYTES", 100_000)
+    monkeypatch.setattr(transaction_spool, "_PIECE_BYTES", 50_000)
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_giant_transactions_arrive_whole(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "CREATE TABLE u (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 5000) g",
+    )
+    ingest = ingesting("public.t", "public.u")
+    ingest.wait_live()
+    record = ingest.record("public.t")
+    assert record is not None
+    seen: list[int] = []
+    ingest.on_commit = lambda commit: seen.append(ingest.store.tables[record.id].rows)
+    _run(
+        database,
+        "INSERT INTO t VALUES (-1, 'before')",
+        "BEGIN; UPDATE t SET a = a || '!'; INSERT INTO u SELECT id, a FROM t;"
+        " DELETE FROM t WHERE id > 100; UPDATE u SET id = id + 100000;"
+        " INSERT INTO t SELECT g, 'new' FROM generate_series(10001, 20000) g; COMMIT",
+        "INSERT INTO t VALUES (-2, 'after')",
+        "BEGIN; INSERT INTO t SELECT g, 'x' FROM generate_series(30000, 40000) g; ROLLBACK",
+        "BEGIN; INSERT INTO u SELECT g, 'x' FROM generate_series(30000, 40000) g; TRUNCATE u;"
+        " UPDATE t SET a = 'c' WHERE id = 1; COMMIT",
+    )
+    ingest.assert_equal()
+    assert set(seen) <= {5000, 5001, 10101, 10102}, "only whole transactions are ever committed"
+    positions: list[int] = []
+    for entry in ingest.store.reader().journal(record.id, record.sequence, 1 << 30):
+        batch = entry.decode()
+        assert len(batch.counts) == len(batch.positions)
+        positions += batch.positions
+    assert positions == sorted(positions)
+    assert len(set(positions)) == 4
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_schema_change_within_a_giant_transaction(database: Database, ingesting: Start) -> None:
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 3000) g",
+    )
+    ingest = ingesting("public.t", "public.other", heartbeat_interval=0.2)
+    ingest.wait_live()
+    before = ingest.record("public.t")
+    assert before is not None
+    _run(
+        database,
+        "BEGIN; UPDATE t SET a = a || '!'; ALTER TABLE t ADD b int; UPDATE t SET b = id;"
+        " INSERT INTO other VALUES (1); COMMIT",
+    )
+    ingest.wait_until(
+        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()

@@ -1,0 +1,339 @@
+"""Plain rows taken in bulk: compiled and in Python the same, and all else handed back."""
+
+import re
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laredo_fanout.decode import plain_rows, row_scan
+from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.row_decoder import row_decoder
+from laredo_fanout.decode.transaction_spool import Get
+from laredo_fanout.errors import StreamBroken
+from laredo_fanout.postgres import pgoutput as message_
+from laredo_fanout.wire import protobuf
+from laredo_model.errors import ModelError
+from laredo_model.rule import Rule, TypeInfo, rule_of
+from tests.fanout.decode.test_row_decoder import NULL, TYPES, UNCHANGED, drawn_rows, tuple_of
+
+SCANS = [row_scan.scan_plainly, row_scan.scan]
+_COMPILER = str(sysconfig.get_config_var("CC")).split()[0]
+compiled = pytest.mark.skipif(not plain_rows.COMPILED, reason="nothing is compiled here")
+EACH = [
+    pytest.param(row_scan.scan_plainly, id="python"),
+    pytest.param(row_scan.scan, id="compiled", marks=compiled),
+]
+_WAL_END = 0x1234
+
+
+def _xlog(kind: bytes, content: bytes) -> bytes:
+    return b"w" + pack(">QQQ", 1, _WAL_END, 2) + kind + content
+
+
+def _row(kind: bytes, oid: int, row: list[object], lead: bytes = b"") -> bytes:
+    return _xlog(kind, pack(">I", oid) + lead + b"N" + tuple_of(row))
+
+
+def _from(messages: list[bytes], end: int = 0) -> Get:
+    left: Iterator[tuple[int, bytes]] = iter([(len(each), each) for each in messages])
+    return lambda _: next(left, (end, b""))
+
+
+def _route(types: list[str], keys: tuple[str, ...] = ("c0",)) -> Route:
+    route = Route(1)
+    names = [f"c{number}" for number in range(len(types))]
+    kinds: list[TypeInfo] = [TYPES[name] for name in types]
+    route.decode_by(row_decoder(names, kinds, keys, route.changes))
+    return route
+
+
+def _oid(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+@pytest.mark.skipif(shutil.which(_COMPILER) is None, reason="there is no C compiler")
+def test_it_is_compiled_where_there_is_a_compiler() -> None:
+    """Else nothing here compares anything."""
+    assert plain_rows.COMPILED
+    assert row_scan.scan is not row_scan.scan_plainly
+    assert protobuf.repeated is not None
+
+
+def test_c_knows_each_rule_by_its_letter() -> None:
+    """The table is ``laredo_model.rule``; what isn't in it, or in C only, is drift."""
+    source = Path(row_scan.__file__).with_name("_row_scan.c").read_text()
+    said = re.search(r"enum rule \{(.*?)\}", source, re.DOTALL)
+    assert said is not None
+    assert dict(re.findall(r"(\w+) = '(\w)'", said[1])) == {rule.name: rule.value for rule in Rule}
+    assert {rule_of(each) for each in TYPES.values()} == set(Rule), "all of them are drawn below"
+
+
+def _scanned(
+    scan: row_scan.Scan, types: list[str], keys: tuple[str, ...], messages: list[bytes]
+) -> object:
+    """All that a scan says and makes; what it hands back must be refused where that is said."""
+    route, touched = _route(types, keys), dict[Route, None]()
+    get, left = _from(messages), len(messages)
+    turns = []
+    while left:
+        turn = scan(get, left, {_oid(7): route}, touched)
+        _, message, taken, received, wal_end = turn
+        assert received
+        assert wal_end == (_WAL_END if taken > (message is not None) else 0)
+        left -= taken
+        refused = ""
+        if message is not None:
+            with pytest.raises((StreamBroken, ModelError, UnicodeDecodeError)) as error:
+                route.put(message, 2 if message[25:26] == b"U" else 1)
+            refused = repr(error.value)
+        turns.append((tuple(turn), refused))
+    assert list(touched) in ([], [route])
+    return turns, route.changes
+
+
+def _drawn_keys(data: st.DataObject, types: list[str], fewest: int) -> tuple[str, ...]:
+    columns = [f"c{number}" for number, _ in enumerate(types)]
+    some = data.draw(st.permutations(columns))
+    return tuple(some[: data.draw(st.integers(fewest, len(columns)))])
+
+
+@given(drawn_rows(), st.data())
+def test_both_take_the_same(
+    drawn: tuple[list[str], list[list[object]]], data: st.DataObject
+) -> None:
+    """Each row becomes the same key and line, or is handed back by both."""
+    types, rows = drawn
+    keys = _drawn_keys(data, types, 1)
+    messages = [_row(data.draw(st.sampled_from([b"I", b"U"])), 7, row) for row in rows]
+    python, compiled = (_scanned(scan, types, keys, messages) for scan in SCANS)
+    assert python == compiled
+
+
+@given(drawn_rows(), st.data())
+def test_both_take_the_same_without_a_key(
+    drawn: tuple[list[str], list[list[object]]], data: st.DataObject
+) -> None:
+    types, rows = drawn
+    messages = [_row(data.draw(st.sampled_from([b"I", b"I", b"U"])), 7, row) for row in rows]
+    python, compiled = (_scanned(scan, types, (), messages) for scan in SCANS)
+    assert python == compiled
+
+
+_STAMP = b"2024-02-29 10:00:00"
+_HOSTILE = [
+    *(
+        b"",
+        b'"',
+        b'""',
+        b"\\",
+        b'"\\',
+        b'"a\\q"',
+        b"\x02",
+        b"\0",
+        b"\x01",
+        b"\xff",
+        b"\xc3",
+        b"\n\r",
+    ),
+    *(b"NaN", b"y", b"N", b"t\0\0", b"true", b"null", b"{", b"{a}", b'{"a', b'{"\\', b"[1:2]={1"),
+    *(_STAMP, _STAMP + b"+00", _STAMP + b"+00 BC", _STAMP + b" +00", b"2024-02-29 +00", b"0" * 10),
+    *(_STAMP + b"+00\n", _STAMP + b'"', b"2024-02-29 ", b"+00", b"2024-02-29T10:00:00+00"),
+]
+_LENGTHS = [0, 1, 4, 255, 256, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+
+
+@st.composite
+def _hostile_rows(draw: st.DrawFn, columns: int) -> bytes:
+    """A row that PostgreSQL never sends: any bytes, wrong lengths, kinds and numbers, cut short."""
+    values = st.one_of(st.sampled_from(_HOSTILE), st.binary(max_size=24))
+    right, odd = draw(st.booleans()), st.sampled_from([*b"nubBtT", 0, 255])
+    parts = []
+    for _ in range(columns):
+        kind = draw(st.sampled_from(b"ttttnu") if right else odd)
+        value = draw(values) if kind == ord("t") else b""
+        size = draw(st.sampled_from([len(value)] * 8 + _LENGTHS)) if not right else len(value)
+        parts.append(bytes([kind]) + (pack(">I", size) + value if kind == ord("t") else b""))
+    count = columns if right else draw(st.sampled_from([columns, columns, 0, columns + 1, 65_535]))
+    content = pack(">I", 7) + b"N" + pack(">H", count) + b"".join(parts)
+    if not right:
+        content = content[: draw(st.integers(7, len(content)))] + draw(st.binary(max_size=2))
+    return _xlog(draw(st.sampled_from([b"I", b"U"])), content)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=5), st.data())
+def test_both_take_and_refuse_the_same_of_hostile_rows(
+    types: list[str], data: st.DataObject
+) -> None:
+    """Random columns, types and bytes: lengths count, and nothing is read beyond the message."""
+    keys = _drawn_keys(data, types, 0)
+    messages = data.draw(st.lists(_hostile_rows(len(types)), min_size=1, max_size=4))
+    python, compiled = (_scanned(scan, types, keys, messages) for scan in SCANS)
+    assert python == compiled
+
+
+_TEXTS = ["t\0\0", '"', "\\", "\x7f\x1f\b\f\n\r\t", "é\U0001f600", "", "x" * 70_000]
+
+
+@pytest.mark.parametrize("value", _TEXTS)
+def test_text_is_escaped_as_orjson_does(value: str) -> None:
+    changes = []
+    for scan in SCANS:
+        route = _route(["int8", "text"])
+        scan(_from([_row(b"I", 7, ["1", value])]), 9, {_oid(7): route}, {})
+        changes.append(route.changes.lines)
+    assert changes[0] == changes[1] and changes[0]
+
+
+def test_bytes_that_are_no_text_fail_where_it_is_told() -> None:
+    message = _row(b"I", 7, ["1", "é"]).replace("é".encode(), b"\xff\xfe")
+    for scan in SCANS:
+        route = _route(["int8", "text"])
+        scanned = scan(_from([message]), 9, {_oid(7): route}, {})
+        assert scanned[1] == message
+        assert not route.changes.actions and not route.changes.keys
+        with pytest.raises(UnicodeDecodeError):
+            route.put(message, 1)
+
+
+@pytest.mark.parametrize("scan", EACH)
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"k" + bytes(17),
+        _xlog(b"B", bytes(20)),
+        _xlog(b"C", bytes(25)),
+        _xlog(b"D", pack(">I", 7) + b"K" + tuple_of(["1"])),
+        _row(b"U", 7, ["1"], b"O" + tuple_of(["1"])),
+        _row(b"U", 7, ["2"], b"K" + tuple_of(["1"])),
+        _xlog(b"R", pack(">I", 7) + b"public\0t\0d" + bytes(2)),
+    ],
+    ids=["keepalive", "begin", "commit", "delete", "old row", "old key", "relation"],
+)
+def test_what_is_no_plain_row_is_handed_back(scan: row_scan.Scan, message: bytes) -> None:
+    route = _route(["int8"])
+    messages = [_row(b"I", 7, ["1"]), message, _row(b"I", 7, ["3"])]
+    get, routes, touched = _from(messages), {_oid(7): route}, dict[Route, None]()
+    scanned = scan(get, 9, routes, touched)
+    received = len(messages[0]) + len(message)
+    assert tuple(scanned) == (len(message), message, 2, received, _WAL_END)
+    assert tuple(scan(get, 9, routes, touched)) == (0, None, 1, len(messages[2]), _WAL_END)
+    assert route.changes.keys == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("scan", EACH)
+def test_an_unchanged_value_makes_a_partial_line(scan: row_scan.Scan) -> None:
+    route = _route(["int8", "text", "text"])
+    rows: list[list[object]] = [["1", UNCHANGED, NULL], ["2", "a", "b"]]
+    scanned = scan(_from([_row(b"U", 7, row) for row in rows]), 9, {_oid(7): route}, {})
+    assert scanned[1:3] == (None, 2)
+    assert route.changes.lines == [
+        b'\x01{"c0":1,"c1":\x02,"c2":null}',
+        b'{"c0":2,"c1":"a","c2":"b"}',
+    ]
+    assert route.changes.keys == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("scan", EACH)
+@pytest.mark.parametrize("absent", [NULL, UNCHANGED])
+def test_a_row_without_its_key_is_handed_back(scan: row_scan.Scan, absent: object) -> None:
+    route = _route(["int8", "text"])
+    row = _row(b"I", 7, [absent, "a"])
+    assert scan(_from([row]), 9, {_oid(7): route}, {})[1] == row
+    with pytest.raises(StreamBroken, match="no key value"):
+        route.put(row, 1)
+    assert not route.changes.keys and not route.changes.lines and not route.changes.actions
+
+
+@pytest.mark.parametrize("scan", EACH)
+def test_the_limit_and_the_end(scan: row_scan.Scan) -> None:
+    route = _route(["int8"])
+    routes = {_oid(7): route, _oid(8): IGNORED}
+    get = _from([_row(b"I", 7, [str(number)]) for number in range(5)], end=-1)
+    assert tuple(scan(get, 3, routes, {}))[1:3] == (None, 3)
+    assert tuple(scan(get, 9, routes, {}))[:3] == (-1, None, 2)
+    assert route.changes.keys == [b"0", b"1", b"2", b"3", b"4"]
+    assert tuple(scan(_from([]), 9, routes, {})) == (0, None, 0, 0, 0)
+
+
+@compiled
+@pytest.mark.parametrize("cut", [1, 3, 8, 12])
+def test_a_message_cut_short_is_handed_back(cut: int) -> None:
+    route = _route(["int8", "text"])
+    message = _row(b"I", 7, ["12", "abcdef"])[:-cut]
+    assert row_scan.scan(_from([message]), 9, {_oid(7): route}, {})[1] == message
+    assert not route.changes.keys
+
+
+@pytest.mark.parametrize("scan", EACH)
+def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
+    scan: row_scan.Scan,
+) -> None:
+    whole = _row(b"I", 7, ["12", NULL, "abcdef", "t"])
+    for message in [*(whole[:size] for size in range(1, len(whole))), whole + b"n"]:
+        route = _route(["int8", "text", "text", "bool"])
+        scanned = scan(_from([message]), 9, {_oid(7): route}, {})
+        assert scanned[1] == message
+        assert not route.changes.keys
+        if len(message) > 33:
+            with pytest.raises(StreamBroken, match="doesn't fill its message"):
+                route.put(message, 1)
+
+
+def test_several_relations_take_turns() -> None:
+    messages = [_row(b"I", 7 + number % 2, [str(number)]) for number in range(6)]
+    for scan in SCANS:
+        one, other, touched = _route(["int8"]), _route(["int8"]), dict[Route, None]()
+        scan(_from(messages), 9, {_oid(7): one, _oid(8): other}, touched)
+        assert one.changes.keys == [b"0", b"2", b"4"]
+        assert other.changes.keys == [b"1", b"3", b"5"]
+        assert list(touched) == [one, other]
+
+
+@compiled
+def test_an_interrupt_is_no_bad_row() -> None:
+    """What an encoder is ended by isn't taken for a value that can't be used."""
+
+    def interrupted(value: bytes) -> bytes:
+        raise KeyboardInterrupt
+
+    assert plain_rows.PlainRows is not None
+    route = _route(["int8", "json"])
+    route.plain = plain_rows.PlainRows(
+        b"ia", (b'{"c0":', b',"c1":'), (bytes, interrupted), (0,), bytes, *_sinks(route)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        row_scan.scan(_from([_row(b"I", 7, ["1", "{}"])]), 9, {_oid(7): route}, {})
+
+
+def _sinks(route: Route) -> tuple[bytearray, list[bytes], list[bytes]]:
+    return route.changes.actions, route.changes.keys, route.changes.lines
+
+
+@given(st.lists(st.binary(max_size=300)), st.integers(1, 5000))
+def test_a_repeated_field_is_the_same(values: list[bytes], field: int) -> None:
+    repeated = protobuf.RepeatedBytes(field)
+    assert repeated.joined(values) == b"".join(repeated.pieces(values))
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 2_097_152])
+def test_long_values_of_a_repeated_field(size: int) -> None:
+    repeated = protobuf.RepeatedBytes(3)
+    assert repeated.joined([bytes(size), b"a"]) == b"".join(repeated.pieces([bytes(size), b"a"]))
+
+
+@pytest.mark.parametrize("scan", EACH)
+def test_of_somebodys_long_message_only_the_beginning_is_handed_back(scan: row_scan.Scan) -> None:
+    """Any role may write one of a gigabyte; libpq has two copies of it, and we none."""
+    content = bytes(9) + b"somebody\0" + pack(">I", 5_000_000) + b"x" * 5_000_000
+    handed = scan(_from([_xlog(b"M", content)]), 10, {}, {})
+    message = handed[1]
+    assert message is not None and len(message) == message_.KEPT_BYTES
+    found = message_.emitted(message)
+    assert (found.prefix, found.content) == (b"somebody", b"")

@@ -1,0 +1,250 @@
+"""Transactions that PostgreSQL sends before their commit (protocol version 2), in parts."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_fanout.decode import transaction_spool
+from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.ingest.tracked_tables import Tracking
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database, on_versions
+from tests.support.server.interleaving import TABLES, Interleaving
+from tests.support.server.journal_oracle import Replay
+
+Start = Callable[..., RunningIngest]
+
+_SMALL_MEMORY = "logical_decoding_work_mem = '64kB'"
+_AT_ONCE = "debug_logical_replication_streaming = 'immediate'"
+
+
+def _run(database: Database, *statements: str) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def _stream(database: Database, setting: str = _SMALL_MEMORY) -> None:
+    _run(database, f"ALTER DATABASE {database.name} SET {setting}")
+
+
+def _streamed(database: Database) -> int:
+    """How many transactions were sent in parts, as far as PostgreSQL has said."""
+    with database.connect() as connection:
+        found = connection.execute(
+            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
+            " WHERE slot_name = %s",
+            (f"slot_{database.name}",),
+        ).fetchone()
+    assert found is not None
+    return int(str(found[0]))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_spool, "_PIECE_BYTES", 20_000)
+    monkeypatch.setattr(transaction_spool, "_WRITE_FROM_BYTES", 5_000)
+
+
+@pytest.mark.parametrize(
+    ("database", "setting", "seed"),
+    [
+        pytest.param(18, _SMALL_MEMORY, 11, id="18-small"),
+        pytest.param(18, _AT_ONCE, 12, id="18-immediate"),
+        pytest.param(16, _SMALL_MEMORY, 13, id="16-small"),
+        pytest.param(16, _AT_ONCE, 14, id="16-immediate"),
+    ],
+    indirect=["database"],
+)
+def test_interleaved_transactions_are_in_the_journal_as_they_were(
+    database: Database, ingesting: Start, setting: str, seed: int
+) -> None:
+    _stream(database, setting)
+    with Interleaving(database, seed) as writing:
+        ingest = ingesting(*TABLES, heartbeat_interval=0.2)
+        ingest.wait_live()
+        writing.begin(ingest)
+        starts = [Replay(ingest, name) for name in TABLES]
+        with _killing_streams(database, seed):
+            for _ in range(900):
+                writing.step()
+        writing.finish()
+        ingest.assert_equal()
+        for start in starts:
+            assert start.compare(writing.commits) > 30
+    ingest.wait_until(lambda: _streamed(database) > 20, "transactions were streamed")
+    assert not list((ingest.path / "streamed").glob("*")), "what was put aside is gone"
+
+
+@contextmanager
+def _killing_streams(database: Database, seed: int) -> Iterator[None]:
+    stop = threading.Event()
+
+    def kill() -> None:
+        chance = random.Random(seed)
+        with database.connect() as connection:
+            while not stop.wait(chance.uniform(0.2, 0.6)):
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND application_name LIKE '% stream'"
+                )
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        killer.join()
+
+
+def _two_tables(database: Database, ingesting: Start, **options: Any) -> RunningIngest:
+    """Tables t and u, live; every transaction over 64 kB is streamed."""
+    _stream(database)
+    _run(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "CREATE TABLE u (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 1000) g",
+    )
+    ingest = ingesting("public.t", "public.u", **options)
+    ingest.wait_live()
+    return ingest
+
+
+def _put_aside(ingest: RunningIngest) -> list[Path]:
+    return list((ingest.path / "streamed").glob("*"))
+
+
+_MANY = "INSERT INTO u SELECT g, repeat('x', 50) FROM generate_series({}, {}) g"
+
+
+def _while_streamed(database: Database, ingest: RunningIngest, statements: str, then: str) -> None:
+    """One transaction; a part of it has come before ``then``."""
+    with database.connect() as writing:
+        writing.execute(f"BEGIN; {statements}".encode())
+        ingest.wait_until(lambda: _put_aside(ingest), "a part was put aside")
+        writing.execute(then.encode())
+
+
+@on_versions(14, 16, 17, 18)
+def test_a_table_announced_within_a_streamed_transaction(
+    database: Database, ingesting: Start
+) -> None:
+    ingest = _two_tables(database, ingesting)
+    record = ingest.record("public.u")
+    _while_streamed(database, ingest, _MANY.format(1, 3000), "ROLLBACK")
+    _run(database, "INSERT INTO u VALUES (-1)")
+    ingest.assert_equal()
+    ingest.restart()
+    ingest.wait_live()
+    _while_streamed(database, ingest, _MANY.format(1, 3000), "COMMIT")
+    # The announcement isn't repeated after the commit.
+    _run(database, "INSERT INTO u VALUES (-2)")
+    ingest.assert_equal()
+    after = ingest.record("public.u")
+    assert record is not None and after is not None and after.id == record.id
+
+
+@on_versions(14, 16, 17, 18)
+def test_schema_changes_within_streamed_transactions(database: Database, ingesting: Start) -> None:
+    ingest = _two_tables(database, ingesting, heartbeat_interval=0.2)
+    record = ingest.record("public.u")
+    assert record is not None
+    altered = "ALTER TABLE u ADD b int; UPDATE u SET b = id"
+    _run(database, _MANY.format(1, 3000))
+    _while_streamed(database, ingest, f"{altered}; {_MANY.format(3001, 6000)}", "ROLLBACK")
+    _while_streamed(
+        database,
+        ingest,
+        f"SAVEPOINT s; {altered}; {_MANY.format(3001, 6000)}",
+        f"ROLLBACK TO s; {_MANY.format(6001, 9000)}; COMMIT",
+    )
+    _run(database, "INSERT INTO u VALUES (-1)")
+    ingest.assert_equal()
+    same = ingest.record("public.u")
+    assert same is not None and same.id == record.id, "what was rolled back changed nothing"
+    _while_streamed(database, ingest, f"{_MANY.format(9001, 12000)}; {altered}", "COMMIT")
+    ingest.wait_until(
+        lambda: ingest.is_live("public.u") and ingest.record("public.u").id != record.id,  # type: ignore[union-attr]
+        "the table was copied anew",
+    )
+    ingest.assert_equal()
+
+
+def test_a_streamed_transaction_begins_anew_with_the_stream(
+    database: Database, ingesting: Start
+) -> None:
+    ingest = _two_tables(database, ingesting)
+    with database.connect() as writing:
+        writing.execute(b"BEGIN")
+        writing.execute(_MANY.format(1, 5000).encode())
+        ingest.wait_until(lambda: _put_aside(ingest), "a part was put aside")
+        before = ingest.store.position
+        ingest.stop()
+        with database.connect() as looking:
+            found = looking.execute(
+                "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
+                " WHERE slot_name = %s",
+                (f"slot_{database.name}",),
+            ).fetchone()
+        assert found is not None
+        assert int(str(found[0])) <= max(before, ingest.store.position)
+        (ingest.path / "streamed").mkdir(exist_ok=True)
+        left = ingest.path / "streamed" / "12345"
+        left.write_bytes(b"of an earlier life")
+        ingest.start()
+        ingest.wait_until(lambda: ingest.status.connected, "it streams again")
+        assert not left.exists()
+        writing.execute(_MANY.format(5001, 9000).encode())
+        writing.execute(b"COMMIT")
+    ingest.assert_equal()
+    assert not _put_aside(ingest)
+
+
+def test_no_room_to_put_a_part_aside(database: Database, ingesting: Start) -> None:
+    ingest = _two_tables(database, ingesting)
+    # No directory can be made where a file is.
+    (ingest.path / "streamed").write_bytes(b"")
+    _run(database, "INSERT INTO t VALUES (-1, 'before')")
+    ingest.catch_up()
+    with database.connect() as writing:
+        writing.execute(b"BEGIN")
+        writing.execute(_MANY.format(1, 3000).encode())
+        ingest.wait_until(lambda: "can't be put aside" in str(ingest.status.error), "it says so")
+        (ingest.path / "streamed").unlink()
+        writing.execute(b"COMMIT")
+    ingest.assert_equal()
+
+
+def test_stopped_while_a_giant_transaction_is_applied(
+    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest = _two_tables(database, ingesting)
+    within, go_on = threading.Event(), threading.Event()
+    apply = Tracking.apply
+    before: list[int] = []
+
+    def held(tracking: Tracking, routes: list[Route]) -> None:
+        # A look's message may have passed since the test began.
+        before.append(ingest.store.position)
+        apply(tracking, routes)
+        within.set()
+        assert go_on.wait(120)
+
+    monkeypatch.setattr(Tracking, "apply", held)
+    _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
+    assert within.wait(120), "pieces are handed over"
+    ingest.ingest.stop()
+    go_on.set()
+    ingest.stop()
+    monkeypatch.undo()
+    assert ingest.error is None
+    ingest.start()
+    assert ingest.store.position == before[0], "nothing of it was kept"
+    ingest.assert_equal()

@@ -1,0 +1,165 @@
+"""What a request may hold, and that nothing is spent on one that isn't let in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import struct_pb2
+
+from laredo_fanout.serving import request, slices
+from laredo_fanout.serving.filters import conditions
+from laredo_fanout.serving.options import ListenerOptions
+from laredo_fanout.serving.service import SERVICE
+from laredo_fanout.wire import replication_pb2 as wire
+from tests.support.server.serving_world import Stream, World, rows, running
+
+Code = grpc.StatusCode
+COLLIDES = 2**61 - 1
+"""Python's hash of a number is its remainder by this."""
+
+
+def listed(*values: struct_pb2.Value) -> wire.FieldPredicate:
+    predicate = wire.FieldPredicate(field="id")
+    getattr(predicate, "in").values.extend(values)
+    return predicate
+
+
+def asking(*filters: wire.FieldPredicate, **more: Any) -> bytes:
+    asked = {"schema": "public", "table": "users", "client_id": "test", **more}
+    return wire.SyncRequest(filters=filters, **asked).SerializeToString()
+
+
+def texts(count: int, text: Callable[[int], str]) -> wire.FieldPredicate:
+    return listed(*(struct_pb2.Value(string_value=text(n)) for n in range(count)))
+
+
+def raw(world: World, call: str, data: bytes, metadata: Any = None) -> Stream:
+    streams = call in ("Sync", "FetchSnapshot")
+    channel = world.channel()
+    kind = channel.unary_stream if streams else channel.unary_unary
+    return Stream(kind(f"/{SERVICE}/{call}")(data, metadata=metadata))
+
+
+HOSTILE = {
+    "a megabyte of decimals that collide": asking(texts(38_000, lambda n: str(n * COLLIDES))),
+    "990 KB of doubles": asking(
+        listed(*(struct_pb2.Value(number_value=n + 0.5) for n in range(90_000)))
+    ),
+    "500,000 empty predicates": asking() + b"\x3a\x00" * 500_000,
+    "one predicate too many": asking(*[wire.FieldPredicate(field="id", prefix="1")] * 65),
+    "one value too many": asking(texts(5000, str), texts(5001, str)),
+    "an empty predicate": asking(wire.FieldPredicate()),
+    "a predicate without a test": asking(wire.FieldPredicate(field="id")),
+    "a long name of a column": asking(wire.FieldPredicate(field="x" * 100_000, prefix="")),
+    "a list within a value": asking(
+        listed(struct_pb2.Value(list_value=struct_pb2.ListValue(values=[struct_pb2.Value()])))
+    ),
+    "a long table": asking(table="t" * 100_000),
+    "a long schema": asking(schema="s" * 100_000),
+    "a long client id": asking(client_id="c" * 257),
+    "a long snapshot id": asking(last_snapshot_id="i" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_is_too_much_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(0, 3))
+        code, details = await raw(world, "Sync", HOSTILE[name]).ends()
+        assert code is Code.INVALID_ARGUMENT, details
+        assert 10 < len(details) < 2500
+        assert not world.registry.leases
+        # The server goes on.
+        await world.sync().next("handshake")
+
+
+@pytest.mark.parametrize("call", ["ListSnapshots", "FetchSnapshot", "GetReplicationStatus"])
+async def test_other_calls_are_limited_too(tmp_path: Path, call: str) -> None:
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(0, 3))
+        stream = raw(world, call, b"\x0a" + b"\x80\x80\x20" + b"x" * (1 << 19))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.call if call != "FetchSnapshot" else await stream.call.read()
+        assert refused.value.code() is Code.INVALID_ARGUMENT
+        assert "524292" in (refused.value.details() or "")
+
+
+@pytest.mark.parametrize("call", ["Sync", "ListSnapshots", "FetchSnapshot", "GetReplicationStatus"])
+async def test_who_has_no_token_is_refused_before_anything_is_decoded(
+    tmp_path: Path, call: str
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    async with running(tmp_path / "store", listener=listener) as world:
+        world.writer.publish(rows(0, 3))
+        stream = raw(world, call, b"\xff" * 1000, [("authorization", "Bearer guess")])
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            if call in ("Sync", "FetchSnapshot"):
+                await stream.call.read()
+            else:
+                await stream.call
+        assert refused.value.code() is Code.UNAUTHENTICATED
+
+
+async def test_whose_token_is_for_another_table_costs_no_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret public.orders\n")
+    built: list[object] = []
+    read = conditions.Wanted.add
+    monkeypatch.setattr(conditions.Wanted, "add", lambda *given: (built.append(1), read(*given))[1])
+    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    async with running(tmp_path / "store", listener=listener) as world:
+        world.writer.publish(rows(0, 3))
+        metadata = [("authorization", "Bearer secret")]
+        stream = raw(world, "Sync", asking(texts(100, str)), metadata)
+        assert (await stream.ends())[0] is Code.PERMISSION_DENIED
+    assert not built
+
+
+def test_numbers_are_never_looked_up_by_their_own_hash() -> None:
+    """Only text, whose hash is keyed in each process, and the two booleans."""
+    values = [struct_pb2.Value(number_value=float(n)) for n in range(100)]
+    values += [struct_pb2.Value(string_value=str(n * COLLIDES)) for n in range(100)]
+    values += [struct_pb2.Value(string_value="1e999999999"), struct_pb2.Value(bool_value=True)]
+    (condition,) = slices.at_once(conditions.read([listed(*values)])).each
+    assert condition.wanted is not None
+    kept = [each for found in vars(condition.wanted).values() for each in found]
+    assert len(kept) > 300
+    assert {type(each) for each in kept} == {str, bool}
+    assert max(len(each) for each in kept if isinstance(each, str)) < 30
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("1", "1e0"),
+        ("1.00", "1e0"),
+        ("+10e-1", "1e0"),
+        ("-0.050", "-5e-2"),
+        ("000", "0"),
+        ("-0.0", "0"),
+        ("0e99999999999999999999", "0"),
+        ("1e999999999", "1e999999999"),
+        ("1e-00000000000000000000007", "1e-7"),
+        ("1e1000000000000000000", None),
+        ("1e", None),
+        ("٣", None),
+        ("1_000", None),
+        (" 1", None),
+        ("NaN", None),
+    ],
+)
+def test_equal_numbers_have_one_text(text: str, canonical: str | None) -> None:
+    assert conditions.canonical(text) == canonical
+
+
+def test_a_request_of_the_greatest_size_is_taken() -> None:
+    data = asking(texts(request.MAX_VALUES - 1, str), table="t")
+    assert len(data) < request.MAX_REQUEST_BYTES
+    _, filters = request.parse_sync(data)
+    assert len(slices.at_once(conditions.read(filters)).each) == 1

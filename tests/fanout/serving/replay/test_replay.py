@@ -1,0 +1,413 @@
+"""Clients behind the journal, caught up from an archive: mode, rows, positions and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from laredo_archive.storage.destination import Destination
+from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import position as position_
+from laredo_model.change import Action
+from laredo_model.position import Position
+from tests.support.server.archived import Archived, State, local, options
+from tests.support.server.serving_world import COLUMNS, HISTORY, Stream, World, line, running
+
+REPLAY, FULL, DELTA = (
+    wire.SYNC_MODE_REPLAY_ARCHIVE,
+    wire.SYNC_MODE_FULL_SNAPSHOT,
+    wire.SYNC_MODE_DELTA,
+)
+INSERT, UPDATE, DELETE, TRUNCATE = Action
+
+
+@asynccontextmanager
+async def archived(
+    tmp_path: Path,
+    *,
+    destination: Destination | None = None,
+    outcomes: list[Outcome] | None = None,
+    heartbeat_interval_s: float = 0.1,
+    **more: Any,
+) -> AsyncIterator[tuple[World, Archived]]:
+    """A served table with an archive."""
+    table = TableOptions(
+        archive=options(tmp_path / "archive"), heartbeat_interval_s=heartbeat_interval_s
+    )
+    told: Callable[[str, Outcome], None] = lambda _, outcome: (  # noqa: E731
+        outcomes.append(outcome) if outcomes is not None else None
+    )
+    async with running(tmp_path / "state", table=table, on_replay=told, **more) as world:
+        yield world, Archived(world.writer, destination or local(tmp_path / "archive"))
+
+
+class Reader:
+    """A batch client that held `state` at `position`, reading until it is level."""
+
+    def __init__(self, world: World, state: State, position: int, **request: Any) -> None:
+        self.state = dict(state)
+        self.position = position
+        self.sequences: list[int] = []
+        self.positions: list[int] = []
+        self.since: dict[int, int] = {}
+        """Where a transaction stands for others before it, by its position."""
+        self.changes: list[tuple[int, bytes, bytes, bytes]] = []
+        self.mode = 0
+        self.handshake: Any = None
+        self._world = world
+        self._open = False
+        self._stream: Stream = world.sync(
+            batch=True,
+            last_known_source_position=position_.text(position),
+            history=str(request.pop("history", HISTORY)),
+            **request,
+        )
+
+    async def level(self) -> int:
+        """Read until all that the server has was sent; the mode."""
+        self.handshake = await self._stream.next("handshake")
+        self.mode = self.handshake.mode
+        wanted = self._world.writer.position
+        while True:
+            message = await self._stream.next_of_any()
+            self.take(message)
+            if isinstance(message, wire.Heartbeat):
+                at = position_.parse(message.source_position)
+                assert not (self._open and at > self.position)
+                if at >= wanted:
+                    self._stream.cancel()
+                    return self.mode
+
+    def take(self, message: Any) -> None:
+        if isinstance(message, wire.SnapshotBegin):
+            self.state = {}
+        elif isinstance(message, wire.SnapshotBatch):
+            self.state |= dict(zip(message.keys, message.lines, strict=True))
+        elif isinstance(message, wire.ChangeBatch):
+            self.apply(message)
+
+    def apply(self, batch: wire.ChangeBatch) -> None:
+        sequences = batch.sequences or range(
+            batch.first_sequence, batch.first_sequence + len(batch.actions)
+        )
+        self.sequences += sequences
+        olds = batch.old_lines or [b""] * len(batch.keys)
+        for action, key, row, old in zip(batch.actions, batch.keys, batch.lines, olds, strict=True):
+            self.changes.append((action, key, row, old))
+            if action == TRUNCATE:
+                self.state = {}
+            elif action == DELETE:
+                self.state.pop(key, None)
+            else:
+                self.state[key] = row
+        self._open = batch.open
+        if batch.since_position:
+            self.since[batch.positions[0]] = batch.since_position
+        for position in batch.positions[: len(batch.positions) - batch.open]:
+            assert position > self.position, "a position that was there before"
+            self.position = position
+            self.positions.append(position)
+
+
+async def read(world: World, table: Archived, position: int, **request: Any) -> Reader:
+    reader = Reader(world, table.state_at(position), position, **request)
+    await reader.level()
+    return reader
+
+
+async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        table.copied(range(5))
+        first = table.position
+        ends = []
+        for number in range(4):
+            table.commit((number, f"at {number}"), (10 + number, "new"))
+            table.commit((number, f"then {number}"))
+            table.cut()
+            ends.append(table.position)
+        table.prune()
+        table.commit((2, "live"))
+        found = await read(world, table, first)
+        assert found.mode == REPLAY
+        assert found.state == table.state
+        assert found.positions == [*ends, table.position]
+        assert found.since == dict(zip(ends, [first, *ends], strict=False))
+        assert outcomes == [Outcome.COMPLETE]
+        # Net changes: two keys a diff, numbered to just below the journal's oldest entry.
+        oldest = found.handshake.journal_oldest_sequence
+        assert found.sequences == [*range(oldest - 8, oldest), found.sequences[-1]]
+        assert found.handshake.resume_from_sequence == oldest - 8
+        assert found.sequences[-1] == found.handshake.server_current_sequence
+        later = await read(world, table, ends[1])
+        assert (later.mode, later.state) == (REPLAY, table.state)
+        assert later.positions == [*ends[2:], table.position]
+
+
+async def test_a_client_inside_a_window_that_hides_nothing(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        table.commit((1, "one"))
+        inside = table.commit((2, "two"), (7, "new"))
+        table.commit((1, "again"), (3, None))
+        table.cut()
+        table.commit((1, "journal"))
+        table.prune()
+        found = await read(world, table, inside)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+        # All of the window's changes come, those that the client has already too.
+        assert {key for _, key, *_ in found.changes} == {b"1", b"2", b"3", b"7"}
+
+
+async def test_a_row_that_came_and_went_is_not_left_behind(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        table.commit((1, "one"))
+        inside = table.commit((9, "comes"))
+        table.commit((9, None))
+        artifact = table.cut()
+        assert artifact is not None and artifact.cancelled == 1
+        table.commit((1, "journal"))
+        table.prune()
+        assert b"9" in table.state_at(inside)
+        found = await read(world, table, inside)
+        assert (found.mode, found.state) == (FULL, table.state)
+        # Whoever stopped where the window begins never saw it.
+        found = await read(world, table, start)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+        assert outcomes == [Outcome.INEXACT, Outcome.COMPLETE]
+
+
+async def test_an_older_writer_s_window_is_not_entered(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        inside = table.commit((1, "one"))
+        table.commit((1, "two"))
+        table.cut()
+        table.commit((1, "journal"))
+        table.prune()
+        manifest = tmp_path / "archive" / "users" / "manifest.json"
+        text = manifest.read_text()
+        assert '"cancelled":0' in text
+        manifest.write_text(text.replace(',"cancelled":0', ""))
+        assert (await read(world, table, inside)).mode == FULL
+        assert (await read(world, table, start)).mode == REPLAY
+
+
+async def test_a_window_with_a_truncate(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        early = table.commit((0, None), (3, "after"))
+        late = table.commit((4, "after"))
+        table.commit((4, "later"))
+        artifact = table.cut()
+        assert artifact is not None and (artifact.truncate, artifact.cancelled) == (True, 0)
+        table.commit((5, "journal"))
+        table.prune()
+        table.commit((6, "live"))
+        table.prune()
+        table.cut()
+        found = await read(world, table, start)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+        assert found.changes[0][0] == TRUNCATE
+        oldest = found.handshake.journal_oldest_sequence
+        assert found.sequences == list(range(oldest - len(found.sequences), oldest))
+        for position in (early, late):
+            found = await read(world, table, position)
+            assert (found.mode, found.state) == (FULL, table.state)
+
+
+async def test_old_rows_are_the_client_s_own_or_it_gets_a_snapshot(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        inside = table.commit((1, "one"))
+        table.commit((1, "two"))
+        table.cut()
+        table.commit((2, "journal"))
+        table.prune()
+        found = await read(world, table, start, want_old=True)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+        assert found.changes[0] == (UPDATE, b"1", line(1, "two"), line(1, "first"))
+        assert (await read(world, table, inside, want_old=True)).mode == FULL
+
+
+RED = [wire.FieldPredicate(field="name", prefix="red")]
+
+
+async def test_a_filter_at_a_boundary_and_inside_a_window(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.commit((1, "red"), (2, "red"))
+        table.cut()
+        inside = table.commit((3, "red"), (8, "red"), (2, "green"))
+        table.commit((1, "blue"), (3, "blue"), (8, "blue"), (4, "red"), (2, "red again"))
+        table.cut()
+        table.commit((0, "journal"))
+        table.prune()
+        for position in (start, inside):
+            held = {k: v for k, v in table.state_at(position).items() if b'"red' in v}
+            found = Reader(world, held, position, filters=RED)
+            assert await found.level() == REPLAY
+            assert found.state == {b"2": line(2, "red again"), b"4": line(4, "red")}
+            actions = {key: action for action, key, *_ in found.changes}
+            if position == start:
+                assert actions == {b"1": DELETE, b"2": UPDATE, b"4": INSERT}
+            else:
+                # 3 and 8 were green before the window, and red where the client stopped.
+                assert actions == {
+                    b"1": DELETE, b"3": DELETE, b"8": DELETE, b"2": UPDATE, b"4": UPDATE
+                }  # fmt: skip
+
+
+async def test_a_filter_shows_a_base_client_no_row_that_it_hides(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        inside = table.commit((3, "red"), (8, "red"))
+        table.commit((3, "blue"), (8, "secret"), (1, "red"))
+        table.cut()
+        table.commit((0, "journal"))
+        table.prune()
+        stream = world.sync(last_known_source_position=position_.text(inside), filters=RED)
+        assert (await stream.next("handshake")).mode == REPLAY
+        entries = [await stream.next("journal_entry") for _ in range(3)]
+        assert [entry.action for entry in entries] == ["UPDATE", "DELETE", "DELETE"]
+        assert not entries[0].HasField("old_values")
+        for entry, number in zip(entries[1:], (3, 8), strict=True):
+            assert dict(entry.old_values) == {"id": number}
+
+
+async def test_the_journal_may_take_over_where_the_archive_was_last_seen(tmp_path: Path) -> None:
+    """A queue: rows come and go, and the archive's head stays where it is."""
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        between = table.commit((9, "comes"))
+        table.commit((9, None))
+        table.commit((9, "comes again"))
+        table.commit((9, None))
+        assert table.cut() is None
+        table.see()
+        table.commit((8, "later"))
+        table.prune()
+        assert table.writer.store.tables[1].floor > start
+        found = await read(world, table, start)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+        assert len(found.changes) == 1
+        # Between the head and there a client may hold what nobody counted.
+        found = await read(world, table, between)
+        assert (found.mode, found.state) == (FULL, table.state)
+        # The next window counts it.
+        table.cut()
+        table.commit((7, "later"))
+        table.prune()
+        found = await read(world, table, between)
+        assert (found.mode, found.state) == (FULL, table.state)
+
+
+async def test_sequences_of_what_was_replayed_are_not_the_journal_s(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        for number in range(6):
+            table.commit((number, "changed"))
+        table.cut()
+        table.prune()
+        table.commit((1, "live"))
+        found = await read(world, table, start)
+        assert found.mode == REPLAY
+        oldest = found.handshake.journal_oldest_sequence
+        assert found.sequences[:6] == list(range(oldest - 6, oldest))
+        for sequence in found.sequences[:5]:
+            stream = world.sync(last_known_sequence=sequence)
+            assert (await stream.next("handshake")).mode == FULL
+            stream.cancel()
+        stream = world.sync(last_known_sequence=oldest - 1)
+        greeting = await stream.next("handshake")
+        assert (greeting.mode, greeting.resume_from_sequence) == (DELTA, oldest)
+
+
+async def test_positions_that_the_archive_does_not_lead_from(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        table.commit((1, "one"))
+        table.rebase(continues=False)
+        table.commit((2, "two"))
+        table.cut()
+        table.commit((3, "three"))
+        table.prune()
+        assert (await read(world, table, start)).mode == FULL, "a gap between the epochs"
+        other = await read(world, table, table.moments[1].position, history="9:1:1")
+        assert other.mode == FULL
+        assert outcomes == [Outcome.UNCOVERED], "another history isn't the archive's concern"
+        table.commit((4, "four"))
+        table.commit((5, "five"))
+        table.prune()
+        outcomes.clear()
+        late = await read(world, table, table.moments[1].position)
+        assert late.mode == FULL, "the archive ends before the journal begins"
+        assert (outcomes, late.state) == ([Outcome.UNCOVERED], table.state)
+
+
+async def test_an_archive_that_is_ahead_of_the_server(tmp_path: Path) -> None:
+    """Its snapshotter follows another server: what is beyond this one isn't replayed."""
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        table.commit((1, "one"))
+        table.cut()
+        table.commit((2, "two"))
+        table.prune()
+        head = table.archive.head
+        assert head is not None and head.rows is not None
+        table.archive.commit_diff(
+            [],
+            from_position=head.position,
+            to_position=Position(table.position + 0x1000),
+            to_time=None,
+            rows=99,
+            checksum="0" * 32,
+            formats=["jsonl"],
+            cancelled=0,
+        )
+        found = await read(world, table, start)
+        assert (found.mode, found.state) == (REPLAY, table.state)
+
+
+async def test_other_columns_are_not_replayed(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        table.columns = (*COLUMNS[:1], replace(COLUMNS[1], nullable=False), *COLUMNS[2:])
+        table.copied(range(5))
+        start = table.position
+        table.commit((1, "one"))
+        table.cut()
+        table.commit((2, "two"))
+        table.prune()
+        assert (await read(world, table, start)).mode == FULL
+        assert outcomes == [Outcome.COLUMNS]
+
+
+async def test_the_journal_is_pinned_where_it_takes_over(tmp_path: Path) -> None:
+    async with archived(tmp_path) as (world, table):
+        table.copied(range(5))
+        start = table.position
+        table.commit((1, "one"))
+        table.cut()
+        sequence = table.writer.store.tables[1].sequence
+        table.commit((2, "two"))
+        table.prune()
+        table.commit((3, "three"))
+        await read(world, table, start)
+        assert world.registry.pins == [("test", sequence), ("test", None)]

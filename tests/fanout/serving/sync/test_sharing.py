@@ -1,0 +1,148 @@
+"""What keeps many sessions cheap."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from google.protobuf import struct_pb2
+
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.filters import conditions
+from laredo_fanout.serving.filters.row_filter import RowFilter
+from laredo_fanout.serving.forms.base import BaseForm
+from laredo_fanout.serving.forms.batch import BatchForm
+from laredo_fanout.serving.forms.form import Form
+from laredo_fanout.serving.journal.recent import RecentRecords
+from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.sync.wake_up import Bell
+from laredo_fanout.store.errors import JournalPruned
+from laredo_fanout.store.writer import Store
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.change import Action
+from tests.support.server.serving_world import COLUMNS, Wakeups, Writer, line
+
+INSERT, UPDATE, DELETE, TRUNCATE = Action
+
+
+@pytest.fixture
+async def writer(tmp_path: Path):
+    with Store.open(tmp_path, max_size=1 << 30) as store:
+        made = Writer(store, Wakeups())
+        made.begin()
+        made.publish([line(1)])
+        yield made
+
+
+def named(name: str) -> RowFilter:
+    predicate = wire.FieldPredicate(field="name", equals=struct_pb2.Value(string_value=name))
+    return RowFilter(slices.at_once(conditions.read([predicate])), COLUMNS)
+
+
+def forms() -> list[Form]:
+    return [
+        BatchForm(want_old=False, row_filter=None),
+        BatchForm(want_old=True, row_filter=None),
+        BatchForm(want_old=False, row_filter=named("a")),
+        BatchForm(want_old=False, row_filter=named("b")),
+        BaseForm(None, StructRows()),
+        BaseForm(named("a"), StructRows()),
+    ]
+
+
+async def test_a_record_is_encoded_once_per_form(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader)
+    start = reader.table_by_id(1).sequence
+    for number in range(5):
+        writer.commit((UPDATE, line(1, str(number))))
+    end = reader.table_by_id(1).sequence
+    for _ in range(10):
+        for form in forms():
+            cursor = start
+            while records := await recent.after(1, cursor, form):
+                for record in records:
+                    assert record.first_sequence == cursor + 1
+                    cursor = record.last_sequence
+            assert cursor == end
+    assert recent.encoded_total == 5 * len(forms())
+
+
+async def test_sessions_at_the_same_place_send_the_same_object(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader)
+    after = reader.table_by_id(1).sequence
+    writer.commit((UPDATE, line(1, "x")))
+    first, second = [(await recent.after(1, after, forms()[0]))[0].messages for _ in range(2)]
+    assert first[0] is second[0]
+
+
+async def test_sessions_that_meet_at_a_large_record_have_it_encoded_once(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader)
+    after = reader.table_by_id(1).sequence
+    writer.commit(*[(UPDATE, line(1, str(number))) for number in range(1400)])
+    found = [recent.after(1, after, forms()[4]) for _ in range(3)]
+    leaves, *others = map(asyncio.ensure_future, found)
+    await asyncio.sleep(0)
+    leaves.cancel()
+    first, second = [(await other)[0].messages for other in others]
+    assert first is second and len(first) == 1400
+    assert recent.encoded_total == 1
+
+
+async def test_the_cache_is_bounded(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader, capacity=50_000)
+    cursor = reader.table_by_id(1).sequence
+    for number in range(20):
+        writer.commit((UPDATE, line(1, str(number) * 10_000)))
+    while records := await recent.after(1, cursor, forms()[0]):
+        cursor = records[-1].last_sequence
+        assert recent.size <= 50_000
+    assert cursor == reader.table_by_id(1).sequence
+
+
+async def test_a_cursor_in_the_middle_of_a_record(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader)
+    start = reader.table_by_id(1).sequence
+    writer.commit(*[(UPDATE, line(1, str(number))) for number in range(10)])
+    for skipped in range(10):
+        # A filtered client that may know the transaction's beginning learns that it ended.
+        ended = int(skipped > 0)
+        for form, count in zip(forms(), (1, 1, ended, ended, 10 - skipped, 0), strict=True):
+            (record,) = await recent.after(1, start + skipped, form)
+            assert (record.first_sequence, record.last_sequence) == (
+                start + skipped + 1,
+                start + 10,
+            )
+            assert len(record.messages) == count
+
+
+async def test_below_the_journal(writer: Writer) -> None:
+    reader = writer.store.reader()
+    recent = RecentRecords(reader)
+    start = reader.table_by_id(1).sequence
+    for number in range(5):
+        writer.commit((UPDATE, line(1, str(number))))
+    writer.prune(keep=1)
+    with pytest.raises(JournalPruned):
+        await recent.after(1, start, forms()[0])
+
+
+async def test_a_ring_while_looking_is_not_lost() -> None:
+    bell = Bell()
+    bell.clear()
+    bell.ring()
+    await asyncio.wait_for(bell.wait(), 120)
+    bell.clear()
+    waiting = asyncio.create_task(bell.wait())
+    await asyncio.sleep(0)
+    bell.ring()
+    bell.ring()
+    await asyncio.wait_for(waiting, 120)
+    bell.clear()
+    waiting = asyncio.create_task(bell.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()

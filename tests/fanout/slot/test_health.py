@@ -1,0 +1,41 @@
+"""What the log says of the slot as it gets into danger, is lost, and as another one is well."""
+
+from structlog.testing import capture_logs
+
+from laredo_fanout.slot.health import SlotWatch
+from laredo_fanout.slot.slot import Slot
+
+_WELL = Slot("s", "pgoutput", "d", 1, 100, "reserved", None, "d", 100, 0)
+_EXTENDED = _WELL._replace(wal_status="extended")
+_UNRESERVED = _WELL._replace(wal_status="unreserved")
+_LOST = _WELL._replace(wal_status="lost")
+
+
+def _said(*looks: Slot | None) -> list[tuple[str, str]]:
+    watch = SlotWatch()
+    with capture_logs() as logs:
+        for slot in looks:
+            watch.look(slot)
+    return [(entry["event"], entry["kind"]) for entry in logs]
+
+
+def test_a_slot_in_danger_gets_well() -> None:
+    assert _said(_WELL, _EXTENDED, _UNRESERVED, _UNRESERVED, _WELL) == [
+        ("slot in danger", "extended"),
+        ("slot in danger", "unreserved"),
+        ("slot out of danger", "extended"),
+        ("slot out of danger", "unreserved"),
+    ]
+
+
+def test_a_slot_that_is_lost_or_dropped_isnt_out_of_danger() -> None:
+    for gone, kind in ((_LOST, "lost"), (None, "dropped")):
+        said = _said(_UNRESERVED, gone, gone)
+        assert said == [("slot in danger", "unreserved"), ("slot lost", kind)]
+        assert _said(_UNRESERVED, gone, _WELL)[2:] == [
+            ("slot out of danger", each) for each in sorted((kind, "unreserved"))
+        ]
+
+
+def test_another_slot_ends_the_loss() -> None:
+    assert _said(_WELL, None, _EXTENDED)[-1] == ("slot out of danger", "dropped")

@@ -1,0 +1,314 @@
+"""A running ingest over a store, and what the database itself says the rows are."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import md5
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laredo_fanout.catalog import table_definitions
+from laredo_fanout.catchup.fall_behind import FallBehind
+from laredo_fanout.catchup.options import CatchupOptions
+from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.range_reader import CopyReader
+from laredo_fanout.ingest.supervisor import CommitInfo, Ingest
+from laredo_fanout.source_options import (
+    CopyOptions,
+    OnSlotLost,
+    PublicationOptions,
+    SourceOptions,
+    TableOptions,
+)
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.writer import Store
+from laredo_model import line, select
+from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S
+
+
+class RunningIngest:
+    """One ingest and its store; stop it and start it again at will."""
+
+    def __init__(
+        self,
+        database: Database,
+        path: Path,
+        tables: tuple[str, ...],
+        *,
+        workers: int = 2,
+        range_bytes: int = 64 << 20,
+        heartbeat_interval: float = 0.5,
+        on_slot_lost: OnSlotLost = OnSlotLost.RECREATE,
+        create_publication: bool = True,
+        receive_timeout: float = 60.0,
+        catchup: CatchupOptions | None = None,
+        append_only: tuple[str, ...] = (),
+        copy: CopyOptions | None = None,
+        max_size: int = 4 << 30,
+    ) -> None:
+        self.max_size = max_size
+        self.catchup = catchup
+        self.fall_behind: FallBehind | None = None
+        self.asks_to_catch_up = False
+        self.database = database
+        self.path = path
+        name = database.name
+        self.options = SourceOptions(
+            database.dsn,
+            slot_name=f"slot_{name}",
+            publication=PublicationOptions(f"pub_{name}", create_publication),
+            copy=copy or CopyOptions(workers, range_bytes),
+            heartbeat_interval=heartbeat_interval,
+            on_slot_lost=on_slot_lost,
+            receive_timeout=receive_timeout,
+        )
+        self.append_only = frozenset(append_only)
+        self.tables = self._configured(tables)
+        self.commits = 0
+        self.on_commit: Callable[[CommitInfo], None] | None = None
+        self.error: Exception | None = None
+        self.store: Store
+        self.ingest: Ingest
+        self._thread: threading.Thread | None = None
+
+    def start(self, *tables: str) -> "RunningIngest":
+        """Start it; with ``tables``, on these from now on."""
+        if tables:
+            self.tables = self._configured(tables)
+        self.store = Store.open(self.path, max_size=self.max_size)
+        if self.catchup is not None:
+            self.fall_behind = FallBehind(self.catchup, self.options, self.store)
+            if self.asks_to_catch_up:
+                self.fall_behind.ask()
+        self.ingest = Ingest(
+            self.options, self.tables, self.store, self._committed, detour=self.fall_behind
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def _configured(self, tables: Iterable[str]) -> tuple[TableOptions, ...]:
+        return tuple(
+            TableOptions(*table.split("."), append_only=table in self.append_only)
+            for table in tables
+        )
+
+    def stop(self) -> None:
+        if self._thread is None:
+            return
+        self.ingest.stop()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the ingest doesn't stop"
+        self._thread = None
+        self.store.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _run(self) -> None:
+        try:
+            self.ingest.run()
+        except Exception as error:  # noqa: BLE001
+            self.error = error
+
+    def _committed(self, commit: CommitInfo) -> None:
+        self.commits += 1
+        if self.on_commit is not None:
+            self.on_commit(commit)
+
+    def wait_until(self, holds: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            if self.error is not None:
+                raise AssertionError(f"the ingest ended: {self.error!r}") from self.error
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}; {self.status}"
+            time.sleep(0.005)
+
+    @property
+    def status(self) -> Any:
+        return self.ingest.status()
+
+    def record(self, table: str) -> TableRecord | None:
+        """The newest incarnation."""
+        records = [each for each in self.store.tables.values() if each.qualified == table]
+        return max(records, key=lambda each: each.id, default=None)
+
+    def is_live(self, table: str) -> bool:
+        record = self.record(table)
+        return record is not None and record.status is Status.LIVE
+
+    def wait_live(self, *tables: str) -> None:
+        for table in tables or [each.qualified for each in self.tables]:
+            self.wait_until(lambda table=table: self.is_live(table), f"{table} is live")
+
+    def catch_up(self) -> None:
+        """Wait until everything that is committed now is in the store."""
+        with self.database.connect() as connection:
+            row = connection.execute(
+                "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
+            ).fetchone()
+        assert row is not None
+        self.wait_until(lambda: self.store.position >= int(str(row[0])), "the stream catches up")
+
+    def state(self, table: str) -> dict[bytes, bytes]:
+        """The store's rows."""
+        record = self.record(table)
+        assert record is not None
+        rows: dict[bytes, bytes] = {}
+        with self.store.reader().snapshot(record.id) as snapshot:
+            for keys, lines in snapshot.batches():
+                rows.update(zip(keys, lines, strict=True))
+        return rows
+
+    def rows_sql(self, table: str) -> str:
+        """The copy's own SQL: the table's keys (if it has any) and lines."""
+        options = next(each for each in self.tables if each.qualified == table)
+        with self.database.connect() as connection:
+            connection.execute("SET search_path = pg_catalog")
+            source = table_definitions.read_tables(connection, [options], self.options.publication)[
+                table
+            ]
+        return select.lines_sql(
+            options.schema,
+            options.name,
+            source.selected,
+            (source.published and source.published.row_filter) or "",
+            key=source.selected_key,
+            only=not source.partitioned,
+        )
+
+    def truth(self, table: str) -> dict[bytes, bytes]:
+        """PostgreSQL's rows."""
+        rows = self.rows_sql(table)
+        with self.database.connect() as connection:
+            for setting, value in select.SESSION.items():
+                connection.execute(f"SET {setting} = '{value}'")
+            if table in self.append_only:
+                lines = connection.execute(f"SELECT line::text FROM ({rows}) q").fetchall()
+                return numbered_rows(str(line).encode() for (line,) in lines)
+            found = connection.execute(f"SELECT key, line::text FROM ({rows}) q").fetchall()
+        return {str(key).encode(): str(line).encode() for key, line in found}
+
+    def assert_equal(self, *tables: str) -> None:
+        """Store and database hold the same rows, byte for byte."""
+        self.catch_up()
+        for table in tables or [each.qualified for each in self.tables]:
+            state, truth = self.state(table), self.truth(table)
+            differing = [
+                key for key in state.keys() | truth.keys() if state.get(key) != truth.get(key)
+            ]
+            shown = [_difference(state.get(key), truth.get(key), key) for key in differing[:3]]
+            assert not differing, f"{table}: {len(differing)} rows differ, such as {shown}"
+            record = self.record(table)
+            assert record is not None
+            assert record.rows == len(truth)
+
+
+def numbered_rows(lines: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Rows of a table without a key, under the keys that docs/archive-format.md gives them."""
+    numbers: Counter[bytes] = Counter()
+    rows = {}
+    for each in lines:
+        numbers[each] += 1
+        rows[b"%b-%010d" % (md5(each).hexdigest().encode(), numbers[each])] = each
+    return rows
+
+
+def _difference(stored: bytes | None, true: bytes | None, key: bytes) -> object:
+    """The first column that differs."""
+    if stored is None or true is None or line.is_partial(stored):
+        return key, stored, true
+    for kept, wanted in zip(line.items(stored), line.items(true), strict=False):
+        if kept != wanted:
+            return key, kept, wanted
+    return key, stored, true
+
+
+class Gate:
+    """Holds copied rows between PostgreSQL and the store, while the stream goes on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open = threading.Event()
+        self._reading = threading.Event()
+        self._after: int | None = None
+        self.rows = 0
+        pump = Copying.pump
+
+        def held(copying: Copying, ready: Iterable[CopyReader]) -> int:
+            readers = list(ready)
+            if readers and self._is_closed():
+                self._reading.set()
+                return 0
+            rows = pump(copying, readers)
+            self.rows += rows
+            return rows
+
+        monkeypatch.setattr(Copying, "pump", held)
+
+    def close_after(self, rows: int) -> None:
+        """Let so many rows through before it closes."""
+        self._after = rows
+
+    def open(self) -> None:
+        """Let everything through."""
+        self._open.set()
+
+    def close_again(self, after: int = 0) -> None:
+        """Hold what is read from now on, after so many rows."""
+        self._after = self.rows + after
+        self._reading.clear()
+        self._open.clear()
+
+    def _is_closed(self) -> bool:
+        if self._open.is_set():
+            return False
+        return self._after is None or self.rows >= self._after
+
+    @contextmanager
+    def holding(self, ingest: RunningIngest) -> Iterator[None]:
+        """A chunk has been read and isn't written; it is, after the block."""
+        assert self._reading.wait(120), "no chunk was read"
+        _wait_for_readers(ingest)
+        yield
+        self._open.set()
+
+
+def _wait_for_readers(ingest: RunningIngest) -> None:
+    """Every reader has its snapshot: its rows lie in buffers, or it waits for room there."""
+    with ingest.database.connect() as connection:
+        ingest.wait_until(
+            lambda: (
+                not connection.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE '%% copy'"
+                    " AND datname = current_database() AND state = 'active'"
+                    " AND wait_event IS DISTINCT FROM 'ClientWrite'"
+                ).fetchall()
+            ),
+            "readers have read",
+        )
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+@pytest.fixture
+def ingesting(database: Database, tmp_path: Path) -> Iterator[Callable[..., RunningIngest]]:
+    """Start an ingest of these tables: ``ingesting("public.a", workers=1)``."""
+    running: list[RunningIngest] = []
+
+    def start(*tables: str, **options: Any) -> RunningIngest:
+        ingest = RunningIngest(database, tmp_path / "store", tables, **options)
+        running.append(ingest)
+        return ingest.start()
+
+    yield start
+    for ingest in running:
+        ingest.stop()

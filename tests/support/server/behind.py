@@ -1,0 +1,70 @@
+"""An ingest that falls behind and has its backlog split."""
+
+import os
+import random
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from laredo_fanout.catchup.options import CatchupOptions
+from laredo_fanout.catchup.status import CatchupStatus
+from tests.support.ingest import RunningIngest
+from tests.support.processes import wait_until
+
+_PATIENCE_S = 120
+
+
+def splitting_little(path: Path) -> CatchupOptions:
+    """Options that split as small a backlog as tests make; ``path`` is for the spools."""
+    return CatchupOptions(
+        path / "spools",
+        threshold_bytes=2_000_000,
+        check_interval=0.02,
+        min_segment_bytes=50_000,
+        piece_bytes=100_000,
+        keep_interval=0.1,
+    )
+
+
+def status_of(ingest: RunningIngest) -> CatchupStatus:
+    """How fall-behind mode stands."""
+    assert ingest.fall_behind is not None
+    return ingest.fall_behind.status()
+
+
+def wait_split(ingest: RunningIngest) -> CatchupStatus:
+    """A backlog is split."""
+
+    def split() -> CatchupStatus | None:
+        assert ingest.error is None
+        status = status_of(ingest)
+        return status if status.segments else None
+
+    found: CatchupStatus = wait_until(split, "the backlog is split", _PATIENCE_S)
+    return found
+
+
+def wait_level(ingest: RunningIngest) -> None:
+    """The slot's own stream goes on: segments' processes have come and gone."""
+
+    def streams() -> bool:
+        assert ingest.error is None
+        return ingest.status.phase == "streaming" and not status_of(ingest).segments
+
+    wait_until(streams, "the slot's own stream goes on", _PATIENCE_S)
+
+
+def start_behind(ingest: RunningIngest, *tables: str) -> None:
+    """Start it, and have it split its backlog at once."""
+    ingest.asks_to_catch_up = True
+    ingest.start(*tables)
+    wait_split(ingest)
+    ingest.asks_to_catch_up = False
+
+
+def kill_one(ingest: RunningIngest, chance: random.Random) -> None:
+    """Kill one of the segments' processes."""
+    pids = [segment.pid for segment in status_of(ingest).segments if segment.pid is not None]
+    if pids:
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(pids), signal.SIGKILL)

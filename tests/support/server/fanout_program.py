@@ -1,0 +1,199 @@
+"""The real ``laredo-fanout`` over a database of the test, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laredo_fanout.client import (
+    Backoff,
+    Changes,
+    Endpoint,
+    Event,
+    Handshake,
+    Observer,
+    SnapshotBegin,
+    SnapshotRows,
+    StreamError,
+    Subscription,
+    SyncOptions,
+)
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.writer import Store
+from laredo_model.change import Action
+from tests.support.processes import BIN, PATIENCE_S, Program, free_port
+
+CONFIG = """
+state.path = "{directory}/state"
+sources {{ pg {{ connection = "{dsn}", slot_name = {slot}, heartbeat_interval = 500ms }} }}
+fanout {{ grpc {{ host = "127.0.0.1", port = {grpc} }}, drain_grace = 5s }}
+http {{ host = "127.0.0.1", port = {http} }}
+tables = [ {tables} ]
+"""
+
+
+@dataclass
+class Fanout:
+    """The program, its ports and its configuration file."""
+
+    program: Program
+    grpc_port: int
+    directory: Path
+
+    @property
+    def status(self) -> dict[str, Any]:
+        answer = self.program.get("/status")
+        assert answer is not None, self.program.tail()
+        shown: dict[str, Any] = answer.json()
+        return shown
+
+    def table(self, name: str) -> dict[str, Any]:
+        shown: dict[str, Any] = self.status["tables"][name]
+        return shown
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every sample, by its name with its labels."""
+        answer = self.program.get("/metrics")
+        assert answer is not None and answer.status_code == 200
+        lines = [line for line in answer.text.splitlines() if line and line[0] != "#"]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    @property
+    def problems(self) -> list[str]:
+        """Why it isn't ready; empty if it is, or if it doesn't answer yet."""
+        answer = self.program.get("/health/ready")
+        return [] if answer is None else list(answer.json()["problems"])
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A subcommand, with this server's configuration."""
+        return subprocess.run(
+            [str(BIN / "laredo-fanout"), "--config", str(self.program.config), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def spoil(self) -> None:
+        """Of the stopped server's only table, whose rows are ``id`` and ``v``: 7 is made wrong, 8
+        goes, 5000 comes, without PostgreSQL knowing."""
+        with Store.open(self.directory / "state", max_size=1 << 30) as store:
+            live = next(each for each in store.tables.values() if each.live)
+            changes = TableChanges(
+                bytearray([Action.UPDATE, Action.DELETE, Action.INSERT]),
+                [b"7", b"8", b"5000"],
+                [b'{"id":7,"v":"wrong"}', b"", b'{"id":5000,"v":"nowhere"}'],
+                [3],
+                [store.position],
+                [1],
+            )
+            with store.transaction() as transaction:
+                transaction.apply(live.id, changes)
+
+    def follower(self, table: str, name: str = "follower") -> Follower:
+        return Follower(Endpoint(f"127.0.0.1:{self.grpc_port}"), table, name)
+
+
+def fanout(directory: Path, dsn: str, tables: str, extra: str = "", slot: str = "s") -> Fanout:
+    """Its configuration written, not started."""
+    directory.mkdir(exist_ok=True)
+    grpc, http = free_port(), free_port()
+    file = directory / "fanout.conf"
+    text = CONFIG.format(
+        directory=directory, dsn=dsn, slot=slot, grpc=grpc, http=http, tables=tables
+    )
+    file.write_text(text + extra)
+    program = Program("laredo-fanout", file, http, log=directory / "fanout.log")
+    return Fanout(program, grpc, directory)
+
+
+@contextmanager
+def started(server: Fanout) -> Iterator[Fanout]:
+    """Started and ready; stopped in the end."""
+    with server.program:
+        server.program.wait_ready()
+        yield server
+
+
+@dataclass
+class Follower:
+    """A client that keeps the table by key, and remembers each step of its way."""
+
+    endpoint: Endpoint
+    table: str
+    name: str
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+    handshakes: list[Handshake] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequence: int = 0
+    goaways: int = 0
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Follower:
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and self._task.exception() is not None:
+            raise AssertionError("the client ended") from self._task.exception()
+
+    async def until(self, keys: Sequence[bytes], timeout: float = PATIENCE_S) -> None:
+        """Wait until these are the keys that the table has."""
+        wanted = set(keys)
+        async with asyncio.timeout(timeout):
+            while set(self.rows) != wanted:
+                assert self._task is not None and not self._task.done(), self._task
+                await asyncio.sleep(0.01)  # poll
+
+    async def _follow(self) -> None:
+        options = SyncOptions(self.table, self.name)
+        quick = Backoff(initial=0.02, maximum=0.2)
+        observer = _Counter(self)
+        async with Subscription(self.endpoint, options, backoff=quick, observer=observer) as events:
+            async for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Handshake):
+            self.handshakes.append(event)
+        elif isinstance(event, SnapshotBegin):
+            self.rows.clear()
+            self.sequence = event.sequence
+        elif isinstance(event, SnapshotRows):
+            self.rows.update(zip(event.keys, event.lines, strict=True))
+        elif isinstance(event, Changes):
+            self._apply(event)
+
+    def _apply(self, changes: Changes) -> None:
+        if self.sequence:
+            assert changes.first_sequence == self.sequence + 1, "a gap or a repetition"
+        self.sequence = changes.first_sequence + len(changes.actions) - 1
+        self.positions += changes.positions
+        for action, key, line in zip(changes.actions, changes.keys, changes.lines, strict=True):
+            if action == Action.TRUNCATE:
+                self.rows.clear()
+            elif action == Action.DELETE:
+                del self.rows[key]
+            else:
+                assert (key in self.rows) == (action == Action.UPDATE)
+                self.rows[key] = line
+
+
+class _Counter(Observer):
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def going_away(self, event: object) -> None:
+        self._follower.goaways += 1
+
+    def disconnected(self, error: StreamError, delay: float) -> None:
+        pass
