@@ -1,52 +1,32 @@
 """What can go wrong in the fan-out server.
 
-FanoutError
-├── SourceError                PostgreSQL, or what we need of it
-│   ├── SourceUnavailable      can't connect, or the connection was cut: tried again
-│   ├── ServerUnfit            wal_level, version, free slots or senders
-│   ├── RightsMissing          the role lacks a right; names the GRANT
-│   ├── SlotLost               the slot, its publication or its history isn't the stored one
-│   ├── SlotInUse              another process streams from the slot
-│   ├── StreamBroken           bytes that are not the protocol's
-│   ├── SpoolFull              no room for a giant transaction
-│   └── TableRefused           one table can't be replicated; the others go on
-│       ├── TableMissing       no such table
-│       ├── TableUnfit         not a plain table, unlogged, partitioned, ...
-│       ├── IdentityMissing    no usable replica identity; names the statement that cures it
-│       ├── TableNotPublished  not in the publication, and we may not add it
-│       ├── SelectDenied       the role may not read it
-│       ├── CopyFailed         reading its rows failed
-│       └── RecopyRefused      it can't be copied again beside its readers now
+FanoutError                the server itself: its port, its state directory, its processes
+SourceError                (postgres/errors.py, which has those of connection, slot and stream)
+├── ServerUnfit            wal_level, version, free slots or senders
+├── SlotLost
+│   └── SlotForeign        the slot of our name isn't provably ours
+├── SpoolFull              no room for a giant transaction
+└── TableRefused           one table can't be replicated; the others go on
+    ├── TableMissing       no such table
+    ├── TableUnfit         not a plain table, unlogged, partitioned, ...
+    ├── IdentityMissing    no usable replica identity; names the statement that cures it
+    ├── TableNotPublished  not in the publication, and we may not add it
+    ├── SelectDenied       the role may not read it
+    ├── CopyFailed         reading its rows failed
+    └── RecopyRefused      it can't be copied again beside its readers now
 """
 
 from __future__ import annotations
+
+from laredo_fanout.postgres.errors import SlotLost, SourceError
 
 
 class FanoutError(Exception):
     """Root of the fan-out server's errors."""
 
 
-class SourceError(FanoutError):
-    """PostgreSQL, or what we need of it, isn't as it must be."""
-
-
-class SourceUnavailable(SourceError):
-    """No connection to PostgreSQL just now; it is tried again with growing pauses."""
-
-
 class ServerUnfit(SourceError):
     """A setting of the server keeps logical replication from working."""
-
-
-class RightsMissing(SourceError):
-    """The role lacks a right; the message holds the statement that grants it."""
-
-
-class SlotLost(SourceError):
-    """Changes between the stored position and the slot can't be had any more.
-
-    ``on_slot_lost = recreate`` makes a new slot and copies the tables anew.
-    """
 
 
 class SlotForeign(SlotLost):
@@ -54,14 +34,6 @@ class SlotForeign(SlotLost):
 
     It is tried again with growing pauses, until somebody has dropped it or chosen another name.
     """
-
-
-class SlotInUse(SourceError):
-    """Another process streams from the slot; it is tried again with growing pauses."""
-
-
-class StreamBroken(SourceError):
-    """The stream sent what the protocol doesn't allow."""
 
 
 class SpoolFull(SourceError):

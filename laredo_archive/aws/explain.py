@@ -10,21 +10,11 @@ from typing import Any
 
 from laredo_archive.aws.advice import Situation, advice_for
 from laredo_archive.aws.clocks import UNKNOWN, Clocks
+from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.iam import iam_action
 from laredo_archive.aws.kinds import PASSING, Cause, kind_of
 
 _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
-
-
-@dataclass(frozen=True)
-class Explained:
-    """``sent``: whether the request, or a part of it, may have reached the service."""
-
-    kind: Cause
-    message: str
-    status: int | None
-    code: str | None
-    sent: bool
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ def _cause(facts: _Facts) -> str:
 def _facts(failure: Exception, service: str, operation: str) -> _Facts:
     from botocore.exceptions import ClientError
 
-    from laredo_archive.aws.role import RoleRefused
+    from laredo_archive.aws.role_refused import RoleRefused
 
     if isinstance(failure, RoleRefused):
         return _of_role(failure)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import tenacity
 from botocore.credentials import DeferredRefreshableCredentials
-from botocore.exceptions import BotoCoreError
 
 from laredo_archive.aws.clocks import shown
-from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.kinds import PASSING, Cause
 from laredo_archive.aws.profile import Profile
+from laredo_archive.aws.role_refused import RoleRefused
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
@@ -34,16 +35,6 @@ def _one_line(record: logging.LogRecord) -> bool:
 logging.getLogger("botocore.credentials").addFilter(_one_line)
 
 ATTEMPTS = 3
-
-
-class RoleRefused(BotoCoreError):
-    """The profile's role wasn't taken on; raised by whatever was to be called as that role."""
-
-    fmt = "{message}"
-
-    def __init__(self, explained: Explained) -> None:
-        super().__init__(message=explained.message)
-        self.explained = explained
 
 
 class RoleSession:

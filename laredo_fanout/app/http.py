@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Response
 
-from laredo_fanout.errors import RecopyRefused, SourceUnavailable
+from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.postgres.errors import SourceUnavailable
 
 _RECOPY_PATIENCE = 10.0
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 
 import structlog
 
-from laredo_fanout.errors import SourceError
 from laredo_fanout.ingest.change_source import Detour
 from laredo_fanout.ingest.supervisor import Ingest
+from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.source_options import SourceOptions, TableOptions
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store

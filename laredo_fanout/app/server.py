@@ -27,6 +27,7 @@ from laredo_fanout.app.supervised import supervised
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
+from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 
@@ -47,7 +48,7 @@ def run(config: Config, log_settings: LogSettings) -> int:
         log.warning(warning)
     try:
         return asyncio.run(_run(config, log_settings))
-    except (FanoutError, StoreError) as error:
+    except (FanoutError, SourceError, StoreError) as error:
         log.error("the server can't run", error=str(error))
         return FAILED
 

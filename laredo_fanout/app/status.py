@@ -16,12 +16,11 @@ from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
-from laredo_fanout.copy.table_copy import CopyProgress
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store import view
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import IngestStatus, TableStatus
+from laredo_fanout.tables.status import CopyProgress, IngestStatus, TableStatus
 from laredo_model import position
 from laredo_model.http.room import HttpCounts
 

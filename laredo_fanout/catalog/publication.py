@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 import structlog
 
-from laredo_fanout.errors import RightsMissing, ServerUnfit, TableNotPublished
+from laredo_fanout.errors import ServerUnfit, TableNotPublished
+from laredo_fanout.postgres.errors import RightsMissing
 from laredo_model.select import identifier
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.errors import (
     IdentityMissing,
-    RightsMissing,
     SelectDenied,
     ServerUnfit,
-    SourceError,
     TableMissing,
     TableRefused,
     TableUnfit,
 )
+from laredo_fanout.postgres.errors import RightsMissing, SourceError
 from laredo_model.select import identifier
 
 if TYPE_CHECKING:

@@ -23,10 +23,8 @@ from laredo_fanout.catalog import snapshot as look_
 from laredo_fanout.catalog.lock_holders import Holder, holders, still_holding
 from laredo_fanout.catalog.partitions import Arrivals
 from laredo_fanout.catalog.snapshot import Look
-from laredo_fanout.errors import (
-    SourceError,
-)
 from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.postgres.errors import SourceError
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:

@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from laredo_fanout.catalog import publication, requirements, table_definitions
 from laredo_fanout.catalog import silent_ddl as altering
 from laredo_fanout.catalog.silent_ddl import Altering
-from laredo_fanout.errors import (
-    IdentityMissing,
-    RightsMissing,
-    ServerUnfit,
-    SourceError,
-    TableNotPublished,
-    TableRefused,
-)
+from laredo_fanout.errors import IdentityMissing, ServerUnfit, TableNotPublished, TableRefused
+from laredo_fanout.postgres.errors import RightsMissing, SourceError
 from laredo_fanout.slot import slot
 from laredo_fanout.slot.slot import Slot
 

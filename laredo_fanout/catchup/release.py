@@ -24,7 +24,7 @@ from laredo_fanout.catchup.orders import Failure
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.catchup.spool import SegmentReader
 from laredo_fanout.catchup.status import SegmentStatus
-from laredo_fanout.errors import SourceError, SourceUnavailable
+from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
 from laredo_model import position as position_
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from laredo_fanout.catchup.frames import gather
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
-from laredo_fanout.errors import ServerUnfit, SlotLost, SourceError, SourceUnavailable, StreamBroken
+from laredo_fanout.errors import ServerUnfit
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message
+from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable, StreamBroken
 from laredo_model import position as position_
 
 FAILED = 1

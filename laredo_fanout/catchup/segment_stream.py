@@ -10,8 +10,9 @@ from collections.abc import Callable
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from laredo_fanout.errors import ServerUnfit, SlotLost, SourceUnavailable
+from laredo_fanout.errors import ServerUnfit
 from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.errors import SlotLost, SourceUnavailable
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.source_options import SourceOptions
 from laredo_model import position as position_

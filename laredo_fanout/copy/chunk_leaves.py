@@ -23,10 +23,9 @@ import orjson
 from laredo_fanout.catalog import leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
     from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.copy.table_copy import TableCopy
     from laredo_fanout.store.transaction import Transaction
 
 
@@ -66,11 +65,10 @@ def told(row: bytes) -> Told | None:
     return Told(position, oids)
 
 
-def keep(found: Told, copy: TableCopy, transaction: Transaction) -> None:
-    """Keep those that the copy's catalog snapshot doesn't have, until a later one accounts for
-    them: with the table's record, and with that of the live table if this is a re-copy."""
-    known = {each.oid for each in copy.version.partitions}
+def keep(found: Told, known: Set[int], table_id: int, transaction: Transaction) -> None:
+    """Keep with the table's record those leaves that the copy's catalog snapshot doesn't have
+    (``known`` are those that it has), until a later one accounts for them."""
     new = [leaves.read_by_a_chunk(oid, found.position) for oid in found.leaves if oid not in known]
     if new:
-        record = transaction.tables[copy.table_id if copy.beside is None else copy.beside]
+        record = transaction.tables[table_id]
         transaction.set_leaves(record.id, leaves.merged(record.leaves, new))

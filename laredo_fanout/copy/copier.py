@@ -310,7 +310,7 @@ class Copying:
     def _keep_leaves(self, job: _Job, reader: CopyReader) -> None:
         told, reader.told = reader.told, None
         if told is not None and not job.copy.cancelled:
-            chunk_leaves.keep(told, job.copy, self._batch.transaction)
+            chunk_leaves.keep(told, job.copy.partitions, job.copy.shown_id, self._batch.transaction)
 
     def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
         if job.copy.cancelled or job.stale or not keys:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
@@ -27,7 +27,6 @@ from laredo_fanout.store.table import Status
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.copy.copier import Copying
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.tables.status import Counters
@@ -54,6 +53,16 @@ class RecopyAsked(NamedTuple):
         return self.answer.set_running_or_notify_cancel()
 
 
+class Copies(Protocol):
+    """The copies under way, as a re-copy needs them."""
+
+    def get(self, table_id: int) -> TableCopy | None:
+        """The copy that makes this incarnation, if there is one."""
+
+    def add(self, copy: TableCopy) -> None:
+        """Begin it."""
+
+
 class Recopies:
     """The re-copies of one life of the stream; used by the ingest thread."""
 
@@ -61,7 +70,7 @@ class Recopies:
         self._batch = batch
         self._counters = counters
 
-    def begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
+    def begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copies) -> None:
         """Begin one beside this table.
 
         :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
@@ -105,7 +114,7 @@ class Recopies:
         self._gave_up(tracked, transaction, "the table is copied anew")
 
     def keep(
-        self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copying
+        self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copies
     ) -> None:
         """The table is as it was: a re-copy that an earlier life began goes on."""
         if tracked.recopy_id is not None and copying.get(tracked.recopy_id) is None:
@@ -126,7 +135,7 @@ class Recopies:
         self._ended(tracked, transaction, LastRecopy(time.time(), differing))
 
     def _add(
-        self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copying: Copying
+        self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copying: Copies
     ) -> None:
         copying.add(TableCopy(record.id, tracked.options, source, record.copy))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from laredo_fanout.catalog import key_ranges as ranges
 from laredo_fanout.catalog import shape
 from laredo_fanout.copy.range_reader import append_only_statement, statement
+from laredo_fanout.tables.status import CopyProgress
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.append_only import Intake
@@ -35,28 +36,6 @@ class Reading(NamedTuple):
 
     number: int | None
     keys: tuple[bytes, ...] = ()
-
-
-class CopyProgress(NamedTuple):
-    """How far a copy is. ``rows`` were read (again ones included), of about ``estimated_rows``
-    (None: unknown), at ``rows_per_second`` since this run began to read; ``seconds_left`` is None
-    while nothing tells it."""
-
-    phase: str
-    rows: int
-    estimated_rows: int | None
-    ranges: int
-    ranges_done: int
-    waiting_for: tuple[int, ...]
-    rows_per_second: float
-    seconds_left: float | None
-
-    @property
-    def fraction(self) -> float:
-        """How much of it is done, 0 to 1."""
-        if self.estimated_rows:
-            return min(1.0, self.rows / self.estimated_rows)
-        return self.ranges_done / self.ranges if self.ranges else 0.0
 
 
 class TableCopy:
@@ -98,6 +77,16 @@ class TableCopy:
         """Of a re-copy: the live incarnation that it is made beside."""
         self._reads_since = 0.0
         self._rows_before = self.rows
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """Oids of the partitions that the table had when the copy began."""
+        return frozenset(each.oid for each in self.version.partitions)
+
+    @property
+    def shown_id(self) -> int:
+        """The incarnation whose readers are affected: the live one, of a re-copy."""
+        return self.table_id if self.beside is None else self.beside
 
     @property
     def version(self) -> Any:

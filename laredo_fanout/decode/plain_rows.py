@@ -7,13 +7,10 @@ itself is encoded by the rule's function, called from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from laredo_model import fragment, key, line
 from laredo_model.rule import TypeInfo, rule_of
-
-if TYPE_CHECKING:
-    from laredo_fanout.decode.row_decoder import Sink
 
 try:
     from laredo_fanout.decode._row_scan import PlainRows as PlainRows  # noqa: PLC0414
@@ -21,6 +18,14 @@ except ImportError:  # there was no C compiler when this was installed
     COMPILED = False
 else:
     COMPILED = True
+
+
+class Sink(Protocol):
+    """Where a table's decoded changes are put, in the stream's order."""
+
+    actions: bytearray
+    keys: list[bytes]
+    lines: list[bytes]
 
 
 def plain_rows(

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as beyond_the_end
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from laredo_fanout.decode import plain_rows
-from laredo_fanout.errors import StreamBroken
+from laredo_fanout.postgres.errors import StreamBroken
 from laredo_model import fragment, key, line
 from laredo_model.change import Action
 from laredo_model.rule import TypeInfo
 
 if TYPE_CHECKING:
-    from laredo_fanout.decode.plain_rows import PlainRows
+    from laredo_fanout.decode.plain_rows import PlainRows, Sink
 
 _TUPLE = 30
 """Offset of the first tuple's kind in INSERT, UPDATE and DELETE messages."""
@@ -33,14 +33,6 @@ _column_count = Struct(">H").unpack_from
 
 _Values = list[bytes | None]
 """Each column's JSON; None where PostgreSQL didn't send an unchanged TOAST value."""
-
-
-class Sink(Protocol):
-    """Where a table's decoded changes are put, in the stream's order."""
-
-    actions: bytearray
-    keys: list[bytes]
-    lines: list[bytes]
 
 
 class RowDecoder(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from laredo_fanout.decode.change_buffer import IGNORED
-from laredo_fanout.errors import StreamBroken
 from laredo_fanout.postgres import pgoutput as message_
+from laredo_fanout.postgres.errors import StreamBroken
 from laredo_model.errors import ModelError
 
 if TYPE_CHECKING:

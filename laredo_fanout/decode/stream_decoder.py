@@ -14,9 +14,9 @@ from typing import Protocol
 from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.decode.row_scan import scan
 from laredo_fanout.decode.transaction_spool import Get, Spool, Spools
-from laredo_fanout.errors import StreamBroken
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message
+from laredo_fanout.postgres.errors import StreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, Emitted, Relation
 from laredo_model.change import Action
 from laredo_model.errors import ModelError

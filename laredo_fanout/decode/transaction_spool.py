@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
-from laredo_fanout.errors import StreamBroken
+from laredo_fanout.postgres.errors import StreamBroken
 
 Get = Callable[[int], "tuple[int, bytes | memoryview]"]
 """psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from laredo_fanout.errors import SourceUnavailable
+from laredo_fanout.postgres.errors import SourceUnavailable
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.side_connection import Attendant

@@ -30,7 +30,7 @@ from laredo_fanout.catalog.snapshot import Look
 from laredo_fanout.copy.copier import Copying
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode.stream_decoder import MustClose, StreamDecoder
-from laredo_fanout.errors import CopyFailed, SourceUnavailable, TableRefused
+from laredo_fanout.errors import CopyFailed, TableRefused
 from laredo_fanout.ingest.catalog_checks import Looks
 from laredo_fanout.ingest.keepalive import Contact, StoppedWithin
 from laredo_fanout.ingest.loop import Following
@@ -38,6 +38,7 @@ from laredo_fanout.ingest.mailbox import Mailbox
 from laredo_fanout.ingest.startup import Preparation
 from laredo_fanout.ingest.tracked_tables import Tracking
 from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.store.errors import StoreFull
 from laredo_fanout.store.meta import Marker
@@ -45,8 +46,8 @@ from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.errors import SourceError
     from laredo_fanout.ingest.change_source import Detour, Feed
+    from laredo_fanout.postgres.errors import SourceError
     from laredo_fanout.source_options import SourceOptions, TableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
@@ -74,7 +75,7 @@ class Streaming:
     ) -> None:
         self._began_at = time.monotonic()
         self._options = options = replace(options, run=wal_message.new_token())
-        self._awaited = wal_message.Awaited(options.slot_name, counters)
+        self._awaited = wal_message.Awaited(options.slot_name, counters.count_strange_message)
         self._name = connections.application_name(options, "stream")
         self._store = store
         self._stopping = stopping

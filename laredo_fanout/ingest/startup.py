@@ -16,8 +16,8 @@ import structlog
 
 from laredo_fanout.catalog import publication, requirements
 from laredo_fanout.catalog import snapshot as look_
-from laredo_fanout.errors import SlotLost
 from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.postgres.errors import SlotLost
 from laredo_fanout.slot import creation, ownership, slot, timeline, walsender
 from laredo_fanout.slot.wal_marker import differs_at
 from laredo_fanout.source_options import OnSlotLost

@@ -14,9 +14,9 @@ import structlog
 
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode import plain_rows
-from laredo_fanout.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.ingest.session import Streaming
 from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.slot import ownership
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, TableStatus

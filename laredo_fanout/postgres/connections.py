@@ -7,17 +7,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import psycopg
 import structlog
 from psycopg import conninfo
 
-from laredo_fanout.errors import RightsMissing, SourceUnavailable
+from laredo_fanout.postgres.errors import RightsMissing, SourceUnavailable
 from laredo_model import select
-
-if TYPE_CHECKING:
-    from laredo_fanout.source_options import SourceOptions
 
 _log = structlog.get_logger()
 
@@ -37,13 +34,37 @@ _LONGEST_NAME = 63
 """NAMEDATALEN - 1: PostgreSQL cuts application_name there."""
 
 
-def application_name(options: SourceOptions, role: str) -> str:
+class ConnectionOptions(Protocol):
+    """Which database, and as what a connection shows itself there; times in seconds."""
+
+    @property
+    def connection(self) -> str:
+        """A libpq connection string or URI."""
+
+    @property
+    def slot_name(self) -> str:
+        """Part of the connection's name in pg_stat_activity."""
+
+    @property
+    def run(self) -> str:
+        """Random, part of that name too: which session it belongs to."""
+
+    @property
+    def connect_timeout(self) -> float:
+        """How long connecting may take."""
+
+    @property
+    def receive_timeout(self) -> float:
+        """The stream is taken for dead when nothing came for so long."""
+
+
+def application_name(options: ConnectionOptions, role: str) -> str:
     """What pg_stat_activity calls the connection: ``laredo-fanout SLOT RUN ROLE``."""
     end = f" {options.run} {role}" if options.run else f" {role}"
     return f"laredo-fanout {options.slot_name}"[: _LONGEST_NAME - len(end)] + end
 
 
-def connect(options: SourceOptions, *, role: str, replication: bool = False) -> Connection:
+def connect(options: ConnectionOptions, *, role: str, replication: bool = False) -> Connection:
     """An autocommit connection under the session settings of :data:`select.SESSION`.
 
     ``role`` says in pg_stat_activity what the connection is for. With ``replication``

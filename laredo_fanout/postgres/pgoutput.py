@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from laredo_fanout.errors import StreamBroken
+from laredo_fanout.postgres.errors import StreamBroken
 
 ENVELOPE = 25
 """Bytes before the message's kind."""

@@ -18,15 +18,15 @@ import psycopg
 import structlog
 from psycopg.pq import ExecStatus
 
-from laredo_fanout.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
 from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
 from laredo_fanout.postgres.socket_reader import Intake
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laredo_fanout.source_options import SourceOptions
+    from laredo_fanout.postgres.connections import ConnectionOptions
 
 _log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class ReplicationStream:
         self.ended = False
 
     @classmethod
-    def open(cls, options: SourceOptions) -> ReplicationStream:
+    def open(cls, options: ConnectionOptions) -> ReplicationStream:
         """Connect; nothing is streamed before :meth:`start`."""
         connection = connections.connect(options, role="stream", replication=True)
         return cls(connection, options.receive_timeout)

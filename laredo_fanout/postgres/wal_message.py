@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.pgoutput import Emitted
-    from laredo_fanout.tables.status import Counters
 
 _log = structlog.get_logger()
 
@@ -62,14 +63,14 @@ def made_payload(slot: str, token: str, position: object) -> str:
 class Awaited:
     """The messages that the stream is to bring, each until it is met.
 
-    One thread adds what it is about to send, another one asks of what has come. Counted are
-    messages with our prefix that nobody awaits and that aren't of another slot's server: of an
-    earlier life of the stream, or forged.
+    One thread adds what it is about to send, another one asks of what has come.
+    ``count_strange`` is called for messages with our prefix that nobody awaits and that aren't
+    of another slot's server: of an earlier session, or forged.
     """
 
-    def __init__(self, slot: str, counters: Counters) -> None:
+    def __init__(self, slot: str, count_strange: Callable[[], None]) -> None:
         self._slot = slot.encode()
-        self._counters = counters
+        self._count_strange = count_strange
         self._contents: set[bytes] = set()
         self._warned = False
 
@@ -94,7 +95,7 @@ class Awaited:
                     "a message in the WAL has our prefix and wasn't awaited: an earlier"
                     " connection of ours sent it, or somebody else; it is ignored"
                 )
-            self._counters.strange_messages += 1
+            self._count_strange()
         return False
 
     def _is_of_another(self, content: bytes) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import structlog
 
-from laredo_fanout.errors import SourceError
 from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.errors import SourceError
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 import structlog
 
-from laredo_fanout.errors import RightsMissing, ServerUnfit, SlotInUse
+from laredo_fanout.errors import ServerUnfit
 from laredo_fanout.postgres import wal_message
+from laredo_fanout.postgres.errors import RightsMissing, SlotInUse
 from laredo_model import position as position_
 
 if TYPE_CHECKING:

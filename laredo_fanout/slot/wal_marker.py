@@ -13,8 +13,8 @@ from contextlib import closing
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from laredo_fanout.errors import SourceUnavailable
 from laredo_fanout.postgres import wal_message
+from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.postgres.pgoutput import (
     COMMIT,
     ENVELOPE,

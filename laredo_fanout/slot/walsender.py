@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 import structlog
 
-from laredo_fanout.errors import SlotInUse
+from laredo_fanout.postgres.errors import SlotInUse
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection

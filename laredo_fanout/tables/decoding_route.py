@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.decode import row_decoder
 from laredo_fanout.decode.change_buffer import Route
-from laredo_fanout.errors import StreamBroken
+from laredo_fanout.postgres.errors import StreamBroken
 
 if TYPE_CHECKING:
     from laredo_fanout.tables.tracked_table import TrackedTable

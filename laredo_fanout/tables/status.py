@@ -11,8 +11,29 @@ from laredo_fanout.slot.slot import Slot
 from laredo_model.change import Action
 
 if TYPE_CHECKING:
-    from laredo_fanout.copy.table_copy import CopyProgress
     from laredo_fanout.store.meta import LastRecopy
+
+
+class CopyProgress(NamedTuple):
+    """How far a copy is. ``rows`` were read (again ones included), of about ``estimated_rows``
+    (None: unknown), at ``rows_per_second`` since this run began to read; ``seconds_left`` is None
+    while nothing tells it."""
+
+    phase: str
+    rows: int
+    estimated_rows: int | None
+    ranges: int
+    ranges_done: int
+    waiting_for: tuple[int, ...]
+    rows_per_second: float
+    seconds_left: float | None
+
+    @property
+    def fraction(self) -> float:
+        """How much of it is done, 0 to 1."""
+        if self.estimated_rows:
+            return min(1.0, self.rows / self.estimated_rows)
+        return self.ranges_done / self.ranges if self.ranges else 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,10 @@ class Counters:
     senders_ended: int = 0
     strange_messages: int = 0
     slot: SlotWatch = field(default_factory=SlotWatch)
+
+    def count_strange_message(self) -> None:
+        """A message in the WAL has our prefix, and nobody awaits it."""
+        self.strange_messages += 1
 
     def count_recopy(self) -> None:
         """A table is copied anew."""

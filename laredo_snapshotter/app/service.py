@@ -23,6 +23,7 @@ from laredo_snapshotter.diff.cuts import cut_each
 from laredo_snapshotter.errors import PortTaken
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import TableStatus
+from laredo_snapshotter.table import status as table_status
 from laredo_snapshotter.table.writer import TableWriter
 
 log = structlog.get_logger(__name__)
@@ -56,7 +57,7 @@ class Service:
 
     def statuses(self) -> list[TableStatus]:
         """Every table's."""
-        return [writer.status() for writer in self._writers.values()]
+        return [table_status.of(writer) for writer in self._writers.values()]
 
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base of ``table``; the future brings its epoch once committed.

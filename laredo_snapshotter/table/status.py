@@ -3,18 +3,16 @@
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from laredo_archive.manifest.head import Head
 from laredo_model import position as position_
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, State, TableStatus
 from laredo_snapshotter.table.session import Life
-
-if TYPE_CHECKING:
-    from laredo_snapshotter.table.writer import TableWriter
+from laredo_snapshotter.table.writer import TableWriter
 
 
-def of(writer: "TableWriter") -> TableStatus:
+def of(writer: TableWriter) -> TableStatus:
     """What is known of ``writer``'s table now."""
     archive, life = writer.archive, writer.life
     head = archive.head if archive is not None else None
@@ -33,7 +31,7 @@ def of(writer: "TableWriter") -> TableStatus:
     )
 
 
-def _state(writer: "TableWriter") -> tuple[State, str | None]:
+def _state(writer: TableWriter) -> tuple[State, str | None]:
     life = writer.life
     if life is None or writer.final:
         return writer.state, writer.problem
@@ -48,7 +46,7 @@ def _state(writer: "TableWriter") -> tuple[State, str | None]:
     return State.COPYING, None
 
 
-def _destination(writer: "TableWriter", place: str) -> DestinationStatus:
+def _destination(writer: TableWriter, place: str) -> DestinationStatus:
     standing = writer.counts.standings.of(place)
     collection = writer.collector.latest.get(place) if writer.collector is not None else None
     state: Literal["level", "away", "unknown"] = "unknown"
@@ -68,7 +66,7 @@ def _destination(writer: "TableWriter", place: str) -> DestinationStatus:
     )
 
 
-def _sinks(writer: "TableWriter") -> Iterator[SinkStatus]:
+def _sinks(writer: TableWriter) -> Iterator[SinkStatus]:
     known = {sink.name: sink for sink in writer.notifier.statuses()} if writer.notifier else {}
     for configured in writer.config.sinks:
         found = known.get(configured.name)

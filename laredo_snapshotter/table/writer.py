@@ -38,8 +38,7 @@ from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, Snapsho
 from laredo_snapshotter.events.build import build_all
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters
-from laredo_snapshotter.status import State, TableStatus
-from laredo_snapshotter.table import status as table_status
+from laredo_snapshotter.status import State
 from laredo_snapshotter.table.last_flush import Left
 from laredo_snapshotter.table.session import Life
 
@@ -131,10 +130,6 @@ class TableWriter:
         """A diff interval has passed: is a re-base due?"""
         if self.life is not None:
             self.life.tick()
-
-    def status(self) -> TableStatus:
-        """What is known now."""
-        return table_status.of(self)
 
     def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
         """A new base, begun after ``now``; the future brings its epoch once committed.

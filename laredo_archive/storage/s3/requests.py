@@ -28,7 +28,8 @@ from tenacity import (
 )
 
 from laredo_archive.aws.clients import Clients
-from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.errors import (
     BadKey,

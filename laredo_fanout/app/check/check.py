@@ -17,8 +17,8 @@ from laredo_fanout.app.check import role, tables
 from laredo_fanout.app.check.finding import Finding, Verdict
 from laredo_fanout.catalog import requirements
 from laredo_fanout.config import Config
-from laredo_fanout.errors import SourceError
 from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.archive_store import destination_of
 from laredo_fanout.slot import health, ownership, slot, walsender

@@ -7,7 +7,8 @@ import pytest
 
 from laredo_archive.aws import kinds
 from laredo_archive.aws.clients import Clients
-from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws import refusals, refusals_of_sinks

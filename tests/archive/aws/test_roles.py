@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from laredo_archive.aws import role
 from laredo_archive.aws.clients import Called, Clients
-from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, Answering, Asked, answering

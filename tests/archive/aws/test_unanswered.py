@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from laredo_archive.aws import clients as clients_module
 from laredo_archive.aws.clients import Called, Clients
-from laredo_archive.aws.explain import Explained, explain, failures
+from laredo_archive.aws.explain import explain, failures
+from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.kinds import Cause
 from tests.archive.aws.answering import Answer, answering
 from tests.support.processes import free_port

@@ -8,8 +8,9 @@ import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.catalog import requirements
-from laredo_fanout.errors import RightsMissing, ServerUnfit, SourceUnavailable
+from laredo_fanout.errors import ServerUnfit
 from laredo_fanout.postgres import connections
+from laredo_fanout.postgres.errors import RightsMissing, SourceUnavailable
 from laredo_fanout.source_options import SourceOptions
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database

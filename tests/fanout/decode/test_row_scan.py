@@ -15,8 +15,8 @@ from laredo_fanout.decode import plain_rows, row_scan
 from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.decode.transaction_spool import Get
-from laredo_fanout.errors import StreamBroken
 from laredo_fanout.postgres import pgoutput as message_
+from laredo_fanout.postgres.errors import StreamBroken
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
 from laredo_model.rule import Rule, TypeInfo, rule_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.errors import SourceUnavailable
 from laredo_fanout.postgres import pgoutput
+from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.postgres.read_available import Gulping
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from tests.support.ingest import RunningIngest

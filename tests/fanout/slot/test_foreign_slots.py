@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from laredo_fanout.errors import SlotInUse
+from laredo_fanout.postgres.errors import SlotInUse
 from laredo_fanout.slot import walsender
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity

@@ -1,0 +1,40 @@
+"""What can go wrong with PostgreSQL: its connections, its slot, its stream.
+
+SourceError                PostgreSQL, or what we need of it
+├── SourceUnavailable      can't connect, or the connection was cut: tried again
+├── RightsMissing          the role lacks a right; names the GRANT
+├── SlotLost               the slot, its publication or its history isn't the stored one
+├── SlotInUse              another process streams from the slot
+└── StreamBroken           bytes that are not the protocol's
+
+Those of tables and of the server's settings are in laredo_fanout/errors.py.
+"""
+
+from __future__ import annotations
+
+
+class SourceError(Exception):
+    """PostgreSQL, or what we need of it, isn't as it must be."""
+
+
+class SourceUnavailable(SourceError):
+    """No connection to PostgreSQL just now; it is tried again with growing pauses."""
+
+
+class RightsMissing(SourceError):
+    """The role lacks a right; the message holds the statement that grants it."""
+
+
+class SlotLost(SourceError):
+    """Changes between the stored position and the slot can't be had any more.
+
+    ``on_slot_lost = recreate`` makes a new slot and copies the tables anew.
+    """
+
+
+class SlotInUse(SourceError):
+    """Another process streams from the slot; it is tried again with growing pauses."""
+
+
+class StreamBroken(SourceError):
+    """The stream sent what the protocol doesn't allow."""
