@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from laredo_archive.codec.block_sums import Blocks, BlockSums
 from laredo_model.column import Column, key_columns
-from laredo_model.hashing import Digest
+from laredo_model.files.hashing import Digest
 from laredo_model.key import begins_equal_rows
 
 SNAPSHOT_BLOCK = 16 * 1024 * 1024

@@ -25,8 +25,8 @@ from laredo_archive.read.progress import UNWATCHED, Progress
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
-from laredo_model.durable import replacing
-from laredo_model.hashing import Digest
+from laredo_model.files.durable import replacing
+from laredo_model.files.hashing import Digest
 
 CSV = "csv"
 FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV)

@@ -27,7 +27,7 @@ from laredo_archive.read.read_ahead import Opened, opener
 from laredo_archive.storage.destination import Destination
 from laredo_model.change import Action, Change
 from laredo_model.column import Column, key_columns
-from laredo_model.hashing import Digest
+from laredo_model.files.hashing import Digest
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from laredo_archive.read.location import FoundArchive
 from laredo_archive.write.uploads import stored
 from laredo_model.change import Action, Change
 from laredo_model.column import Column
-from laredo_model.hashing import Digest
+from laredo_model.files.hashing import Digest
 
 MEMORY_BYTES = 256 << 10
 """A smaller object never touches the disk."""

@@ -22,10 +22,10 @@ from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
-from laredo_model import durable, private_directory
 from laredo_model.checksum import StateChecksum
-from laredo_model.hashing import Digest
-from laredo_model.private_directory import private
+from laredo_model.files import durable, private_directory
+from laredo_model.files.hashing import Digest
+from laredo_model.files.private_directory import private
 
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from laredo_archive.failpoint import reach
-from laredo_model.durable import replacing, sync_directory, sync_file
+from laredo_model.files.durable import replacing, sync_directory, sync_file
 from laredo_spark.sync.errors import TargetBusy, TargetMissing, TargetRefused
 from laredo_spark.sync.state import StateUnreadable, SyncedFile, SyncState
 

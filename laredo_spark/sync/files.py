@@ -27,7 +27,7 @@ from laredo_archive.codec.arrow.values import converter
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
-from laredo_model.durable import sync_file
+from laredo_model.files.durable import sync_file
 from laredo_spark.failure import in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.read.row_shape import RowShape

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model import durable
+from laredo_model.files import durable
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from laredo_fanout.client.errors import LocalSnapshotUnusable
 from laredo_fanout.client.filters import Filter
 from laredo_fanout.client.table.replica import Place
 from laredo_model import column as column_
-from laredo_model import durable, private_directory
 from laredo_model import history as history_
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_model.hashing import Digest
+from laredo_model.files import durable, private_directory
+from laredo_model.files.hashing import Digest
 
 FORMAT = "laredo-local-snapshot"
 VERSION = 1

@@ -24,9 +24,9 @@ from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.archive_store import destination_of
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
 from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
-from laredo_model import private_directory
 from laredo_model.change import Change
 from laredo_model.column import Column
+from laredo_model.files import private_directory
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Files of our own: made whole, made private, and their sums."""
