@@ -10,10 +10,11 @@ from urllib.parse import quote
 from pydantic import Field, field_validator, model_validator
 
 from laredo_fanout.archive_config import Archive
+from laredo_fanout.source_config import Source
 from laredo_model import settings
 from laredo_model.http import exposure
 from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import Duration, SchemaName, Secret, Section, Size
+from laredo_model.settings import Duration, SchemaName, Section, Size
 
 ENV_PREFIX = "LAREDO_"
 # The snapshotter's variables and the test suite's start with ours.
@@ -32,131 +33,6 @@ class State(Section):
     """Directory of the durable store (LMDB)."""
     max_size: Size = Field(default=64 * 10**9, ge=1 << 20)
     """Address space of the map, in bytes; disk is used only for what is stored."""
-
-
-class Publication(Section):
-    """The publication that the slot's stream follows; with ``create`` it is made when missing.
-
-    Tables that are append-only are in one of their own; its name is the other's with
-    ``_append`` behind it.
-    """
-
-    name: str = Field(default="laredo", min_length=1, max_length=63)
-    """The publication of the tables that have a key."""
-    append_only_name: str | None = Field(default=None, min_length=1, max_length=63)
-    """The publication of tables that are ``append_only``; by default ``name`` and
-    ``_append``."""
-    create: bool = True
-    """Make the publication when it is missing, and alter it as ``tables`` changes; false: an
-    owner does, and ``check`` prints how."""
-
-
-class Copy(Section):
-    """How tables are copied: each by at most ``workers`` connections at once, all together by at
-    most ``max_connections`` (by default as many).
-
-    ``max_rows_per_second`` throttles all copies together; ``max_memory`` bounds what is read
-    and not yet written.
-    """
-
-    workers: int = Field(default=2, ge=1, le=16)
-    """Connections that copy one table at first, by key ranges, while the stream runs."""
-    max_rows_per_second: int | None = Field(default=None, ge=1)
-    """How fast key ranges are begun, over all copies; no limit by default. Each range is read
-    at full speed, so that no lock and no snapshot is held longer for it."""
-    max_memory: Size = Field(default=64 << 20, ge=1 << 20)
-    """What all copies together have read and not yet written."""
-    max_connections: int | None = Field(default=None, ge=1, le=64)
-    """Connections of all copies together; as many as there are by default."""
-
-
-class Catchup(Section):
-    """Fall-behind mode: above ``threshold_bytes`` the backlog is split into segments, each decoded
-    from a copy of the slot. ``mode = manual``: when asked for. They are released in commit order.
-
-    ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
-    directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
-    """
-
-    mode: Literal["off", "auto", "manual"] = "auto"
-    """auto: a backlog is split when it is large; manual: when ``laredo-fanout catchup`` or
-    POST /catchup asks for it; off: never."""
-    threshold_bytes: Size = Field(default=1 << 30, ge=1)
-    """A backlog of more WAL than this, at three checks in a row, is split; below a quarter of
-    it the one slot is read again."""
-    check_interval: Duration = Field(default=1.0, gt=0)
-    """How often the backlog is measured."""
-    max_segments: int = Field(default=4, ge=1, le=64)
-    """How many segments there may be at once."""
-    min_segment_bytes: Size = Field(default=64 * 10**6, ge=1)
-    """How small a segment may be, in bytes of WAL."""
-    ordering: Literal["strict"] = "strict"
-    reserve_slots: int = Field(default=2, ge=0)
-    """So many free replication slots and walsenders are left alone; with fewer of them there
-    are fewer segments."""
-    spool_dir: Path | None = None
-    """A directory for nothing else, where decoded changes wait for their turn; by default
-    below ``state.path``."""
-    spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
-    """Beyond this size of the spool the last segments wait."""
-
-    @field_validator("ordering", mode="before")
-    @classmethod
-    def _relaxed_is_gone(cls, ordering: object) -> object:
-        if ordering == "relaxed":
-            raise ValueError(
-                "`strict` is the only order: `relaxed` had 0.77 of the rate of the one slot without"
-                " segments; remove the key"
-            )
-        return ordering
-
-
-class Source(Section):
-    """One PostgreSQL database and the slot in it. The connection may hold a password."""
-
-    type: Literal["postgresql"] = "postgresql"
-    """The kind of database."""
-    connection: Secret
-    """Connection string of the one database; a password belongs in PGPASSFILE."""
-    slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
-    """The one replication slot; it is made when missing."""
-    publication: Publication = Publication()
-    # `copy` would hide a method of pydantic's.
-    copying: Copy = Field(default=Copy(), alias="copy")
-    heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
-    """How often an idle database's slot is advanced, and the catalog checked."""
-    receive_timeout: Duration = Field(default=60.0, ge=1)
-    """A connection to PostgreSQL that has been silent for so long (a proxy that stopped forwarding)
-    is closed and opened again."""
-    # Deprecated: big transactions are always sent while they run (protocol version 2).
-    stream_transactions: bool = True
-    on_slot_lost: Literal["recreate", "fail"] = "recreate"
-    """What happens where changes are gone for good: ``recreate`` copies every table again,
-    ``fail`` waits for you."""
-    # Removed; for one version it is an error of its own, not an unknown key.
-    decode_workers: object = None
-    catchup: Catchup = Catchup()
-
-    @field_validator("decode_workers")
-    @classmethod
-    def _no_decode_workers(cls, value: object) -> object:
-        del value
-        raise ValueError("decoding is compiled now; remove the key")
-
-    @field_validator("stream_transactions")
-    @classmethod
-    def _always_streamed(cls, value: bool) -> bool:
-        if not value:
-            raise ValueError("always on, it can't be turned off; remove the key")
-        return value
-
-    @field_validator("connection")
-    @classmethod
-    def _connection_parses(cls, connection: Secret) -> Secret:
-        from laredo_archive.maintain import connection_string
-
-        connection_string.parsed(connection.get_secret_value())
-        return connection
 
 
 class Tls(Section):

@@ -5,7 +5,7 @@ import pytest
 from laredo_archive.errors import DatabaseUnusable
 from laredo_archive.maintain import connection_string
 from laredo_archive.maintain.postgres_table import Database
-from laredo_fanout.config import Source
+from laredo_fanout.source_config import Source
 
 _STRINGS = (
     "postgresql://reader:hunter2@127.0.0.1:1/app",
