@@ -37,7 +37,7 @@ class SlotForeign(SlotLost):
 
 
 class SpoolFull(SourceError):
-    """No room on the disk to put a giant transaction aside."""
+    """No room on the disk to spool a giant transaction."""
 
 
 class TableRefused(SourceError):

@@ -107,4 +107,4 @@ class SourceOptions:
     receive_timeout: float = 60.0
     commits: CommitIntervals = field(default_factory=CommitIntervals)
     run: str = ""
-    """Random, part of every connection's name: of which life of which server it is."""
+    """Random, part of every connection's name: of which session of which server it is."""

@@ -14,7 +14,7 @@ _TEXT = re.compile(r"(\d{1,20}):(\d{1,10}):(\d{1,10})(?:\+([1-9]\d{0,9}))?\Z")
 
 
 class History(NamedTuple):
-    """One line of a database's life: ``system_identifier:timeline:database_oid``.
+    """One line of a database's history: ``system_identifier:timeline:database_oid``.
 
     ``restored`` is 0, but for a database that went back to an earlier state without a
     new timeline (a disk's copy put back): then it is the Unix time, in seconds, at which

@@ -30,7 +30,7 @@ class ArtifactKind(StrEnum):
 
 
 class EpochPosition(NamedTuple):
-    """A point in an archive's life: how far it goes, or how far someone was told."""
+    """A point in an archive's history: how far it goes, or how far someone was told."""
 
     epoch: int
     position: Position

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import structlog
 
-from laredo_fanout.ingest.change_source import Detour
+from laredo_fanout.ingest.change_source import ChangeSource
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.source_options import SourceOptions, TableOptions
@@ -40,11 +40,11 @@ class IngestThread:
         store: Store,
         *,
         after_commit: Sequence[Callable[[], None]],
-        detour: Detour | None = None,
+        change_source: ChangeSource | None = None,
     ) -> None:
         self._store = store
         self._after_commit = tuple(after_commit)
-        self._ingest = Ingest(source, tables, store, self._committed, detour=detour)
+        self._ingest = Ingest(source, tables, store, self._committed, change_source=change_source)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: str | None = None

@@ -94,7 +94,7 @@ class _Server:
             options.source_tables(config),
             store,
             after_commit=(self.bell.ring, pruning.after_commit),
-            detour=self.fall_behind,
+            change_source=self.fall_behind,
         )
         self.children = ServingChildren(
             workers=config.fanout.grpc.workers,

@@ -32,7 +32,7 @@ _NOT_SHOWN = 0
 
 
 class Shown:
-    """The partitions that one life of the stream has announced, by their root."""
+    """The partitions that one session of the stream has announced, by their root."""
 
     def __init__(self) -> None:
         self._now: set[tuple[int, int]] = set()

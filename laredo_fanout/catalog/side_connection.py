@@ -131,7 +131,7 @@ class _Task:
     run: Callable[[Connection], None] = field(compare=False)
 
 
-class Attendant:
+class SideConnection:
     """The thread. ``report`` is called in it, and must not block."""
 
     def __init__(

@@ -42,9 +42,9 @@ _MOST_LIVES = 5
 
 
 class FallBehind:
-    """The source's detour (``source.detour.Detour``), for all lives of the stream.
+    """The ingest's change source (``ingest.change_source.ChangeSource``) over all of its sessions.
 
-    The ingest's thread and the attendant's call it; each attribute is written by one of them.
+    The ingest's thread and the side connection's call it; each attribute is written by one of them.
     """
 
     def __init__(self, options: CatchupOptions, source: SourceOptions, store: Store) -> None:
@@ -60,7 +60,7 @@ class FallBehind:
         self._wanted = False
         self._asked = threading.Event()
         self._rest_until = 0.0
-        self._lives = (0, 0)
+        self._sessions = (0, 0)
         self._advanced = 0
         self._advance_at = 0.0
         self._is_moved = False
@@ -70,7 +70,7 @@ class FallBehind:
         self._given_up = 0
         self._trouble: str | None = None
 
-    # ------------------------------------------------------------ as a detour
+    # ------------------------------------------------------------ as a change source
 
     @property
     def interval(self) -> float:
@@ -126,7 +126,7 @@ class FallBehind:
         """Whether segments must begin, or have come to their end."""
         release = self._release
         if release is not None and release.over:
-            # Where the slot lags, the next life first compares all WAL in between.
+            # Where the slot lags, the next session first compares all WAL in between.
             return self._is_moved or time.monotonic() - release.over_at > _LAST_MOVE_S
         self._level = level if release is None else max(level, release.reached)
         if release is None:
@@ -212,7 +212,7 @@ class FallBehind:
         self._store_plan(plan)
         self._plans += 1
         self._trouble = None
-        self._lives = (0, 0)
+        self._sessions = (0, 0)
         _log.info(
             "fell behind: the backlog is split",
             bytes=end - position,
@@ -221,17 +221,17 @@ class FallBehind:
         return plan
 
     def _usable_plan(self) -> Plan | None:
-        """The stored plan, unless it is another history's, or no life gets on with it."""
+        """The stored plan, unless it is another history's, or no session gets on with it."""
         stored = self._store.catchup_plan
         if stored is None:
             return None
         plan = plan_.from_bytes(stored)
-        position, (before, lives) = self._store.position, self._lives
-        self._lives = position, lives + 1 if before == position else 1
+        position, (before, lives) = self._store.position, self._sessions
+        self._sessions = position, lives + 1 if before == position else 1
         why = None
         if plan.source != self._identity():
             why = "its positions mean nothing in the present history"
-        elif self._lives[1] > _MOST_LIVES:
+        elif self._sessions[1] > _MOST_LIVES:
             why = f"{_MOST_LIVES} attempts didn't get on with it"
         if why is None:
             return plan

@@ -1,4 +1,4 @@
-"""Segments' transactions, released: what a life of the stream takes instead of the slot's own
+"""Segments' transactions, released: what a session of the stream takes instead of the slot's own
 stream.
 
 The head segment is read, while it is still being decoded, then the next. What is released
@@ -40,9 +40,9 @@ _LOOK_INTERVAL = 0.1
 
 
 class Release:
-    """The feed of one life. ``durable`` is the position that was confirmed last.
+    """The feed of one session. ``durable`` is the position that was confirmed last.
 
-    ``over``: another life must follow, because everything is released, or because
+    ``over``: another session must follow, because everything is released, or because
     of ``trouble`` (the plan is given up; nothing is lost by it); since ``over_at``.
     """
 
@@ -90,7 +90,7 @@ class Release:
         """Gives the head segment's messages."""
         return self._reader.get
 
-    def gulp(self) -> int:
+    def read_available(self) -> int:
         """Look after the segments, and bring more of the head; how many bytes.
 
         :raises SourceUnavailable: if the server can't be reached.
@@ -108,7 +108,7 @@ class Release:
             self._keep()
         return max(taken, int(any(heard)))
 
-    def gulp_ahead(self) -> int:
+    def read_ahead(self) -> int:
         """Nothing: what the segments decode waits in their spools."""
         return 0
 
@@ -122,7 +122,7 @@ class Release:
         return SourceUnavailable("the segments' release ended")
 
     def close(self) -> None:
-        """End every process; what lies in spools stays for the next life, if the plan does."""
+        """End every process; what lies in spools stays for the next session, if the plan does."""
         for run in self.runs:
             run.kill()
         self._reader.close()

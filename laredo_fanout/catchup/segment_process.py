@@ -79,7 +79,7 @@ class Segment:
         :raises OSError: if the spool can't be written.
         """
         if not self.paused:
-            taken = 0 if self._more else self._stream.gulp()
+            taken = 0 if self._more else self._stream.read_available()
             if taken:
                 self._heard_at = time.monotonic()
             self._more = self._drain()

@@ -135,7 +135,7 @@ class Copying:
                 copy.cancelled = True
 
     def prepared(self, prepared: Prepared) -> None:
-        """The attendant found that the copy may begin."""
+        """The side connection found that the copy may begin."""
         copy = self._copies.get(prepared.table_id)
         if copy is None:
             return
@@ -152,7 +152,7 @@ class Copying:
             self._batch.when_durable(lambda: self._settle(copy))
 
     def waiting(self, waiting: Waiting) -> None:
-        """The attendant waits for these processes."""
+        """The side connection waits for these processes."""
         copy = self._copies.get(waiting.table_id)
         if copy is None or copy.waiting_for == waiting.pids:
             return

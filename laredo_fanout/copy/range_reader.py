@@ -15,7 +15,7 @@ import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 from laredo_fanout.copy import chunk_leaves
-from laredo_fanout.postgres.socket_reader import Intake
+from laredo_fanout.postgres.socket_reader import SocketReader
 from laredo_model import select
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laredo_fanout.copy.chunk_leaves import Told
     from laredo_fanout.postgres.connections import Connection
 
-_GULP_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 
 _HEADER = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES = 19
@@ -97,11 +97,11 @@ def append_only_statement(table: SourceTable) -> bytes:
 class CopyReader:
     """Reads one range at a time; about ``gulp_bytes`` at once."""
 
-    def __init__(self, connection: Connection, gulp_bytes: int = _GULP_BYTES) -> None:
+    def __init__(self, connection: Connection, gulp_bytes: int = _READ_BYTES) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
-        self._intake = Intake(self._pgconn, min(_GULP_BYTES, gulp_bytes))
+        self._socket_reader = SocketReader(self._pgconn, min(_READ_BYTES, gulp_bytes))
         self._copying = False
         self._tells = False
         self._failure: ReadFailed | None = None
@@ -143,7 +143,7 @@ class CopyReader:
         keys: list[bytes] = []
         lines: list[bytes] = []
         try:
-            self._intake.read()
+            self._socket_reader.read()
             if not self._copying:
                 self._next_result()
             if self._copying and self._tells:

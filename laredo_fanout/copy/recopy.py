@@ -64,7 +64,7 @@ class Copies(Protocol):
 
 
 class Recopies:
-    """The re-copies of one life of the stream; used by the ingest thread."""
+    """The re-copies of one session of the stream; used by the ingest thread."""
 
     def __init__(self, batch: WriteBatch, counters: Counters) -> None:
         self._batch = batch
@@ -105,7 +105,7 @@ class Recopies:
         _log.info("table is to be copied again beside its readers", table=name)
 
     def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
-        """Take up the one that an earlier life began, if the live table is still the same."""
+        """Take up the one that an earlier session began, if the live table is still the same."""
         beside = record.copy[BESIDE]
         if tracked.table_id == beside and transaction.tables[beside].status is Status.LIVE:
             self._connect(tracked, beside, record.id)
@@ -116,7 +116,7 @@ class Recopies:
     def keep(
         self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copies
     ) -> None:
-        """The table is as it was: a re-copy that an earlier life began goes on."""
+        """The table is as it was: a re-copy that an earlier session began goes on."""
         if tracked.recopy_id is not None and copying.get(tracked.recopy_id) is None:
             self._add(tracked, source, transaction.tables[tracked.recopy_id], copying)
 

@@ -44,7 +44,7 @@ class Drained(Enum):
     """The server ended the stream."""
 
 
-class MustClose(Exception):
+class ResyncRequired(Exception):
     """A table must be closed at the durable position, and the stream begun anew from there."""
 
     def __init__(self, table_id: int, reason: str) -> None:
@@ -79,7 +79,7 @@ class StreamDecoder:
     """Decodes one replication connection's messages, of protocol version 1 or 2.
 
     A transaction that is streamed before its commit, and one of version 1 that
-    is giant, is put aside in ``spool_directory`` (within a directory that is
+    is giant, is spooled in ``spool_directory`` (within a directory that is
     emptied here, so no two decoders may share one) until its commit says its
     position, and is then handed over in pieces; ``between_pieces`` is called
     between them, to keep the connection alive, or to give up by an exception.
@@ -112,7 +112,7 @@ class StreamDecoder:
         self._part: Spool | None = None
         """Where the messages go that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
-        """The transaction that was put aside and must be handed over now."""
+        """The transaction that was spooled and must be handed over now."""
         self._bytes = 0
         self.pending_bytes = 0
         self.events: list[bytes] = []
@@ -166,7 +166,7 @@ class StreamDecoder:
         for route in self._touched:
             if route.table_id == table_id and table_id is not None:
                 if route.open:
-                    raise MustClose(table_id, reason)
+                    raise ResyncRequired(table_id, reason)
                 route.discard()
 
     def drain(self, get: Get, limit: int) -> Drained:
@@ -376,7 +376,7 @@ class StreamDecoder:
         return Drained.MORE
 
     def _hand_over(self, xid: int, commit: Commit) -> Drained:
-        """Decode the messages of a transaction that was put aside, and hand them over by pieces.
+        """Decode the messages of a transaction that was spooled, and hand them over by pieces.
 
         One that is small becomes pending, like any other.
         """
@@ -419,5 +419,5 @@ class StreamDecoder:
         return events
 
     def close(self) -> None:
-        """Drop what was put aside."""
+        """Drop what was spooled."""
         self._spools.close()

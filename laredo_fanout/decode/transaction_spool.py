@@ -1,4 +1,4 @@
-"""Transactions whose messages come before their commit: put aside on the disk, each in a file.
+"""Transactions whose messages come before their commit: spooled on the disk, each in a file.
 
 A subtransaction that is rolled back takes everything with it that came since
 its first message: subtransactions are nested, so what came later is its own or
@@ -181,7 +181,7 @@ class _Piece:
 class Spools:
     """The transactions that are on their way, by top-level xid, at most one file of theirs open.
 
-    ``directory`` is theirs alone: what an earlier life left there is removed.
+    ``directory`` is theirs alone: what an earlier session left there is removed.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.snapshot import Look
 
 
-class Looks:
-    """Numbers of requests are ours, numbers of looks are the attendant's."""
+class CatalogChecks:
+    """Numbers of requests are ours, numbers of looks are the side connection's."""
 
     def __init__(self, request: Callable[[LookRequest], None]) -> None:
         self._request = request
@@ -26,7 +26,7 @@ class Looks:
         return self._requests
 
     def keep(self, look: Look) -> None:
-        """The attendant has looked; the look's message will come in the stream."""
+        """The side connection has looked; the look's message will come in the stream."""
         self._coming[look.message.encode()] = look
 
     def passed(self, content: bytes) -> Look | None:

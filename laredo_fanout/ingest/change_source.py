@@ -1,7 +1,7 @@
 """Another way than the slot's own stream for its changes to come, as the ingest sees it.
 
 What comes is the same, in the same order, so decoding, tables, copies, looks and
-barriers know nothing of it: one life of the stream takes one way or the other.
+barriers know nothing of it: one session of the stream takes one way or the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Feed(Protocol):
-    """Where a life of the stream takes its messages: what a replication connection has of it."""
+    """Where a session of the stream takes its messages: what a replication connection has of it."""
 
     @property
     def local(self) -> bool:
@@ -24,19 +24,19 @@ class Feed(Protocol):
 
     @property
     def get(self) -> Get:
-        """Gives what :meth:`gulp` brought, message by message; fetch it anew after each."""
+        """What :meth:`read_available` brought, message by message; fetch it anew after each."""
 
     def fileno(self) -> int:
         """Readable when there is something."""
 
-    def gulp(self) -> int:
-        """Bring what has come; how many bytes, 0 only where there was no sign of life at all.
+    def read_available(self) -> int:
+        """Bring what has come; how many bytes, 0 only where there was no message at all.
 
         :raises SourceError: if it was cut.
         """
 
-    def gulp_ahead(self) -> int:
-        """Bring more while what :meth:`gulp` brought is written, if that helps; how many bytes.
+    def read_ahead(self) -> int:
+        """Bring more while what was brought before is written, if that helps; how many bytes.
 
         :raises SourceError: if it was cut.
         """
@@ -51,21 +51,21 @@ class Feed(Protocol):
         """Let everything go."""
 
 
-class Detour(Protocol):
-    """Decides in which way the next life of the stream takes its messages."""
+class ChangeSource(Protocol):
+    """Decides in which way the next session of the stream takes its messages."""
 
     @property
     def interval(self) -> float:
         """Seconds between two calls of :meth:`measure`."""
 
     def measure(self, connection: Connection) -> None:
-        """Look how far the server is, in the attendant's thread.
+        """Look how far the server is, in the side connection's thread.
 
         :raises psycopg.Error: if it can't be asked.
         """
 
     def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
-        """The way that a life of the stream which begins now must take; None: the slot's own.
+        """The way that a session of the stream which begins now must take; None: the slot's own.
 
         What it keeps in the store it writes into ``batch``, which isn't open now.
 
@@ -74,7 +74,7 @@ class Detour(Protocol):
         """
 
     def is_over(self, level: int) -> bool:
-        """Whether this life must end for another one to take another way.
+        """Whether this session must end for another one to take another way.
 
         ``level`` is the position up to which nothing is missing in the store.
         """

@@ -1,4 +1,4 @@
-"""Signs of life: the server's and the attendant's to us, and ours to the server."""
+"""Keepalives: the server's and the side connection's to us, and ours to the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from laredo_fanout.postgres.errors import SourceUnavailable
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.side_connection import Attendant
+    from laredo_fanout.catalog.side_connection import SideConnection
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import Feed
     from laredo_fanout.source_options import SourceOptions
@@ -23,18 +23,18 @@ class StoppedWithin(Exception):
     """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
 
 
-class Contact:
+class Keepalive:
     """When each was last heard of. Used by the ingest's thread, from :meth:`begin` on."""
 
     def __init__(
         self,
         store: Store,
         options: SourceOptions,
-        attendant: Attendant,
+        side_connection: SideConnection,
         stopping: threading.Event,
     ) -> None:
         self._store = store
-        self._attendant = attendant
+        self._side_connection = side_connection
         self._stopping = stopping
         self._patience = options.receive_timeout
         self._attendant_patience = options.heartbeat_interval + options.receive_timeout
@@ -56,11 +56,11 @@ class Contact:
         return time.monotonic() - self._heard_at
 
     def looked(self) -> None:
-        """The attendant reported a look."""
+        """The side connection reported a look."""
         self._looked_at = time.monotonic()
 
     def confirm(self, *, reply: bool = False) -> None:
-        """Tell the server what is durable; ``reply`` asks it for a sign of life."""
+        """Tell the server what is durable; ``reply`` asks it for a keepalive."""
         assert self._feed is not None
         self._feed.confirm(self._store.position, reply=reply)
         self._told_at = time.monotonic()
@@ -72,7 +72,7 @@ class Contact:
         """
         now = time.monotonic()
         if now - self._looked_at > self._attendant_patience:
-            self._attendant.sever()
+            self._side_connection.sever()
             self._looked_at = now
         silence = self.silence
         if silence > self._patience:

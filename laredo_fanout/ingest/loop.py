@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.decode.stream_decoder import Drained
 from laredo_fanout.errors import SpoolFull
-from laredo_fanout.postgres.read_available import Gulping
+from laredo_fanout.postgres.read_available import BackgroundReading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from laredo_fanout.copy.copier import Copying
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import Feed
-    from laredo_fanout.ingest.keepalive import Contact
+    from laredo_fanout.ingest.keepalive import Keepalive
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import WriteBatch
 
@@ -37,7 +37,7 @@ _SILENCE_S = 0.05
 """A shorter one says nothing: a sender sleeps, or reads WAL."""
 
 
-class Following:
+class IngestLoop:
     """The loop's work, turn by turn. ``busy``: the stream brought more than a turn takes.
 
     ``mail`` is readable when there are reports, which ``take_reports`` takes;
@@ -52,7 +52,7 @@ class Following:
         batch: WriteBatch,
         copying: Copying,
         store: Store,
-        contact: Contact,
+        keepalive: Keepalive,
         mail: int,
         take_reports: Callable[[], None],
         handle_events: Callable[[], None],
@@ -62,7 +62,7 @@ class Following:
         self._batch = batch
         self._copying = copying
         self._store = store
-        self._contact = contact
+        self._keepalive = keepalive
         self._mail = mail
         self._take_reports = take_reports
         self._handle_events = handle_events
@@ -71,8 +71,8 @@ class Following:
         self._more = False
         """Whether the decoder left messages that libpq's buffer has."""
         self.busy = False
-        self._gulping = Gulping(self._gulp_ahead)
-        batch.meanwhile = self._gulp_ahead
+        self._background_reading = BackgroundReading(self._read_ahead)
+        batch.meanwhile = self._read_ahead
 
     def turn(self) -> None:
         """Wait until there is something, take some of it, commit if that is due.
@@ -85,20 +85,20 @@ class Following:
         drained = self._take_stream()
         self._copy(ready)
         self._commit_if_due()
-        self._contact.keep(self._decoder)
+        self._keepalive.keep(self._decoder)
         if drained is not Drained.MORE and not self._batch.is_open and not self._copying.active:
             self._store.reclaim(_RECLAIM)
 
     def close(self) -> None:
         """No turn follows."""
-        self._gulping.close()
+        self._background_reading.close()
 
     def commit_rest(self) -> None:
         """Commit what whole transactions there are: no turn follows."""
         decoder = self._decoder
         if decoder.pending or self._batch.is_open or decoder.position > self._store.position:
             self._commit()
-        self._contact.confirm()
+        self._keepalive.confirm()
 
     @property
     def level(self) -> int:
@@ -152,7 +152,7 @@ class Following:
         """Take what the stream has brought, a bounded part of it."""
         decoder = self._decoder
         reached, pending = decoder.wal_end, decoder.pending_bytes
-        taken = 0 if self._more else self._heard(self._feed.gulp())
+        taken = 0 if self._more else self._heard(self._feed.read_available())
         result = self._drain()
         # What came before the last commit, and is used only now, counts too.
         self._gathered += max(0, decoder.pending_bytes - pending - taken)
@@ -164,12 +164,12 @@ class Following:
             self.apply_pending()
         if decoder.wal_end > reached:
             # Until here the stream wasn't silent: nobody listened.
-            self._contact.heard()
+            self._keepalive.heard()
         self.busy = result in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
         if result is not Drained.EMPTY:
             return result
         if not taken and not decoder.pending and not self._batch.is_open:
-            # What was put aside, or isn't ours, is over: the next commit needn't wait.
+            # What was spooled, or isn't ours, is over: the next commit needn't wait.
             self._gathered = 0
         if self._gathered > _BUSY_BYTES:
             self._let_it_fill()
@@ -188,14 +188,14 @@ class Following:
         self._more = result is Drained.MORE
         return result
 
-    def _gulp_ahead(self) -> None:
+    def _read_ahead(self) -> None:
         # The server's sender would sleep with a full socket.
-        self._heard(self._feed.gulp_ahead())
+        self._heard(self._feed.read_ahead())
 
     def _heard(self, taken: int) -> int:
         self._gathered += taken
         if taken:
-            self._contact.heard()
+            self._keepalive.heard()
         return taken
 
     def _copy(self, ready: set[int]) -> None:
@@ -233,7 +233,7 @@ class Following:
             return due
         if self._gathered < _BUSY_BYTES:
             return 0
-        return min(due, max(batch.cost, _SILENCE_S) - self._contact.silence)
+        return min(due, max(batch.cost, _SILENCE_S) - self._keepalive.silence)
 
     @property
     def _behind(self) -> float:
@@ -256,8 +256,8 @@ class Following:
         # What comes while the commit waits for the disk is for the next one.
         gathered, self._gathered = self._gathered, 0
         if gathered > _BUSY_BYTES:
-            with self._gulping.meanwhile():
+            with self._background_reading.meanwhile():
                 self._batch.commit(self._decoder.position, self._decoder.time_us)
         else:
             self._batch.commit(self._decoder.position, self._decoder.time_us)
-        self._contact.confirm()
+        self._keepalive.confirm()

@@ -63,7 +63,7 @@ _UNSETTLED = Judged(keeps=True, settled=False)
 
 
 class PuttingRight:
-    """Of one life of the stream; used by the ingest thread."""
+    """Of one session of the stream; used by the ingest thread."""
 
     def __init__(
         self,

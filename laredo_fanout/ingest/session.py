@@ -1,6 +1,6 @@
-"""One life of the stream: connections opened, everything followed until one breaks or we stop.
+"""One session of the stream: connections opened, everything followed until one breaks or we stop.
 
-Whatever isn't committed when it ends is forgotten; the next life goes on from the store.
+Whatever isn't committed when it ends is forgotten; the next session goes on from the store.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import structlog
 from laredo_fanout.catalog import append_only
 from laredo_fanout.catalog.side_connection import (
     LOCK_TIMEOUT,
-    Attendant,
     ConnectionReady,
     Crashed,
     Prepared,
     PrepareFailed,
     Report,
+    SideConnection,
     SoonRequest,
     Trouble,
     Waiting,
@@ -29,11 +29,11 @@ from laredo_fanout.catalog.side_connection import (
 from laredo_fanout.catalog.snapshot import Look
 from laredo_fanout.copy.copier import Copying
 from laredo_fanout.copy.recopy import RecopyAsked
-from laredo_fanout.decode.stream_decoder import MustClose, StreamDecoder
+from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder
 from laredo_fanout.errors import CopyFailed, TableRefused
-from laredo_fanout.ingest.catalog_checks import Looks
-from laredo_fanout.ingest.keepalive import Contact, StoppedWithin
-from laredo_fanout.ingest.loop import Following
+from laredo_fanout.ingest.catalog_checks import CatalogChecks
+from laredo_fanout.ingest.keepalive import Keepalive, StoppedWithin
+from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.mailbox import Mailbox
 from laredo_fanout.ingest.startup import Preparation
 from laredo_fanout.ingest.tracked_tables import Tracking
@@ -46,7 +46,7 @@ from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.ingest.change_source import Detour, Feed
+    from laredo_fanout.ingest.change_source import ChangeSource, Feed
     from laredo_fanout.postgres.errors import SourceError
     from laredo_fanout.source_options import SourceOptions, TableOptions
     from laredo_fanout.store.writer import Store
@@ -59,8 +59,8 @@ _LIFE_AT_LEAST_S = 60.0
 """Before a large message that has passed ends it: they may come again and again."""
 
 
-class Streaming:
-    """One life. ``run`` returns when :meth:`stop` was called, and raises when something broke."""
+class IngestSession:
+    """``run`` returns when :meth:`stop` was called, and raises when something broke."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Streaming:
         on_commit: OnCommit,
         counters: Counters,
         stopping: threading.Event,
-        detour: Detour | None = None,
+        change_source: ChangeSource | None = None,
     ) -> None:
         self._began_at = time.monotonic()
         self._options = options = replace(options, run=wal_message.new_token())
@@ -79,18 +79,18 @@ class Streaming:
         self._name = connections.application_name(options, "stream")
         self._store = store
         self._stopping = stopping
-        self._detour = detour
+        self._change_source = change_source
         self._counters = counters
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self.batch = WriteBatch(store, on_commit, options.commits, counters)
-        self._attendant = Attendant(options, tables, self._awaited, self._mail.put)
-        self._looks = Looks(self._attendant.request)
-        self._contact = Contact(store, options, self._attendant, stopping)
+        self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
+        self._looks = CatalogChecks(self._side_connection.request)
+        self._keepalive = Keepalive(store, options, self._side_connection, stopping)
         self.tracking = Tracking(tables, self.batch, self._looks.ask, counters)
         self.copying = Copying(
             options,
             self.batch,
-            self._attendant.request,
+            self._side_connection.request,
             look_now=self._looks.ask,
             failed=self._copy_failed,
             counters=counters,
@@ -101,7 +101,7 @@ class Streaming:
         self._stream: Feed | None = None
         self._decoder: StreamDecoder | None = None
         self._side: connections.Connection | None = None
-        self._following: Following | None = None
+        self._following: IngestLoop | None = None
         self.connected = False
         self.was_connected = False
         self.phase = "connecting"
@@ -116,7 +116,7 @@ class Streaming:
 
     def look_soon(self) -> None:
         """Have the catalog looked at; from any thread."""
-        self._attendant.request(SoonRequest())
+        self._side_connection.request(SoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
         """Have a table copied again beside its readers; from any thread."""
@@ -162,7 +162,7 @@ class Streaming:
         except StoppedWithin:
             # What is applied of it is forgotten; it comes again.
             self.batch.abandon()
-        except MustClose as found:
+        except ResyncRequired as found:
             self.batch.abandon()
             self.tracking.close_durably(found, self._store)
         except Exception as error:
@@ -171,34 +171,34 @@ class Streaming:
 
     # ------------------------------------------------------------ begin and end
 
-    def _open(self) -> Following:
+    def _open(self) -> IngestLoop:
         side, stream, look = self._prepare()
         self._decoder = decoder = StreamDecoder(
             self.tracking,
             self._awaited.meet,
             self._store.path,
             self._store.position,
-            between_pieces=self._contact.within_step,
+            between_pieces=self._keepalive.within_step,
         )
         self.tracking.follow(decoder)
         feed = self._start(side, stream, decoder)
-        if self._detour is not None:
-            self._attendant.every(self._detour.interval, self._detour.measure)
+        if self._change_source is not None:
+            self._side_connection.every(self._change_source.interval, self._change_source.measure)
         self._counters.slot.look(look.slot)
         self._side = None
-        self._attendant.start(side)
-        self._contact.begin(feed)
+        self._side_connection.start(side)
+        self._keepalive.begin(feed)
         self.connected = self.was_connected = True
         self.phase = "streaming" if feed is stream else "catching up"
         position = position_.text(self._store.position)
         _log.info(self.phase, slot=self._options.slot_name, position=position)
-        return Following(
+        return IngestLoop(
             feed,
             decoder,
             batch=self.batch,
             copying=self.copying,
             store=self._store,
-            contact=self._contact,
+            keepalive=self._keepalive,
             mail=self._mail.fileno(),
             take_reports=self._take_reports,
             handle_events=self._handle_events,
@@ -229,13 +229,15 @@ class Streaming:
     ) -> Feed:
         """Have the changes come: from the slot, or another way."""
         appends = append_only.streamed(self._options, self._store.tables.values())
-        detour = None if self._detour is None else self._detour.open(side, self.batch)
+        change_source = (
+            None if self._change_source is None else self._change_source.open(side, self.batch)
+        )
         self.tracking.carries_appends = appends is not None
-        self.tracking.may_begin_anew = detour is None
-        if detour is not None:
+        self.tracking.may_begin_anew = change_source is None
+        if change_source is not None:
             stream.close()
-            self._stream = detour
-            return detour
+            self._stream = change_source
+            return change_source
         stream.start(
             self._options.slot_name,
             self._options.publication.name,
@@ -251,7 +253,7 @@ class Streaming:
         self.batch.abandon()
         if self._following is not None:
             self._following.close()
-        self._attendant.stop()
+        self._side_connection.stop()
         self.copying.close()
         if self._side is not None:
             self._side.close()
@@ -266,14 +268,14 @@ class Streaming:
                 report.answer.set_exception(SourceUnavailable("the stream has just ended"))
         self._mail.close()
 
-    def _is_over(self, following: Following) -> bool:
-        """Whether another life must follow, with another connection or another way for changes."""
+    def _is_over(self, following: IngestLoop) -> bool:
+        """Whether another session must follow, with another connection or change source."""
         if self._is_swollen() and not self.batch.is_open:
             _log.info("somebody's large message has passed; another connection frees its memory")
             return True
         if self.tracking.must_begin_anew and not self.batch.is_open:
             return True
-        return self._detour is not None and self._detour.is_over(following.level)
+        return self._change_source is not None and self._change_source.is_over(following.level)
 
     def _is_swollen(self) -> bool:
         """Whether libpq's buffer, which never gets smaller, had to hold somebody's large message.
@@ -303,7 +305,7 @@ class Streaming:
                 self._passed(look, decoder)
                 continue
             done = self.copying.barrier_arrived(
-                content.decode(), decoder.position, decoder.time_us, self._contact.within_step
+                content.decode(), decoder.position, decoder.time_us, self._keepalive.within_step
             )
             if done is not None:
                 self.tracking.copied(*done)
@@ -322,7 +324,7 @@ class Streaming:
                     self._counters.slot.look(report.slot)
                     self.tracking.verify(report, passed=False)
                     self.trouble = None
-                    self._contact.looked()
+                    self._keepalive.looked()
                 case Prepared():
                     self.copying.prepared(report)
                 case PrepareFailed(table_id, problem):

@@ -14,7 +14,7 @@ import structlog
 
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode import plain_rows
-from laredo_fanout.ingest.session import Streaming
+from laredo_fanout.ingest.session import IngestSession
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.slot import ownership
@@ -23,7 +23,7 @@ from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, Tabl
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.ingest.change_source import Detour
+    from laredo_fanout.ingest.change_source import ChangeSource
     from laredo_fanout.source_options import SourceOptions, TableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import OnCommit
@@ -49,15 +49,15 @@ class Ingest:
         store: Store,
         on_commit: OnCommit,
         *,
-        detour: Detour | None = None,
+        change_source: ChangeSource | None = None,
     ) -> None:
         self._options = options
-        self._detour = detour
+        self._change_source = change_source
         self._tables = tuple(tables)
         self._store = store
         self._on_commit = on_commit
         self._stopping = threading.Event()
-        self._streaming: Streaming | None = None
+        self._streaming: IngestSession | None = None
         self._error: SourceError | None = None
         self._counters = Counters(last_recopies=dict(store.last_recopies))
         self._logged_at = 0.0
@@ -77,14 +77,14 @@ class Ingest:
         while not self._stopping.is_set():
             streaming = None
             try:
-                self._streaming = streaming = Streaming(
+                self._streaming = streaming = IngestSession(
                     ownership.settled(self._options, self._store.source),
                     self._tables,
                     self._store,
                     on_commit=self._on_commit,
                     counters=self._counters,
                     stopping=self._stopping,
-                    detour=self._detour,
+                    change_source=self._change_source,
                 )
                 streaming.run()
                 self._error = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.copy.copier import Copying
     from laredo_fanout.copy.recopy import RecopyAsked
-    from laredo_fanout.decode.stream_decoder import MustClose, StreamDecoder
+    from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder
     from laredo_fanout.postgres.pgoutput import Relation
     from laredo_fanout.source_options import TableOptions
     from laredo_fanout.store.table import TableRecord
@@ -342,8 +342,8 @@ class Tracking:
                 with store.transaction() as transaction:
                     self.recopies.drop(tracked, transaction, reason)
 
-    def close_durably(self, found: MustClose, store: Store) -> None:
-        """Close one table at the durable position; the next life of the stream copies it anew."""
+    def close_durably(self, found: ResyncRequired, store: Store) -> None:
+        """Close one table at the durable position; the next session copies it anew."""
         for tracked in self._tables.values():
             if tracked.table_id == found.table_id:
                 tracked.closing = found.reason
@@ -372,7 +372,7 @@ class Tracking:
             if each.qualified == source.qualified and each.status is Status.FAILED:
                 transaction.drop_table(each.id)
         if record.incarnation > 1:
-            # Only then: of a life that is cut before that, nothing is left to count.
+            # Only then: of a session that is cut before that, nothing is left to count.
             self._batch.when_durable(self._counters.count_recopy)
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
         tracked.intake = Intake(live=False) if source.append_only else None

@@ -11,17 +11,19 @@ _PAUSE_S = 0.001
 """A unix socket is full after about as long, and then the server's sender sleeps."""
 
 
-class Gulping:
-    """A thread that calls ``gulp`` again and again, but only within :meth:`meanwhile`, whose
-    caller must leave the stream alone there: a connection is used by one thread at a time."""
+class BackgroundReading:
+    """A thread that calls ``read_available`` again and again, but only within :meth:`meanwhile`.
 
-    def __init__(self, gulp: Callable[[], None]) -> None:
-        self._gulp = gulp
+    Its caller must leave the stream alone there: a connection is used by one thread at a time.
+    """
+
+    def __init__(self, read_available: Callable[[], None]) -> None:
+        self._read_available = read_available
         self._thread = ThreadPoolExecutor(1, "laredo-gulping")
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Within it the thread works; an error of ``gulp`` is raised at its end."""
+        """Within it the thread works; an error of ``read_available`` is raised at its end."""
         done = threading.Event()
         working = self._thread.submit(self._until, done)
         try:
@@ -39,4 +41,4 @@ class Gulping:
 
     def _until(self, done: threading.Event) -> None:
         while not done.wait(_PAUSE_S):
-            self._gulp()
+            self._read_available()

@@ -2,7 +2,7 @@
 
 https://www.postgresql.org/docs/current/protocol-replication.html, over psycopg's
 pq layer. Messages are taken out of libpq's buffer one by one, but the socket is
-read in big gulps: the server's sender gets faster when its reader isn't woken
+read in big reads: the server's sender gets faster when its reader isn't woken
 for each message.
 """
 
@@ -20,7 +20,7 @@ from psycopg.pq import ExecStatus
 
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
-from laredo_fanout.postgres.socket_reader import Intake
+from laredo_fanout.postgres.socket_reader import SocketReader
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_GULP_BYTES = 8 << 20
+_READ_BYTES = 8 << 20
 """How much is taken before it is used: libpq's buffer keeps the size it once had."""
 
 _FLUSH_S = 5.0
@@ -68,7 +68,7 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._confirmed = 0
-        self._intake = Intake(self.pgconn, _GULP_BYTES)
+        self._reader = SocketReader(self.pgconn, _READ_BYTES)
         self.local = self.pgconn.host.startswith(b"/")
         """Whether it is a unix socket, which napping would starve."""
         self.ended = False
@@ -140,13 +140,13 @@ class ReplicationStream:
             raise SlotLost(f"slot {slot} can't be streamed from: {text}")
         raise SourceUnavailable(f"the stream of slot {slot} can't be started: {text}")
 
-    def gulp(self) -> int:
+    def read_available(self) -> int:
         """Take what the socket has into libpq's buffer; how many bytes there were, about."""
-        return self._take(self._intake.read)
+        return self._take(self._reader.read)
 
-    def gulp_ahead(self) -> int:
-        """The same while what the last gulp brought is still worked on, within one bound."""
-        return self._take(self._intake.read_ahead)
+    def read_ahead(self) -> int:
+        """The same while what the last read brought is still worked on, within one bound."""
+        return self._take(self._reader.read_ahead)
 
     def _take(self, read: Callable[[], int]) -> int:
         try:
@@ -165,7 +165,7 @@ class ReplicationStream:
         """Tell the server that everything up to ``position`` is durable here.
 
         Only ever what a commit of the store has returned for. ``reply`` asks the
-        server for a sign of life.
+        server for a keepalive.
         """
         self._confirmed = max(self._confirmed, position)
         now_us = int((time.time() - _EPOCH_S) * 1_000_000)

@@ -1,4 +1,4 @@
-"""From a connection's socket into libpq's buffer, in big gulps, but never more than a bound.
+"""From a connection's socket into libpq's buffer, in big reads, but never more than a bound.
 
 How much a reading takes isn't told, and what the socket held before says little of it:
 PQconsumeInput goes on until the socket is empty or the buffer is full, and a server
@@ -22,7 +22,7 @@ _BYTES_A_NS = 1
 """No server sends faster: as much as memory is copied, it had to be decoded too."""
 
 
-class Intake:
+class SocketReader:
     """Of one connection. At most about ``bound`` bytes are taken before they are used up, or one
     message if that is larger."""
 
@@ -38,7 +38,7 @@ class Intake:
     def read(self) -> int:
         """Take what has come, when all messages that came before are used up.
 
-        Returns how many bytes there were when it began, about; 0 only without any sign of life.
+        Returns how many bytes there were when it began, about; 0 only without any message.
 
         :raises psycopg.OperationalError: if the connection was cut.
         """

@@ -66,7 +66,7 @@ class Stalled(Refused):
 
 
 class NoRoomToSpool(Refused):
-    """A slow reader's snapshot could not be put aside: the disk is nearly full."""
+    """A slow reader's snapshot could not be spooled: the disk is nearly full."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "error"

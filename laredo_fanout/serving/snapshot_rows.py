@@ -1,7 +1,7 @@
 """A table's rows on their way to one client, however slow it is.
 
 The rows come from an LMDB read transaction, which keeps freed pages from being used again. So a
-client that is too slow for that has the rest put aside in a temporary file, and the transaction
+client that is too slow for that has the rest spooled in a temporary file, and the transaction
 is closed.
 """
 

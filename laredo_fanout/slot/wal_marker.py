@@ -102,7 +102,7 @@ def _read(
             asked_at = now
             stream.confirm(0, reply=True)
         select.select([stream.fileno()], [], [], _ASK_EVERY_S)
-        if stream.gulp():
+        if stream.read_available():
             heard_at = now
         elif now - heard_at > timeout:
             raise SourceUnavailable(f"the stream brought nothing for {timeout:.0f} s")

@@ -17,7 +17,7 @@ StoreError
 ├── PositionWentBack  the store is further than that
 ├── JournalPruned     these journal entries are gone
 ├── SnapshotClosed    its rows were asked for after it was closed
-└── SpoolFailed       a snapshot couldn't be put aside for a slow client
+└── SpoolFailed       a snapshot couldn't be spooled for a slow client
 """
 
 from laredo_model import position

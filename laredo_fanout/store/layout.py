@@ -14,7 +14,7 @@ positions  table u32 + last position u64 + sequence u64 b""
 meta       see ``meta.py``
 =========  ===========================================  =======================================
 
-A *space* is one life of a table's rows: a TRUNCATE gives the table a new,
+A *space* is one generation of a table's rows: a TRUNCATE gives the table a new,
 empty one, and the old one's rows are deleted later, in small steps. LMDB takes
 keys of 1..511 bytes, so a longer row key is cut and hashed; its full form is
 recomputed from the line.

@@ -106,7 +106,7 @@ class IngestStatus:
 
 @dataclass
 class Counters:
-    """What is counted over all lives of the stream; the ingest thread alone adds."""
+    """What is counted over all sessions of the stream; the ingest thread alone adds."""
 
     changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
     copied_rows: dict[str, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from laredo_fanout.decode.stream_decoder import MustClose
+from laredo_fanout.decode.stream_decoder import ResyncRequired
 from laredo_fanout.store.errors import RowIncomplete
 from laredo_fanout.tables.status import CommitInfo, Counters
 from laredo_model import key
@@ -121,7 +121,7 @@ class WriteBatch:
             try:
                 self.transaction.apply(route.table_id, changes)
             except RowIncomplete as incomplete:
-                raise MustClose(route.table_id, str(incomplete)) from incomplete
+                raise ResyncRequired(route.table_id, str(incomplete)) from incomplete
             if (copied := self.copy_beside.get(route.table_id)) is not None:
                 self.transaction.apply(copied, changes)
             self._tables.add(route.table_id)

@@ -1,4 +1,4 @@
-"""The destinations and AWS clients of all tables, made once in the life of the process."""
+"""The destinations and AWS clients of all tables, made once for the process."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""One life of a table's writer: from the archive's head to the first thing that goes wrong."""
+"""One session of a table's writer: from the archive's head to the first thing that goes wrong."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ JOURNAL_S = 5.0
 """Between two looks at the server's journal while the stream is closed."""
 
 
-class Life:
+class WriterSession:
     """Feed, committer and re-bases over one claimed archive; :meth:`run` it once."""
 
     def __init__(
@@ -267,7 +267,7 @@ class Life:
             epoch = await self.committer.epoch_of(putting)
         except NeverVerified as thrown:
             self._log.warning("base thrown away", reason=str(thrown))
-        except Exception as failure:  # noqa: BLE001  # it ends this life
+        except Exception as failure:  # noqa: BLE001  # it ends this session
             if not self._failed.done():
                 self._failed.set_exception(failure)
             return

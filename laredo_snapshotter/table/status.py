@@ -8,13 +8,13 @@ from typing import Any, Literal
 from laredo_archive.manifest.head import Head
 from laredo_model import position as position_
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, State, TableStatus
-from laredo_snapshotter.table.session import Life
+from laredo_snapshotter.table.session import WriterSession
 from laredo_snapshotter.table.writer import TableWriter
 
 
 def of(writer: TableWriter) -> TableStatus:
     """What is known of ``writer``'s table now."""
-    archive, life = writer.archive, writer.life
+    archive, session = writer.archive, writer.session
     head = archive.head if archive is not None else None
     state, problem = _state(writer)
     return TableStatus(
@@ -27,21 +27,21 @@ def of(writer: TableWriter) -> TableStatus:
         sinks=tuple(_sinks(writer)),
         cas_conflicts=writer.counts.cas_conflicts,
         **_of_head(head),
-        **_of_life(life, head),
+        **_of_session(session, head),
     )
 
 
 def _state(writer: TableWriter) -> tuple[State, str | None]:
-    life = writer.life
-    if life is None or writer.final:
+    session = writer.session
+    if session is None or writer.final:
         return writer.state, writer.problem
-    if life.committer.blocked is not None:
-        return State.HOLDING, life.committer.blocked.reason
-    if life.feed.problem is not None:
-        return State.CONNECTING, life.feed.problem
+    if session.committer.blocked is not None:
+        return State.HOLDING, session.committer.blocked.reason
+    if session.feed.problem is not None:
+        return State.CONNECTING, session.feed.problem
     if writer.counters.disconnected_because is not None:
         return State.CONNECTING, writer.counters.disconnected_because
-    if life.feed.live and not life.base_waits:
+    if session.feed.live and not session.base_waits:
         return State.FOLLOWING, None
     return State.COPYING, None
 
@@ -118,9 +118,9 @@ def _of_head(head: Head | None) -> dict[str, Any]:
     }
 
 
-def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
+def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, Any]:
     churn = head.diff_changes if head is not None else 0
-    if life is None:
+    if session is None:
         return {
             "stream_position": None,
             "history": None,
@@ -138,21 +138,23 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "unverified": None,
             "journal": None,
         }
-    feed, committer = life.feed, life.committer
+    feed, committer = session.feed, session.committer
     blocked, waiting = committer.blocked, committer.unverified
-    reach = life.journal.latest if life.journal is not None else None
-    base_rows = life.base.rows if life.base is not None else None
+    reach = session.journal.latest if session.journal is not None else None
+    base_rows = session.base.rows if session.base is not None else None
     return {
         "stream_position": feed.position,
         "history": None if feed.history is None else str(feed.history),
-        "churn_records": churn + life.buffered(head),
-        "buffer_depth": life.buffered(head),
+        "churn_records": churn + session.buffered(head),
+        "buffer_depth": session.buffered(head),
         "buffer_bytes": feed.buffer.memory_bytes,
         "buffer_spilled_bytes": feed.buffer.spilled_bytes + committer.waiting_spilled_bytes,
         "waiting_bytes": committer.waiting_bytes,
-        "rebase": life.rebase_reason,
-        "base_rows_written": life.rebase.rows_written if life.rebase is not None else base_rows,
-        "last_rebase_problem": life.rebase_problem,
+        "rebase": session.rebase_reason,
+        "base_rows_written": session.rebase.rows_written
+        if session.rebase is not None
+        else base_rows,
+        "last_rebase_problem": session.rebase_problem,
         "cuts_forgotten": feed.cuts_forgotten,
         "holding": None
         if blocked is None
@@ -162,7 +164,7 @@ def _of_life(life: Life | None, head: Head | None) -> dict[str, Any]:
             "attempts": blocked.attempts,
             "stream_closed": feed.closed_because,
         },
-        "boundary_position": life.verified.position,
+        "boundary_position": session.verified.position,
         "unverified": None
         if waiting is None
         else {

@@ -40,13 +40,13 @@ from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.status import State
 from laredo_snapshotter.table.last_flush import Left
-from laredo_snapshotter.table.session import Life
+from laredo_snapshotter.table.session import WriterSession
 
 log = structlog.get_logger(__name__)
 
 AGAIN = Backoff(initial=0.5, maximum=30.0)
 LONG_LIFE_S = 60.0
-"""A life that lasted so long says that what ended the ones before is over."""
+"""A session that lasted so long says that what ended the ones before is over."""
 
 CLOSE_S = 5.0
 """What giving temporary files back may take, where a destination hangs."""
@@ -82,11 +82,11 @@ class TableWriter:
         self.state = State.STARTING
         self.problem: str | None = None
         self._left: Left | None = None
-        """What the last life couldn't write."""
+        """What the last session couldn't write."""
         self.archive: TableArchive | None = None
-        self.life: Life | None = None
+        self.session: WriterSession | None = None
         self.notifier: Notifier | None = None
-        """Tells the sinks, from the claim on; also between two lives."""
+        """Tells the sinks, from the claim on; also between two sessions."""
         self.collector: Collector | None = None
         """Deletes what isn't needed, as long as the archive is ours."""
         self.counters = counters
@@ -110,7 +110,7 @@ class TableWriter:
     @property
     def stream(self) -> tuple[str, int] | None:
         """History and position of the live stream, for the cuts."""
-        feed = self.life.feed if self.life is not None else None
+        feed = self.session.feed if self.session is not None else None
         position = feed.cut_position if feed is not None and feed.live else None
         if feed is None or position is None:
             return None
@@ -123,13 +123,13 @@ class TableWriter:
 
     def cut(self, position: int) -> None:
         """Seal at ``position`` as soon as the stream has passed it."""
-        if self.life is not None:
-            self.life.feed.cut(position)
+        if self.session is not None:
+            self.session.feed.cut(position)
 
     def tick(self) -> None:
         """A diff interval has passed: is a re-base due?"""
-        if self.life is not None:
-            self.life.tick()
+        if self.session is not None:
+            self.session.tick()
 
     def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
         """A new base, begun after ``now``; the future brings its epoch once committed.
@@ -140,8 +140,8 @@ class TableWriter:
             raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._requests.append((now, asked))
-        if self.life is not None:
-            self.life.beat()
+        if self.session is not None:
+            self.session.beat()
         return asked
 
     @property
@@ -149,8 +149,8 @@ class TableWriter:
         """What was taken and isn't in the archive; None if all is, or another writer has it."""
         if self.state is State.FENCED:
             return None
-        if self.life is not None:
-            return self.life.left_now()
+        if self.session is not None:
+            return self.session.left_now()
         if self._left is None and self.archive is not None and self.archive.unfinished:
             head = self.archive.head
             after = None if head is None else head.position
@@ -208,11 +208,11 @@ class TableWriter:
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
             self._collecting = asyncio.create_task(self.collector.run())
-        # A life that ended may have left a commit that isn't everywhere yet.
+        # A session that ended may have left a commit that isn't everywhere yet.
         await self._unless_stopped(self.archive.settle)
         self.problem = self._left = None
         self.state = State.CONNECTING
-        self.life = Life(
+        self.session = WriterSession(
             self.config,
             self.archive,
             self._executor,
@@ -222,10 +222,10 @@ class TableWriter:
             wanted=lambda: bool(self._requests),
         )
         try:
-            await self.life.run(self._stopping, self._flush_timeout)
+            await self.session.run(self._stopping, self._flush_timeout)
         finally:
-            self._left = self.life.left
-            self.life = None
+            self._left = self.session.left
+            self.session = None
 
     async def _unless_stopped(self, work: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
         """Do ``work`` in a thread; a stop doesn't wait for a destination that hangs.

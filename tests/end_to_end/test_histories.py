@@ -26,7 +26,7 @@ Rows = dict[str, str]
 
 
 @dataclass
-class Life:
+class WriterSession:
     """One history: states with the positions before and after the commit that made each."""
 
     states: list[tuple[int, int, Rows]] = field(default_factory=list)
@@ -46,8 +46,8 @@ class World:
 
     def __init__(self, directory: Path, clusters: Clusters) -> None:
         self.clusters = clusters
-        self.lives: dict[str, Life] = {}
-        self.life = Life()
+        self.lives: dict[str, WriterSession] = {}
+        self.life = WriterSession()
         self._numbers = count(1)
         self.postgres = clusters.new(18)
         database = clusters.lead_to(self.postgres)
@@ -82,7 +82,7 @@ class World:
 
     def begin_life(self) -> None:
         """What is committed from now on is of another history."""
-        self.life = Life([(0, 0, self.rows())])
+        self.life = WriterSession([(0, 0, self.rows())])
 
     def write(self, transactions: int) -> None:
         """Some transactions, each noted."""

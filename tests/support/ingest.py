@@ -86,7 +86,7 @@ class RunningIngest:
             if self.asks_to_catch_up:
                 self.fall_behind.ask()
         self.ingest = Ingest(
-            self.options, self.tables, self.store, self._committed, detour=self.fall_behind
+            self.options, self.tables, self.store, self._committed, change_source=self.fall_behind
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

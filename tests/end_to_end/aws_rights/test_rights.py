@@ -63,7 +63,7 @@ def clients(example: Example) -> Iterator[NotingClients]:
 
 
 @dataclass
-class Life:
+class WriterSession:
     """What a whole life of a writer asked of AWS, and the rights that it took."""
 
     clients: NotingClients
@@ -71,12 +71,12 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def life(moto: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> Life:
+def life(moto: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> WriterSession:
     with example_on(moto) as example:
         clients = clients_of(example)
         written(example, clients, tmp_path_factory.mktemp("beside"))
         clients.close()
-        return Life(clients, needed(example, clients, "archive"))
+        return WriterSession(clients, needed(example, clients, "archive"))
 
 
 def archive_of(*destinations: Any) -> TableArchive:
@@ -122,13 +122,13 @@ def needed(example: Example, clients: NotingClients, credentials: str) -> set[Ri
     }
 
 
-def test_the_writer_may_do_what_it_does_and_no_more(life: Life) -> None:
+def test_the_writer_may_do_what_it_does_and_no_more(life: WriterSession) -> None:
     policy = Policy.read("writer-policy.json")
     assert [right for right in life.rights if not policy.allows(right)] == []
     assert policy.allowed_actions - {right.action for right in life.rights} == set()
 
 
-def test_nothing_is_asked_past_the_recording(life: Life) -> None:
+def test_nothing_is_asked_past_the_recording(life: WriterSession) -> None:
     told = [(call.service, call.operation, call.credentials) for call in life.clients.calls]
     recorded = [(one.service, one.operation, one.credentials) for one in life.clients.asked]
     assert sorted(told) == sorted(recorded)
@@ -201,7 +201,7 @@ def test_the_auditor_may_read_from_another_account_and_nothing_else(
             assert not bucket.allows(right, AUDITOR)
 
 
-def test_the_bucket_lets_nobody_overwrite_by_mistake(life: Life) -> None:
+def test_the_bucket_lets_nobody_overwrite_by_mistake(life: WriterSession) -> None:
     bucket = Policy.read("bucket-policy.json")
     assert [right for right in life.rights if bucket.denies(right)] == []
     for right in life.rights:

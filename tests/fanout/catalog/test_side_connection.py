@@ -38,7 +38,7 @@ def test_a_defect_ends_the_ingest_which_else_would_never_look_again(
     )
     store = Store.open(tmp_path, max_size=1 << 30)
     ingest = Ingest(
-        options, [TableOptions("public", "users")], store, lambda _: None, detour=Defective()
+        options, [TableOptions("public", "users")], store, lambda _: None, change_source=Defective()
     )
     with pytest.raises(ZeroDivisionError, match="measured by nothing"):
         ingest.run()

@@ -142,7 +142,7 @@ class SegmentedReading:
         try:
             while not release.over:
                 self._wait(release)
-                release.gulp()
+                release.read_available()
                 self._take(release)
                 if on_turn is not None and on_turn(release):
                     batch.abandon()

@@ -10,7 +10,7 @@ import pytest
 
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.errors import SourceUnavailable
-from laredo_fanout.postgres.read_available import Gulping
+from laredo_fanout.postgres.read_available import BackgroundReading
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
@@ -45,44 +45,52 @@ def gulps() -> Gulps:
 
 
 @pytest.fixture
-def gulping(gulps: Gulps) -> Iterator[Gulping]:
-    with closing(Gulping(gulps)) as gulping:
-        yield gulping
+def background_reading(gulps: Gulps) -> Iterator[BackgroundReading]:
+    with closing(BackgroundReading(gulps)) as background_reading:
+        yield background_reading
 
 
-def test_it_works_within_and_only_there(gulping: Gulping, gulps: Gulps) -> None:
+def test_it_works_within_and_only_there(
+    background_reading: BackgroundReading, gulps: Gulps
+) -> None:
     for _ in range(3):
-        with gulping.meanwhile():
+        with background_reading.meanwhile():
             gulps.wait_for_more(than=gulps.count + 1)
         with pytest.raises(AssertionError, match="it gulps again"):
             gulps.wait_for_more(than=gulps.count, timeout=0.05)
 
 
-def test_the_end_waits_for_a_gulp_that_has_begun(gulping: Gulping, gulps: Gulps) -> None:
+def test_the_end_waits_for_a_gulp_that_has_begun(
+    background_reading: BackgroundReading, gulps: Gulps
+) -> None:
     gulps.may_end.clear()
-    with gulping.meanwhile():
+    with background_reading.meanwhile():
         gulps.wait_for_more(than=0)
         threading.Timer(0.05, gulps.may_end.set).start()
     assert gulps.may_end.is_set()
 
 
-def test_an_error_of_a_gulp_is_raised_at_the_end(gulping: Gulping, gulps: Gulps) -> None:
+def test_an_error_of_a_gulp_is_raised_at_the_end(
+    background_reading: BackgroundReading, gulps: Gulps
+) -> None:
     gulps.fails = SourceUnavailable("cut")
     done = False
-    with pytest.raises(SourceUnavailable, match="cut"), gulping.meanwhile():
+    with pytest.raises(SourceUnavailable, match="cut"), background_reading.meanwhile():
         gulps.wait_for_more(than=0)
         done = True
     assert done
     assert gulps.count == 1
 
 
-def test_an_error_within_is_the_one_that_is_raised(gulping: Gulping, gulps: Gulps) -> None:
+def test_an_error_within_is_the_one_that_is_raised(
+    background_reading: BackgroundReading, gulps: Gulps
+) -> None:
     gulps.fails = SourceUnavailable("cut")
-    with pytest.raises(KeyError), gulping.meanwhile():
+    with pytest.raises(KeyError), background_reading.meanwhile():
         gulps.wait_for_more(than=0)
         raise KeyError
     gulps.fails = None
-    with gulping.meanwhile():
+    with background_reading.meanwhile():
         gulps.wait_for_more(than=gulps.count)
 
 
@@ -117,16 +125,16 @@ def _inserts(stream: ReplicationStream) -> int:
 def test_what_is_gulped_ahead_is_bounded_and_nothing_of_it_is_lost(
     backlog: ReplicationStream,
 ) -> None:
-    backlog.gulp()
+    backlog.read_available()
     # At once whenever something comes: then the server sends while it is read.
-    while select.select([backlog], [], [], 30)[0] and backlog.gulp_ahead():
+    while select.select([backlog], [], [], 30)[0] and backlog.read_ahead():
         continue
     rows = _inserts(backlog)
     assert _BOUND // 4 < rows * _WIDTH < 2 * _BOUND
 
     def whole() -> bool:
         nonlocal rows
-        backlog.gulp()
+        backlog.read_available()
         rows += _inserts(backlog)
         return rows == _ROWS
 

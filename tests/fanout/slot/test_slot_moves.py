@@ -209,7 +209,7 @@ def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingestin
         attempts = ingest.status.reconnects
         ingest.wait_until(lambda: ingest.status.reconnects > attempts + 1, "it tries again")
         assert connection.execute("SELECT active_pid FROM pg_replication_slots").fetchone() == row
-        assert other.gulp() >= 0
+        assert other.read_available() >= 0
         connection.execute("DELETE FROM t WHERE id = 1")
     ingest.assert_equal()
     assert ingest.status.senders_ended == 0

@@ -71,7 +71,7 @@ def clients() -> Iterator[Clients]:
     made.close()
 
 
-class Life:
+class WriterSession:
     """The archive from process start to process start, and what came of it."""
 
     def __init__(self, recorder: Recorder, proxy: FaultProxy, clients: Clients) -> None:
@@ -133,7 +133,7 @@ def test_each_sink_hears_all_in_order(
     steps: list[tuple[str, ...]], recorder: Recorder, clients: Clients
 ) -> None:
     with FaultProxy(recorder.endpoint) as proxy:
-        life = Life(recorder, proxy, clients)
+        life = WriterSession(recorder, proxy, clients)
         for what, *more in steps:
             life.step(what, *(int(number) for number in more))
         life.end()

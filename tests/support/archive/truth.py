@@ -28,7 +28,7 @@ def checksum_of(state: State) -> StateChecksum:
 
 
 @dataclass
-class Life:
+class WriterSession:
     """One history: the states after each commit, by position."""
 
     history: History
@@ -50,12 +50,12 @@ class Database:
     def __init__(self, world: World) -> None:
         self._world = world
         self._values = 0
-        self.lives: dict[History, Life] = {}
+        self.lives: dict[History, WriterSession] = {}
         self.floor = Position(0)
         self._begin(History(1, 1, 5), Position(16), {})
 
     def _begin(self, history: History, position: Position, state: State) -> None:
-        self.life = self.lives[history] = Life(history, [position], [state])
+        self.life = self.lives[history] = WriterSession(history, [position], [state])
         self.floor = position
 
     @property
@@ -96,7 +96,7 @@ class Database:
 
 
 def net_changes(
-    life: Life, start: Position, end: Position, *, idle: bool = False
+    life: WriterSession, start: Position, end: Position, *, idle: bool = False
 ) -> tuple[list[Change], bool]:
     """What a diff over (start, end] holds, and whether it truncates.
 
