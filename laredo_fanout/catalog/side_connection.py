@@ -156,7 +156,7 @@ class SideConnection:
         self._soon = False
         self._stopping = threading.Event()
         self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name="laredo-attendant", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="laredo-side-connection", daemon=True)
 
     def every(self, interval: float, ask: Callable[[Connection], None]) -> None:
         """Have ``ask`` run again and again, in the thread; call it before :meth:`start`."""
@@ -229,7 +229,7 @@ class SideConnection:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            self._connection = connections.connect(self._options, role="attendant")
+            self._connection = connections.connect(self._options, role="side")
             self._connection.execute(LOCK_TIMEOUT)
         return self._connection
 

@@ -37,7 +37,7 @@ class Keepalive:
         self._side_connection = side_connection
         self._stopping = stopping
         self._patience = options.receive_timeout
-        self._attendant_patience = options.heartbeat_interval + options.receive_timeout
+        self._side_patience = options.heartbeat_interval + options.receive_timeout
         self._feed: Feed | None = None
         self._heard_at = self._told_at = self._looked_at = time.monotonic()
 
@@ -71,7 +71,7 @@ class Keepalive:
         :raises SourceUnavailable: if the stream brought nothing for too long.
         """
         now = time.monotonic()
-        if now - self._looked_at > self._attendant_patience:
+        if now - self._looked_at > self._side_patience:
             self._side_connection.sever()
             self._looked_at = now
         silence = self.silence

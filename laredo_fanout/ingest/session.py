@@ -206,7 +206,7 @@ class IngestSession:
 
     def _prepare(self) -> tuple[connections.Connection, ReplicationStream, Look]:
         """Connect, and have slot, publication and the store's tables as they must be."""
-        self._side = side = connections.connect(self._options, role="attendant")
+        self._side = side = connections.connect(self._options, role="side")
         with self._store.transaction() as transaction:
             transaction.set_streams((*self._store.streams, self._name)[-_STREAMS_KEPT:])
         self._stream = stream = ReplicationStream.open(self._options)

@@ -1,4 +1,4 @@
-"""What isn't foreseen in the attendant's thread."""
+"""What isn't foreseen in the side connection's thread."""
 
 from pathlib import Path
 

@@ -43,7 +43,7 @@ def filled(database: Database) -> Database:
     return database
 
 
-@pytest.mark.parametrize("role", ["stream", "attendant", "copy"])
+@pytest.mark.parametrize("role", ["stream", "side", "copy"])
 def test_connection_killed_while_copying(
     filled: Database, ingesting: Start, gate: Gate, role: str
 ) -> None:
@@ -146,13 +146,13 @@ def test_an_answer_that_never_comes_while_the_stream_is_prepared(
 def test_a_connection_that_is_never_answered_as_it_is_opened_again(
     filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
 ) -> None:
-    """The attendant waits for it, and the stream's end for the attendant."""
+    """The side connection waits for it, and the stream's end for the side connection."""
     dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
     ingest = RunningIngest(filled, tmp_path / "store", ("public.t",))
     ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
     ingest.start()
     ingest.wait_live()
     proxy.stuck_after = asked
-    _kill(filled, "attendant")
+    _kill(filled, "side")
     ingest.wait_until(lambda: proxy.stuck_after is None, "it is opened again")
     ingest.stop()

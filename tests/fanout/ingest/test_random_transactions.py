@@ -140,7 +140,7 @@ def test_every_commit_is_in_the_journal_as_it_was(
                 connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
                     " datname = current_database() AND application_name LIKE %s",
-                    (f"% {chance.choice(['stream', 'copy', 'attendant'])}",),
+                    (f"% {chance.choice(['stream', 'copy', 'side'])}",),
                 )
 
     killer = threading.Thread(target=kill)

@@ -258,10 +258,10 @@ def test_a_store_that_was_copied_while_it_ran_ends_no_later_stream(
 def test_names_fit_however_long_the_slots_is(filled: Database) -> None:
     options = replace(RunningIngest(filled, Path("unused"), ()).options, slot_name="s" * 63)
     options = replace(options, run="0123456789abcdef")
-    with connections.connect(options, role="attendant") as connection:
+    with connections.connect(options, role="side") as connection:
         row = connection.execute("SELECT current_setting('application_name')").fetchone()
-    assert row == (connections.application_name(options, "attendant"),)
-    assert row[0].endswith("s 0123456789abcdef attendant")
+    assert row == (connections.application_name(options, "side"),)
+    assert row[0].endswith("s 0123456789abcdef side")
 
 
 # ---------------------------------------------------------------- the making of the slot
