@@ -156,7 +156,9 @@ class SideConnection:
         self._soon = False
         self._stopping = threading.Event()
         self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name="laredo-side-connection", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="laredo-side-connection", daemon=True
+        )
 
     def every(self, interval: float, ask: Callable[[Connection], None]) -> None:
         """Have ``ask`` run again and again, in the thread; call it before :meth:`start`."""
