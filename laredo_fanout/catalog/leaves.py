@@ -9,7 +9,8 @@ A partition that was there when the table was last reconciled with the catalog n
 happens to it later is seen by comparing (partitions.py). Any other one that brought rows is kept
 with the table's record, in the store transaction of those rows, until a catalog snapshot accounts
 for it: it is there, and all its rows are. If it is gone, or may have lost rows, the table is put
-right (putting_right.py). So are partitions that only a chunk of a copy has read: chunk_leaves.py.
+right (partition_repair.py). So are partitions that only a chunk of a copy has read
+(chunk_leaves.py).
 
 So a catalog snapshot verifies a partitioned table only when the stream has passed its message:
 then every partition that brought rows before it has been shown. Before that, one that came with

@@ -346,7 +346,7 @@ class SideConnection:
         """The look comes after the last chunk was read, so the chunks all had this shape.
 
         A re-copy's barrier is sent although partitions have come or gone since: the rows that its
-        chunks have of them are put right by another one (putting_right.py).
+        chunks have of them are put right by another one (partition_repair.py).
         """
         found = table_definitions.read_tables(
             connection, [request.options], self._options.publication

@@ -61,7 +61,7 @@ def take(
     except (ServerUnfit, RightsMissing) as missing:
         return Look(number, {}, _unpublished(tables, missing), state, None)
     appends, problems = _ensure_appends(connection, options, tables)
-    # Before the tables are read, as the proof in altering.py has it.
+    # Before the tables are read, as the proof in silent_ddl.py has it.
     held = altering.read(connection, options.publication)
     found = table_definitions.read_tables(connection, tables, options.publication)
     added = False

@@ -256,7 +256,7 @@ class Tracking:
             self._putting_right.begun(begun, look, transaction)
 
     def verify(self, look: Look, *, passed: bool) -> None:
-        """Up to where this look shows that no value was rewritten in silence; see altering.py.
+        """Up to where this look shows that no value was rewritten in silence; see silent_ddl.py.
 
         Also before the stream has ``passed`` its message: behind a backlog that is long after. But
         of a partitioned table only the rows until there say which partitions brought any.

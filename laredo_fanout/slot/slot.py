@@ -205,7 +205,7 @@ def create(connection: Connection, name: str, token: str) -> int:
 
 
 def drop(connection: Connection, name: str) -> None:
-    """Drop the slot if it exists; it is ours (``slot_owner.py``).
+    """Drop the slot if it exists; it is ours (``ownership.py``).
 
     :raises SlotInUse: if somebody streams from it.
     """

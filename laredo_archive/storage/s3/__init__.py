@@ -1,6 +1,6 @@
 """A prefix of a bucket as a destination: Amazon S3, or whatever speaks its API.
 
-place.py says which; destination.py is the door; upload.py writes, reading.py
-reads; asking.py sends the requests and tells failures apart; probe.py finds out
+bucket.py says which; destination.py is the door; upload.py writes, reading.py
+reads; requests.py sends the requests and tells failures apart; probe.py finds out
 whether the store can compare and swap.
 """
