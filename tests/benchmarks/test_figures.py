@@ -65,7 +65,6 @@ def test_every_row_of_the_table_has_a_subject() -> None:
         "s3",
         "latency",
         "backlog",
-        "decoding",
         "catchup",
         "giant_transaction",
         "restart",

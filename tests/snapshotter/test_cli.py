@@ -171,7 +171,7 @@ def test_logs_are_lines_of_json_off_a_terminal(tmp_path: Path, served: Served) -
 
 def test_what_libraries_log_looks_the_same() -> None:
     program = (
-        "import logging; from laredo_snapshotter import logs; logs.configure('info');"
+        "import logging; from laredo_snapshotter.app import logs; logs.configure('info');"
         "logging.getLogger('urllib3').warning('%s is full', 'pool')"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

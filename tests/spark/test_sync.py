@@ -109,9 +109,10 @@ def test_one_that_fails_doesnt_stop_the_others(spark: SparkSession, tmp_path: Pa
 PROGRAM = """
 import sys
 from pathlib import Path
-from laredo_spark import sync_parquet, sync_table
+from laredo_spark import sync_table
 from laredo_spark.session import session
-sync_parquet.FILE_BYTES = 256 << 10
+from laredo_spark.sync import parquet
+parquet.FILE_BYTES = 256 << 10
 spark = session(master="local[2]", settings={"spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"})
 sync_table(spark, sys.argv[1], target=sys.argv[2])
