@@ -119,6 +119,7 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     config = given.over(path, sets).load()
     from laredo_fanout.app.check import check as checking
     from laredo_fanout.app.check.finding import Verdict
+    from laredo_fanout.app.terminal import printing
 
     found = list(checking.findings(config))
     if as_json:
@@ -178,6 +179,7 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
 
     What comes of it is in `laredo-fanout status --json`, sources.*.catchup.
     """
+    from laredo_fanout.app.terminal import printing
 
     try:
         _server(given.over(path, sets), url).ask("catchup")
@@ -207,6 +209,7 @@ def recopy(
     Only rows that differ from what the server has reach them, as ordinary changes.
     With --watch it is shown until it has ended.
     """
+    from laredo_fanout.app.terminal import printing
 
     server = _server(given.over(path, sets), url)
     try:
@@ -227,6 +230,7 @@ def _server(given: _Given, url: str | None) -> printing.RunningServer:
 
     With a URL no configuration is needed: the token is then that of the environment.
     """
+    from laredo_fanout.app.terminal import printing
 
     if url is not None and given.path is None:
         return printing.RunningServer(url, os.environ.get(TOKEN_ENV))
@@ -237,6 +241,7 @@ def _server(given: _Given, url: str | None) -> printing.RunningServer:
 
 
 def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
+    from laredo_fanout.app.terminal import printing
 
     server = _server(given, url)
     try:

@@ -14,6 +14,7 @@ from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFil
 from laredo_fanout.client.table.replica import Place
 from laredo_fanout.client.table.rows import Row
 from laredo_model.change import Action
+from laredo_model.files.hashing import Digest
 from laredo_model.position import Position
 from tests.fanout.client import test_clients
 from tests.fanout.client.real_server import TABLE, Source, key_of, line_of
@@ -99,14 +100,12 @@ def test_two_saves_at_once_leave_one_of_them_whole(
 ) -> None:
     """Of two clients of one file, in one process or in two."""
     gate = Gate()
-    sync = "laredo_fanout.client.table.local_snapshot.hashlib.sha256"
-    real = __import__("hashlib").sha256
 
-    def gated_digest() -> Any:
+    def gated_digest() -> Digest:
         gate.pass_through()
-        return real()
+        return Digest()
 
-    monkeypatch.setattr(sync, gated_digest)
+    monkeypatch.setattr("laredo_fanout.client.table.local_snapshot.Digest", gated_digest)
     one, two = (SnapshotFile(tmp_path / "cache", TABLE, ()) for _ in range(2))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(one.save, snapshot_of(1, 3))
