@@ -70,7 +70,7 @@ class Recopies:
         self._batch = batch
         self._counters = counters
 
-    def begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copies) -> None:
+    def begin(self, tracked: TrackedTable, transaction: Transaction, copies: Copies) -> None:
         """Begin one beside this table.
 
         :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
@@ -101,7 +101,7 @@ class Recopies:
             copy={**shape.to_json(known, tracked.version), BESIDE: record.id},
         )
         self._connect(tracked, record.id, copied.id)
-        self._add(tracked, source, copied, copying)
+        self._add(tracked, source, copied, copies)
         _log.info("table is to be copied again beside its readers", table=name)
 
     def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
@@ -114,11 +114,11 @@ class Recopies:
         self._gave_up(tracked, transaction, "the table is copied anew")
 
     def keep(
-        self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copying: Copies
+        self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copies: Copies
     ) -> None:
         """The table is as it was: a re-copy that an earlier session began goes on."""
-        if tracked.recopy_id is not None and copying.get(tracked.recopy_id) is None:
-            self._add(tracked, source, transaction.tables[tracked.recopy_id], copying)
+        if tracked.recopy_id is not None and copies.get(tracked.recopy_id) is None:
+            self._add(tracked, source, transaction.tables[tracked.recopy_id], copies)
 
     def drop(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
         """End the table's re-copy, if there is one, without a result."""
@@ -135,9 +135,9 @@ class Recopies:
         self._ended(tracked, transaction, LastRecopy(time.time(), differing))
 
     def _add(
-        self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copying: Copies
+        self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copies: Copies
     ) -> None:
-        copying.add(TableCopy(record.id, tracked.options, source, record.copy))
+        copies.add(TableCopy(record.id, tracked.options, source, record.copy))
 
     def _connect(self, tracked: TrackedTable, live_id: int, copied_id: int) -> None:
         tracked.recopy_id = copied_id

@@ -16,7 +16,8 @@ from laredo_fanout.postgres.read_available import BackgroundReading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laredo_fanout.copy.copier import Copying
+    from laredo_fanout.copy.copier import Copier
+    from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import Feed
     from laredo_fanout.ingest.keepalive import Keepalive
@@ -50,7 +51,8 @@ class IngestLoop:
         decoder: StreamDecoder,
         *,
         batch: WriteBatch,
-        copying: Copying,
+        copies: TableCopies,
+        copier: Copier,
         store: Store,
         keepalive: Keepalive,
         mail: int,
@@ -60,7 +62,8 @@ class IngestLoop:
         self._feed = feed
         self._decoder = decoder
         self._batch = batch
-        self._copying = copying
+        self._copies = copies
+        self._copier = copier
         self._store = store
         self._keepalive = keepalive
         self._mail = mail
@@ -86,7 +89,7 @@ class IngestLoop:
         self._copy(ready)
         self._commit_if_due()
         self._keepalive.keep(self._decoder)
-        if drained is not Drained.MORE and not self._batch.is_open and not self._copying.active:
+        if drained is not Drained.MORE and not self._batch.is_open and not self._copier.active:
             self._store.reclaim(_RECLAIM)
 
     def close(self) -> None:
@@ -119,7 +122,7 @@ class IngestLoop:
         """Wait for a socket; the ones that have something."""
         poll = select.poll()
         descriptors = [self._feed.fileno(), self._mail]
-        descriptors += [reader.fileno() for reader in self._copying.readers()]
+        descriptors += [reader.fileno() for reader in self._copier.readers()]
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
         return {descriptor for descriptor, _ in poll.poll(1000 * self._patience())}
@@ -132,7 +135,7 @@ class IngestLoop:
             return max(0.0, self._due_in())
         if self._decoder.position > self._store.position:
             return max(0.0, _POSITION_INTERVAL_S - batch.age)
-        return _COPIES_WAIT_S if list(self._copying.copies) else _LONGEST_WAIT_S
+        return _COPIES_WAIT_S if self._copies.under_way else _LONGEST_WAIT_S
 
     def _let_it_fill(self) -> None:
         """In a backlog: do something else for a moment, so that the buffer fills.
@@ -201,15 +204,15 @@ class IngestLoop:
     def _copy(self, ready: set[int]) -> None:
         """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
         that is read slowly keeps its lock and its snapshot for long."""
-        copying = self._copying
+        copier = self._copier
         until = time.monotonic() + (_COPY_SHARE_S if self.busy else 0)
         while True:
-            copying.pump([reader for reader in copying.readers() if reader.fileno() in ready])
-            copying.assign()
-            if time.monotonic() >= until or not copying.active:
+            copier.pump([reader for reader in copier.readers() if reader.fileno() in ready])
+            copier.assign()
+            if time.monotonic() >= until or not copier.active:
                 return
             poll = select.poll()
-            for reader in copying.readers():
+            for reader in copier.readers():
                 poll.register(reader.fileno(), select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(1)}
 
@@ -229,7 +232,7 @@ class IngestLoop:
         batch = self._batch
         waiting = bool(self._decoder.pending)
         due = batch.interval(self._behind, waiting=waiting) - batch.age
-        if self.busy or self._copying.active:
+        if self.busy or self._copier.active:
             return due
         if self._gathered < _BUSY_BYTES:
             return 0

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.leaves import Account
     from laredo_fanout.catalog.snapshot import Look
     from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.copy.copier import Copying
     from laredo_fanout.copy.recopy import Recopies
+    from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.store.table import Leaf, TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.tables.status import Counters
@@ -123,7 +123,7 @@ class PuttingRight:
         source: SourceTable,
         look: Look,
         transaction: Transaction,
-        copying: Copying,
+        copies: TableCopies,
     ) -> Judged:
         """What this look says of the table's partitions; begin to put it right if it must be."""
         assert tracked.table_id is not None and tracked.version is not None
@@ -140,7 +140,7 @@ class PuttingRight:
                 # Until it is live its record keeps what it began with; then it is put right.
                 return Judged(keeps=True, settled=because is None)
         elif because is not None or record.doubt is not None:
-            return self._put_right(tracked, source, look, transaction, copying, because=because)
+            return self._put_right(tracked, source, look, transaction, copies, because=because)
         self._settle(tracked, source, look, transaction)
         return _SETTLED
 
@@ -164,7 +164,7 @@ class PuttingRight:
         source: SourceTable,
         look: Look,
         transaction: Transaction,
-        copying: Copying,
+        copies: TableCopies,
         *,
         because: str | None,
     ) -> Judged:
@@ -185,7 +185,7 @@ class PuttingRight:
         tracked.version = source.version
         kept = shape.to_json(tracked.shape, source.version)
         transaction.put_table(replace(transaction.tables[record.id], copy=kept))
-        self._begin(tracked, transaction, copying)
+        self._begin(tracked, transaction, copies)
         return _SETTLED
 
     def _doubt(
@@ -205,12 +205,12 @@ class PuttingRight:
             since=position_.text(doubt.start),
         )
 
-    def _begin(self, tracked: TrackedTable, transaction: Transaction, copying: Copying) -> None:
+    def _begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:
         tracked.right_retries += 1
         pause = _RETRY.delay(tracked.right_retries)
         tracked.right_at = time.monotonic() + pause
         try:
-            self._recopies.begin(tracked, transaction, copying)
+            self._recopies.begin(tracked, transaction, copies)
         except RecopyRefused as refused:
             _log.warning(
                 "table can't be put right yet; it is tried again",

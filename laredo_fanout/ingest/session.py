@@ -27,8 +27,9 @@ from laredo_fanout.catalog.side_connection import (
     Waiting,
 )
 from laredo_fanout.catalog.snapshot import Look
-from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.recopy import RecopyAsked
+from laredo_fanout.copy.table_copies import TableCopies
 from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder
 from laredo_fanout.errors import CopyFailed, TableRefused
 from laredo_fanout.ingest.catalog_checks import CatalogChecks
@@ -87,14 +88,15 @@ class IngestSession:
         self._looks = CatalogChecks(self._side_connection.request)
         self._keepalive = Keepalive(store, options, self._side_connection, stopping)
         self.tracking = Tracking(tables, self.batch, self._looks.ask, counters)
-        self.copying = Copying(
-            options,
+        request = self._side_connection.request
+        self.copies = TableCopies(
+            options.slot_name,
             self.batch,
-            self._side_connection.request,
-            look_now=self._looks.ask,
+            request,
+            request_snapshot=self._looks.ask,
             failed=self._copy_failed,
-            counters=counters,
         )
+        self.copier = Copier(options, self.batch, self.copies, request, counters)
         self._preparation = Preparation(
             options, tables, store, counters=counters, tell=self._waits, stopping=stopping
         )
@@ -196,7 +198,8 @@ class IngestSession:
             feed,
             decoder,
             batch=self.batch,
-            copying=self.copying,
+            copies=self.copies,
+            copier=self.copier,
             store=self._store,
             keepalive=self._keepalive,
             mail=self._mail.fileno(),
@@ -254,7 +257,7 @@ class IngestSession:
         if self._following is not None:
             self._following.close()
         self._side_connection.stop()
-        self.copying.close()
+        self.copier.close()
         if self._side is not None:
             self._side.close()
         if self._stream is not None:
@@ -286,7 +289,7 @@ class IngestSession:
         return (
             decoder is not None
             and 0 < decoder.swollen_at <= self._store.position
-            and not self.copying.copies
+            and not self.copies.under_way
             and time.monotonic() - self._began_at > _LIFE_AT_LEAST_S
         )
 
@@ -298,13 +301,13 @@ class IngestSession:
         assert decoder is not None and following is not None
         following.apply_pending()
         self.tracking.keep_leaves(self.batch.transaction)
-        self.tracking.close_marked(self.batch.transaction, decoder.position_before, self.copying)
+        self.tracking.close_marked(self.batch.transaction, decoder.position_before, self.copies)
         for content in decoder.take_events():
             look = self._looks.passed(content)
             if look is not None:
                 self._passed(look, decoder)
                 continue
-            done = self.copying.barrier_arrived(
+            done = self.copies.barrier_arrived(
                 content.decode(), decoder.position, decoder.time_us, self._keepalive.within_step
             )
             if done is not None:
@@ -313,7 +316,7 @@ class IngestSession:
     def _passed(self, look: Look, decoder: StreamDecoder) -> None:
         self.batch.transaction.set_marker(Marker(decoder.position, look.message))
         # What the look shows was so before its message: a closed table was right before it.
-        self.tracking.reconcile(look, self.batch.transaction, decoder.position_before, self.copying)
+        self.tracking.reconcile(look, self.batch.transaction, decoder.position_before, self.copies)
         self.tracking.verify(look, passed=True)
 
     def _take_reports(self) -> None:
@@ -326,20 +329,20 @@ class IngestSession:
                     self.trouble = None
                     self._keepalive.looked()
                 case Prepared():
-                    self.copying.prepared(report)
+                    self.copies.prepared(report)
                 case PrepareFailed(table_id, problem):
-                    copy = self.copying.get(table_id)
+                    copy = self.copies.get(table_id)
                     if copy is not None:
                         name = copy.table.qualified
                         self._copy_failed(
                             table_id, CopyFailed(name, problem, "see the server's log")
                         )
                 case Waiting():
-                    self.copying.waiting(report)
+                    self.copies.waiting(report)
                 case RecopyAsked():
-                    self.tracking.recopy(report, self.batch.transaction, self.copying)
+                    self.tracking.recopy(report, self.batch.transaction, self.copies)
                 case ConnectionReady(connection):
-                    self.copying.connected(connection)
+                    self.copier.connected(connection)
                 case Crashed(error):
                     raise error
                 case Trouble(error):
@@ -348,4 +351,4 @@ class IngestSession:
                     self.trouble = error
 
     def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
-        self.tracking.copy_failed(table_id, failed, self.batch.transaction, self.copying)
+        self.tracking.copy_failed(table_id, failed, self.batch.transaction, self.copies)

@@ -189,8 +189,8 @@ class Ingest:
                 action.name.lower(): number for action, number in self._counters.changes.items()
             },
             asked_recopies=dict(self._counters.asked_recopies),
-            copy_connections=0 if streaming is None else streaming.copying.connections,
-            copy_bytes=0 if streaming is None else streaming.copying.bytes_in_flight,
+            copy_connections=0 if streaming is None else streaming.copier.connections,
+            copy_bytes=0 if streaming is None else streaming.copier.bytes_in_flight,
             tables={table.qualified: self._table(table.qualified) for table in self._tables},
         )
 
@@ -202,9 +202,9 @@ class Ingest:
         if streaming is None or tracked is None:
             return TableStatus(copied_rows=copied, last_recopy=last_recopy)
         problem = None if tracked.problem is None else str(tracked.problem)
-        copying = streaming.copying
-        copy = None if tracked.table_id is None else copying.get(tracked.table_id)
-        recopy = None if tracked.recopy_id is None else copying.get(tracked.recopy_id)
+        copies = streaming.copies
+        copy = None if tracked.table_id is None else copies.get(tracked.table_id)
+        recopy = None if tracked.recopy_id is None else copies.get(tracked.recopy_id)
         status = TableStatus(
             error=problem,
             copied_rows=copied,

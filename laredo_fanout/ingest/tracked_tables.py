@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.shape import Shape
     from laredo_fanout.catalog.snapshot import Look
     from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.copy.copier import Copying
     from laredo_fanout.copy.recopy import RecopyAsked
+    from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder
     from laredo_fanout.postgres.pgoutput import Relation
     from laredo_fanout.source_options import TableOptions
@@ -193,18 +193,18 @@ class Tracking:
             position=stream.position,
         )
 
-    def close_marked(self, transaction: Transaction, position: int, copying: Copying) -> None:
+    def close_marked(self, transaction: Transaction, position: int, copies: TableCopies) -> None:
         """Close what ``route`` or ``broken`` found, at the last position before it."""
         for tracked in self._tables.values():
             if tracked.closing is not None and tracked.table_id is not None:
-                copying.remove(tracked.table_id)
+                copies.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
                 # A look from before what the stream has just shown may still be on its way.
                 tracked.wanted_look = self._request_look()
                 tracked.closed_by_stream = True
 
     def reconcile(
-        self, look: Look, transaction: Transaction, position: int, copying: Copying
+        self, look: Look, transaction: Transaction, position: int, copies: TableCopies
     ) -> None:
         """The stream has passed this look's message: begin, close or refuse tables as it says.
 
@@ -225,7 +225,7 @@ class Tracking:
             tracked.partitions_judged = False
             if problem is not None or source is None:
                 if problem is not None:
-                    self._refuse(tracked, problem, transaction, copying)
+                    self._refuse(tracked, problem, transaction, copies)
                 continue
             tracked.source = source
             now = shape.of_table(source)
@@ -237,13 +237,13 @@ class Tracking:
                 elif (rewritten := source.rewritten_since(tracked.version)) is not None:
                     tracked.closing = rewritten
                 else:
-                    judged = self._putting_right.judge(tracked, source, look, transaction, copying)
+                    judged = self._putting_right.judge(tracked, source, look, transaction, copies)
                     tracked.partitions_judged = judged.settled
                     tracked.closing = judged.closing
                 if tracked.closing is None:
-                    self._keep(tracked, source, judged, transaction, copying)
+                    self._keep(tracked, source, judged, transaction, copies)
                     continue
-                copying.remove(tracked.table_id)
+                copies.remove(tracked.table_id)
                 self._close(tracked, transaction, position)
             if look.answers < tracked.wanted_look or time.monotonic() < tracked.retry_at:
                 continue
@@ -252,7 +252,7 @@ class Tracking:
                 continue
             if tracked.options.append_only and not self._carried(look):
                 continue
-            begun = self._begin(tracked, source, now, transaction, copying)
+            begun = self._begin(tracked, source, now, transaction, copies)
             self._putting_right.begun(begun, look, transaction)
 
     def verify(self, look: Look, *, passed: bool) -> None:
@@ -291,7 +291,7 @@ class Tracking:
         return self.carries_appends or self.must_begin_anew
 
     def copy_failed(
-        self, table_id: int, failed: TableRefused, transaction: Transaction, copying: Copying
+        self, table_id: int, failed: TableRefused, transaction: Transaction, copies: TableCopies
     ) -> None:
         """The copy gave up: the table is failed, and tried again after a while.
 
@@ -299,22 +299,22 @@ class Tracking:
         """
         for tracked in self._tables.values():
             if tracked.recopy_id == table_id:
-                copying.remove(table_id)
+                copies.remove(table_id)
                 self.recopies.drop(tracked, transaction, str(failed))
             if tracked.table_id == table_id:
                 tracked.retries += 1
                 pause = _RETRY.delay(tracked.retries)
                 tracked.retry_at = time.monotonic() + pause
                 tracked.problem = failed
-                self._refuse(tracked, failed, transaction, copying)
+                self._refuse(tracked, failed, transaction, copies)
                 _log.error("copy failed", error=str(failed), retry_after_s=round(pause, 1))
 
-    def recopy(self, asked: RecopyAsked, transaction: Transaction, copying: Copying) -> None:
+    def recopy(self, asked: RecopyAsked, transaction: Transaction, copies: TableCopies) -> None:
         """Begin a re-copy beside the live table; it is answered when that is durable."""
         if not asked.is_awaited():
             return
         try:
-            self.recopies.begin(self._tables[asked.table], transaction, copying)
+            self.recopies.begin(self._tables[asked.table], transaction, copies)
         except RecopyRefused as refused:
             asked.answer.set_exception(refused)
         else:
@@ -356,7 +356,7 @@ class Tracking:
         source: SourceTable,
         now: Shape,
         transaction: Transaction,
-        copying: Copying,
+        copies: TableCopies,
     ) -> TableRecord:
         """A new incarnation, which takes every change from here on."""
         former = list(transaction.tables.values())
@@ -379,7 +379,7 @@ class Tracking:
         tracked.closed_by_stream = False
         self._connect(tracked, now)
         if not self.must_begin_anew:
-            copying.add(TableCopy(record.id, tracked.options, source, record.copy, tracked.intake))
+            copies.add(TableCopy(record.id, tracked.options, source, record.copy, tracked.intake))
         _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)
         return record
 
@@ -403,15 +403,15 @@ class Tracking:
         source: SourceTable,
         judged: Judged,
         transaction: Transaction,
-        copying: Copying,
+        copies: TableCopies,
     ) -> None:
         """Nothing changed; a copy that an earlier run began goes on."""
         assert tracked.table_id is not None and tracked.shape is not None
-        self.recopies.keep(tracked, source, transaction, copying)
+        self.recopies.keep(tracked, source, transaction, copies)
         record = transaction.tables[tracked.table_id]
         if record.status is Status.COPYING:
-            if copying.get(record.id) is None:
-                copying.add(
+            if copies.get(record.id) is None:
+                copies.add(
                     TableCopy(record.id, tracked.options, source, record.copy, tracked.intake)
                 )
             return
@@ -428,7 +428,7 @@ class Tracking:
         tracked: TrackedTable,
         problem: TableRefused,
         transaction: Transaction,
-        copying: Copying,
+        copies: TableCopies,
     ) -> None:
         """It can't be replicated as it is."""
         if tracked.table_id is None:
@@ -436,7 +436,7 @@ class Tracking:
         record = transaction.tables[tracked.table_id]
         if isinstance(problem, SelectDenied) and record.status is Status.LIVE:
             return  # the stream needs no SELECT
-        copying.remove(tracked.table_id)
+        copies.remove(tracked.table_id)
         self.recopies.drop(tracked, transaction, str(problem))
         self._disconnect(tracked)
         transaction.put_table(replace(record, status=Status.FAILED, error=str(problem), copy={}))

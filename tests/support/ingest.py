@@ -14,7 +14,7 @@ import pytest
 from laredo_fanout.catalog import table_definitions
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.catchup.options import CatchupOptions
-from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.ingest.supervisor import CommitInfo, Ingest
 from laredo_fanout.source_options import (
@@ -238,18 +238,18 @@ class Gate:
         self._reading = threading.Event()
         self._after: int | None = None
         self.rows = 0
-        pump = Copying.pump
+        pump = Copier.pump
 
-        def held(copying: Copying, ready: Iterable[CopyReader]) -> int:
+        def held(copier: Copier, ready: Iterable[CopyReader]) -> int:
             readers = list(ready)
             if readers and self._is_closed():
                 self._reading.set()
                 return 0
-            rows = pump(copying, readers)
+            rows = pump(copier, readers)
             self.rows += rows
             return rows
 
-        monkeypatch.setattr(Copying, "pump", held)
+        monkeypatch.setattr(Copier, "pump", held)
 
     def close_after(self, rows: int) -> None:
         """Let so many rows through before it closes."""

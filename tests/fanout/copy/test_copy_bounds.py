@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.source_options import CopyOptions
 from tests.support.ingest import Gate, RunningIngest
@@ -80,15 +80,15 @@ def test_one_bound_on_memory_over_all_connections(
 ) -> None:
     _fill(database, "t", "u", rows=600, repeated=200)
     most = 0
-    pump = Copying.pump
+    pump = Copier.pump
 
-    def watched(copying: Copying, ready: Iterable[CopyReader]) -> int:
+    def watched(copier: Copier, ready: Iterable[CopyReader]) -> int:
         nonlocal most
-        rows = pump(copying, ready)
-        most = max(most, copying.bytes_in_flight)
+        rows = pump(copier, ready)
+        most = max(most, copier.bytes_in_flight)
         return rows
 
-    monkeypatch.setattr(Copying, "pump", watched)
+    monkeypatch.setattr(Copier, "pump", watched)
     ingest = ingesting("public.t", "public.u", copy=CopyOptions(workers=2, max_memory=1 << 20))
     ingest.wait_live()
     ingest.assert_equal()

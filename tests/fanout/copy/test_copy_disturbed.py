@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from laredo_fanout.copy.copier import Copying
+from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from tests.support.ingest import Gate, RunningIngest
 from tests.support.postgres import Database, on_versions
@@ -134,21 +134,21 @@ def test_deletes_while_chunks_wait_at_random(
 ) -> None:
     _make(database, "t", 600)
     dice = random.Random(seed)
-    pump = Copying.pump
+    pump = Copier.pump
     stop = threading.Event()
     deleted = 0
 
     commits, until = 0, 0
 
-    def late(copying: Copying, ready: Iterable[CopyReader]) -> int:
+    def late(copier: Copier, ready: Iterable[CopyReader]) -> int:
         # What was read waits, while the stream's changes are written.
         nonlocal until
         readers = list(ready)
         if readers and commits >= until and dice.random() < 0.4:
             until = commits + dice.randint(1, 3)
-        return 0 if commits < until else pump(copying, readers)
+        return 0 if commits < until else pump(copier, readers)
 
-    monkeypatch.setattr(Copying, "pump", late)
+    monkeypatch.setattr(Copier, "pump", late)
 
     def count(_: object) -> None:
         nonlocal commits

@@ -1,0 +1,230 @@
+"""The copies under way, from the first chunk to the barrier.
+
+Stream writes win; copied rows fill absent keys, and a deleted key counts as present; a
+chunk that began before a TRUNCATE is thrown away; nothing is shown before the barrier
+that was sent after the last reading comes back in the stream. Then every key holds what
+its last streamed change made of it, or, if none touched it, the one version there was.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.catalog.side_connection import BarrierRequest, PrepareRequest, Request
+from laredo_fanout.copy import recopy
+from laredo_fanout.copy.table_copy import Phase, Reading, TableCopy
+from laredo_fanout.errors import CopyFailed
+from laredo_fanout.postgres import wal_message
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.catalog.side_connection import Prepared, Waiting
+    from laredo_fanout.copy.range_reader import ReadFailed
+    from laredo_fanout.tables.write_batch import WriteBatch
+
+_log = structlog.get_logger()
+
+_MOST_FAILURES = 5
+_MOST_PARTIAL_KEYS = 100_000
+
+
+class TableCopies:
+    """Those of one session of the stream; used by the ingest thread, never waits."""
+
+    def __init__(
+        self,
+        slot_name: str,
+        batch: WriteBatch,
+        request: Callable[[Request], None],
+        *,
+        request_snapshot: Callable[[], int],
+        failed: Callable[[int, CopyFailed], None],
+    ) -> None:
+        self._slot_name = slot_name
+        self._batch = batch
+        self._request = request
+        self._request_snapshot = request_snapshot
+        self._failed = failed
+        self._copies: dict[int, TableCopy] = {}
+
+    @property
+    def under_way(self) -> list[TableCopy]:
+        """The copies that aren't done; from any thread."""
+        return list(self._copies.values())
+
+    def get(self, table_id: int) -> TableCopy | None:
+        """The copy of this incarnation."""
+        return self._copies.get(table_id)
+
+    def add(self, copy: TableCopy) -> None:
+        """Begin, or go on with, a table's copy."""
+        self._copies[copy.table_id] = copy
+        self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
+
+    def remove(self, table_id: int) -> None:
+        """Forget a copy, and a re-copy beside this incarnation; what is being read for them is
+        thrown away."""
+        for copy in self.under_way:
+            if table_id in (copy.table_id, copy.beside):
+                del self._copies[copy.table_id]
+                copy.cancelled = True
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The side connection found that the copy may begin."""
+        copy = self._copies.get(prepared.table_id)
+        if copy is None:
+            return
+        copy.begin(prepared.splits)
+        self._store_progress(copy)
+        _log.info(
+            "copy begins",
+            table=copy.table.qualified,
+            ranges=copy.ranges,
+            done=copy.ranges_done,
+            rows_estimated=max(0, int(copy.table.rows_estimated)),
+        )
+        if copy.complete:
+            self._batch.when_durable(lambda: self._settle(copy))
+
+    def waiting(self, waiting: Waiting) -> None:
+        """The side connection waits for these processes."""
+        copy = self._copies.get(waiting.table_id)
+        if copy is None or copy.waiting_for == waiting.pids:
+            return
+        copy.waiting_for = waiting.pids
+        _log.info(
+            "copy waits for transactions that were writing to the table",
+            table=copy.table.qualified,
+            pids=list(waiting.pids),
+        )
+
+    def finished(self, copy: TableCopy, reading: Reading) -> None:
+        """All its rows are in the store's transaction."""
+        copy.finish(reading)
+        self._store_progress(copy)
+        if copy.complete:
+            self._batch.when_durable(lambda: self._settle(copy))
+
+    def truncated(self, copy: TableCopy, reading: Reading) -> None:
+        """A TRUNCATE came while it was read: it is read again."""
+        if copy.intake is not None:
+            self._give_up(copy, "it was truncated while its rows were read")
+            return
+        copy.give_back(reading)
+
+    def reading_failed(self, copy: TableCopy, reading: Reading, failed: ReadFailed) -> None:
+        """It is read again, unless that was tried often enough."""
+        copy.give_back(reading)
+        _log.warning(
+            "reading a chunk failed; it is read again",
+            table=copy.table.qualified,
+            error=str(failed),
+            sqlstate=failed.sqlstate,
+        )
+        if copy.intake is not None:
+            self._give_up(copy, f"its rows can't be read: {failed}")
+            return
+        if failed.connection_lost:
+            return
+        copy.failures += 1
+        copy.not_before = time.monotonic() + random.uniform(0.05, 0.15) * 2**copy.failures
+        if copy.failures >= _MOST_FAILURES:
+            self._give_up(copy, f"its rows can't be read: {failed}")
+        else:
+            self._request_snapshot()
+
+    def barrier_arrived(
+        self, payload: str, position: int, time_us: int, between: Callable[[], None]
+    ) -> tuple[int, int] | None:
+        """The stream has a barrier: the table that it makes live, if it is an awaited one, and,
+        if it is a re-copy, how many rows differed. ``between`` is called while they are compared.
+        """
+        copy = next((each for each in self.under_way if each.barrier == payload), None)
+        if copy is None or copy.phase is not Phase.BARRIER:
+            return None
+        transaction = self._batch.transaction
+        partial = list(islice(transaction.partial_keys(copy.table_id), _MOST_PARTIAL_KEYS))
+        if partial:
+            # Keys that moved with a TOAST value after the chunk with the old key was read.
+            copy.read_again(partial)
+            return None
+        if copy.beside is not None:
+            return copy.table_id, self._put_right(copy, position, time_us, between)
+        record = transaction.publish(copy.table_id, position, time_us)
+        kept = {name: copy.to_json()[name] for name in ("shape", "version")}
+        transaction.put_table(replace(record, copy=kept))
+        self._batch.touch(copy.table_id)
+        self.remove(copy.table_id)
+        _log.info(
+            "table live",
+            table=copy.table.qualified,
+            rows=record.rows,
+            read=copy.rows,
+            position=position_.text(position),
+        )
+        return copy.table_id, 0
+
+    def _put_right(
+        self, copy: TableCopy, position: int, time_us: int, between: Callable[[], None]
+    ) -> int:
+        """A re-copy's barrier: what differs goes into the live table; how many rows that are."""
+        begun = time.monotonic()
+        transaction = self._batch.transaction
+        live, differing = recopy.publish(copy, transaction, position, time_us, between)
+        self._batch.touch(live.id)
+        self.remove(copy.table_id)
+        _log.info(
+            "re-copy done",
+            table=copy.table.qualified,
+            differing=differing,
+            rows=live.rows,
+            compared_in_s=round(time.monotonic() - begun, 3),
+        )
+        if live.doubts and (doubt := live.doubts[-1]).end == position:
+            _log.info(
+                "rows that had moved with a partition are right",
+                table=copy.table.qualified,
+                since=position_.text(doubt.start),
+                until=position_.text(doubt.end),
+                why=doubt.because,
+            )
+        return differing
+
+    def _settle(self, copy: TableCopy) -> None:
+        """Everything read is durable: read partial rows once more, then send the barrier."""
+        if copy.cancelled or not copy.complete:
+            return
+        if copy.phase is Phase.READING:
+            keys = self._batch.transaction.partial_keys(copy.table_id)
+            partial = list(islice(keys, _MOST_PARTIAL_KEYS))
+            if partial:
+                copy.read_again(partial)
+                return
+        copy.phase = Phase.BARRIER
+        copy.barrier = wal_message.barrier_payload(self._slot_name)
+        self._store_progress(copy)
+        self._batch.when_durable(lambda: self._send_barrier(copy))
+
+    def _send_barrier(self, copy: TableCopy) -> None:
+        if copy.cancelled or copy.barrier is None:
+            return
+        beside = copy.beside is not None
+        self._request(BarrierRequest(copy.barrier, copy.options, copy.shape, copy.version, beside))
+
+    def _store_progress(self, copy: TableCopy) -> None:
+        transaction = self._batch.transaction
+        record = transaction.tables[copy.table_id]
+        transaction.put_table(replace(record, copy=copy.to_json()))
+
+    def _give_up(self, copy: TableCopy, problem: str) -> None:
+        """What was copied is thrown away."""
+        name = copy.table.qualified
+        then = "it is tried again later" if copy.beside is None else "ask again for the re-copy"
+        self._failed(copy.table_id, CopyFailed(name, problem, then))
