@@ -37,7 +37,7 @@ from laredo_fanout.ingest.keepalive import Keepalive, StoppedWithin
 from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.mailbox import Mailbox
 from laredo_fanout.ingest.startup import Preparation
-from laredo_fanout.ingest.tracked_tables import Tracking
+from laredo_fanout.ingest.tracked_tables import TrackedTables
 from laredo_fanout.postgres import connections, wal_message
 from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.postgres.replication_stream import ReplicationStream
@@ -87,7 +87,7 @@ class IngestSession:
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
         self._looks = CatalogChecks(self._side_connection.request)
         self._keepalive = Keepalive(store, options, self._side_connection, stopping)
-        self.tracking = Tracking(tables, self.batch, self._looks.ask, counters)
+        self.tracked = TrackedTables(tables, self.batch, self._looks.ask, counters)
         request = self._side_connection.request
         self.copies = TableCopies(
             options.slot_name,
@@ -149,7 +149,7 @@ class IngestSession:
         try:
             self._live()
         except StoreFull as full:
-            self.tracking.give_up_recopies(self._store, str(full))
+            self.tracked.give_up_recopies(self._store, str(full))
             raise
         finally:
             self.connected = False
@@ -166,7 +166,7 @@ class IngestSession:
             self.batch.abandon()
         except ResyncRequired as found:
             self.batch.abandon()
-            self.tracking.close_durably(found, self._store)
+            self.tracked.close_durably(found, self._store)
         except Exception as error:
             self.batch.abandon(error)
             raise
@@ -176,13 +176,13 @@ class IngestSession:
     def _open(self) -> IngestLoop:
         side, stream, look = self._prepare()
         self._decoder = decoder = StreamDecoder(
-            self.tracking,
+            self.tracked.routes,
             self._awaited.meet,
             self._store.path,
             self._store.position,
             between_pieces=self._keepalive.within_step,
         )
-        self.tracking.follow(decoder)
+        self.tracked.routes.follow(decoder)
         feed = self._start(side, stream, decoder)
         if self._change_source is not None:
             self._side_connection.every(self._change_source.interval, self._change_source.measure)
@@ -223,7 +223,7 @@ class IngestSession:
             made = wal_message.made_payload(self._options.slot_name, source.token, source.since)
             self._awaited.add(made)
         position = self._store.position
-        self.tracking.resume(self._store.tables, look, self.batch.transaction, position)
+        self.tracked.resume(self._store.tables, look, self.batch.transaction, position)
         self.batch.commit(position, 0)
         return side, stream, look
 
@@ -235,8 +235,8 @@ class IngestSession:
         change_source = (
             None if self._change_source is None else self._change_source.open(side, self.batch)
         )
-        self.tracking.carries_appends = appends is not None
-        self.tracking.may_begin_anew = change_source is None
+        self.tracked.carries_appends = appends is not None
+        self.tracked.may_begin_anew = change_source is None
         if change_source is not None:
             stream.close()
             self._stream = change_source
@@ -276,7 +276,7 @@ class IngestSession:
         if self._is_swollen() and not self.batch.is_open:
             _log.info("somebody's large message has passed; another connection frees its memory")
             return True
-        if self.tracking.must_begin_anew and not self.batch.is_open:
+        if self.tracked.must_begin_anew and not self.batch.is_open:
             return True
         return self._change_source is not None and self._change_source.is_over(following.level)
 
@@ -300,8 +300,8 @@ class IngestSession:
         decoder, following = self._decoder, self._following
         assert decoder is not None and following is not None
         following.apply_pending()
-        self.tracking.keep_leaves(self.batch.transaction)
-        self.tracking.close_marked(self.batch.transaction, decoder.position_before, self.copies)
+        self.tracked.keep_leaves(self.batch.transaction, xid=decoder.xid, position=decoder.position)
+        self.tracked.close_marked(self.batch.transaction, decoder.position_before, self.copies)
         for content in decoder.take_events():
             look = self._looks.passed(content)
             if look is not None:
@@ -311,13 +311,13 @@ class IngestSession:
                 content.decode(), decoder.position, decoder.time_us, self._keepalive.within_step
             )
             if done is not None:
-                self.tracking.copied(*done)
+                self.tracked.copied(*done)
 
     def _passed(self, look: Look, decoder: StreamDecoder) -> None:
         self.batch.transaction.set_marker(Marker(decoder.position, look.message))
         # What the look shows was so before its message: a closed table was right before it.
-        self.tracking.reconcile(look, self.batch.transaction, decoder.position_before, self.copies)
-        self.tracking.verify(look, passed=True)
+        self.tracked.reconcile(look, self.batch.transaction, decoder.position_before, self.copies)
+        self.tracked.verify(look, passed=True)
 
     def _take_reports(self) -> None:
         for report in self._mail.take():
@@ -325,7 +325,7 @@ class IngestSession:
                 case Look():
                     self._looks.keep(report)
                     self._counters.slot.look(report.slot)
-                    self.tracking.verify(report, passed=False)
+                    self.tracked.verify(report, passed=False)
                     self.trouble = None
                     self._keepalive.looked()
                 case Prepared():
@@ -340,7 +340,7 @@ class IngestSession:
                 case Waiting():
                     self.copies.waiting(report)
                 case RecopyAsked():
-                    self.tracking.recopy(report, self.batch.transaction, self.copies)
+                    self.tracked.recopy(report, self.batch.transaction, self.copies)
                 case ConnectionReady(connection):
                     self.copier.connected(connection)
                 case Crashed(error):
@@ -351,4 +351,4 @@ class IngestSession:
                     self.trouble = error
 
     def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
-        self.tracking.copy_failed(table_id, failed, self.batch.transaction, self.copies)
+        self.tracked.copy_failed(table_id, failed, self.batch.transaction, self.copies)

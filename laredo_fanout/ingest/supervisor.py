@@ -196,7 +196,7 @@ class Ingest:
 
     def _table(self, name: str) -> TableStatus:
         streaming = self._streaming
-        tracked = streaming.tracking.tables[name] if streaming is not None else None
+        tracked = streaming.tracked.tables[name] if streaming is not None else None
         copied = self._counters.copied_rows.get(name, 0)
         last_recopy = self._counters.last_recopies.get(name)
         if streaming is None or tracked is None:

@@ -11,7 +11,7 @@ import pytest
 
 from laredo_fanout.decode import transaction_spool
 from laredo_fanout.decode.change_buffer import Route
-from laredo_fanout.ingest.tracked_tables import Tracking
+from laredo_fanout.ingest.relation_routes import RelationRoutes
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.server.interleaving import TABLES, Interleaving
@@ -227,17 +227,17 @@ def test_stopped_while_a_giant_transaction_is_applied(
 ) -> None:
     ingest = _two_tables(database, ingesting)
     within, go_on = threading.Event(), threading.Event()
-    apply = Tracking.apply
+    apply = RelationRoutes.apply
     before: list[int] = []
 
-    def held(tracking: Tracking, routes: list[Route]) -> None:
+    def held(to: RelationRoutes, routes: list[Route]) -> None:
         # A look's message may have passed since the test began.
         before.append(ingest.store.position)
-        apply(tracking, routes)
+        apply(to, routes)
         within.set()
         assert go_on.wait(120)
 
-    monkeypatch.setattr(Tracking, "apply", held)
+    monkeypatch.setattr(RelationRoutes, "apply", held)
     _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
     assert within.wait(120), "pieces are handed over"
     ingest.ingest.stop()
