@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from laredo_fanout.store.rows.changes import TableChanges
 
 if TYPE_CHECKING:
     from laredo_fanout.decode.plain_rows import PlainRows
     from laredo_fanout.decode.row_decoder import RowDecoder
+    from laredo_fanout.postgres.pgoutput import Relation
 
 
 def _ignore(message: bytes, action: int) -> None:
@@ -98,3 +99,25 @@ class Route:
 
 
 IGNORED = Route()
+
+
+class Tables(Protocol):
+    """Who knows which relations are wanted."""
+
+    def route(self, relation: Relation) -> Route:
+        """Where the changes of a relation that was just announced go."""
+
+    def announced_again(self, relation: Relation) -> None:
+        """A relation was announced as it was before: something of it may have been altered."""
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """Relation ``leaf`` was announced right behind ``root``, perhaps as its partition."""
+
+    def truncated(self, oids: Sequence[int]) -> None:
+        """TRUNCATE of these relations came."""
+
+    def broken(self, route: Route, error: Exception) -> None:
+        """A row of ``route`` can't be decoded; its changes from here on are ignored."""
+
+    def apply(self, routes: list[Route]) -> None:
+        """Take these routes' changes, some of them parts of a giant transaction."""

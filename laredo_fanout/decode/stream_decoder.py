@@ -6,16 +6,22 @@ into the lists that the store is handed; what comes between them passes here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
-from typing import Protocol
 
-from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.change_buffer import IGNORED, Route, Tables
+from laredo_fanout.decode.pending_changes import PendingChanges
 from laredo_fanout.decode.row_scan import scan
+from laredo_fanout.decode.spooling import (
+    LARGE_BYTES,
+    EmittedMessages,
+    Spooling,
+    spool_part,
+    spool_transaction,
+)
 from laredo_fanout.decode.transaction_spool import Get, Spool, Spools
 from laredo_fanout.postgres import pgoutput as message_
-from laredo_fanout.postgres import wal_message
 from laredo_fanout.postgres.errors import StreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, Emitted, Relation
 from laredo_model.change import Action
@@ -23,9 +29,6 @@ from laredo_model.errors import ModelError
 
 _SPOOL_FROM_BYTES = 32 << 20
 _PIECE_CHANGES = 20_000
-_PREFIX = wal_message.PREFIX.encode()
-_LARGE_BYTES = 16 << 20
-"""Of a message of somebody else's."""
 _ROWS = (message_.UPDATE, message_.INSERT, message_.DELETE)
 _WHOLE = 0
 """The xid of a transaction that comes at its commit; no real one has it."""
@@ -51,28 +54,6 @@ class ResyncRequired(Exception):
         super().__init__(reason)
         self.table_id = table_id
         self.reason = reason
-
-
-class Tables(Protocol):
-    """Who knows which relations are wanted."""
-
-    def route(self, relation: Relation) -> Route:
-        """Where the changes of a relation that was just announced go."""
-
-    def announced_again(self, relation: Relation) -> None:
-        """A relation was announced as it was before: something of it may have been altered."""
-
-    def announced_behind(self, root: int, leaf: int) -> None:
-        """Relation ``leaf`` was announced right behind ``root``, perhaps as its partition."""
-
-    def truncated(self, oids: Sequence[int]) -> None:
-        """TRUNCATE of these relations came."""
-
-    def broken(self, route: Route, error: Exception) -> None:
-        """A row of ``route`` can't be decoded; its changes from here on are ignored."""
-
-    def apply(self, routes: list[Route]) -> None:
-        """Take these routes' changes, some of them parts of a giant transaction."""
 
 
 class StreamDecoder:
@@ -105,8 +86,8 @@ class StreamDecoder:
         self._between_pieces = between_pieces
         self._routes: dict[bytes, Route] = {}
         self.relations: dict[int, Relation] = {}
-        self._touched: dict[Route, None] = {}
-        self._pending: dict[Route, None] = {}
+        self._pending = PendingChanges(tables)
+        self._touched = self._pending.touched
         self._announced = 0
         """The relation that was announced last, if nothing else has come since."""
         self._part: Spool | None = None
@@ -115,10 +96,9 @@ class StreamDecoder:
         """The transaction that was spooled and must be handed over now."""
         self._bytes = 0
         self.pending_bytes = 0
+        self._emitted_messages = EmittedMessages()
         self.events: list[bytes] = []
         self.must_stop = False
-        self.swollen_at = 0
-        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
         self.position = self.position_before = position
         self.time_us = 0
         self._xid = b""
@@ -134,19 +114,21 @@ class StreamDecoder:
     @property
     def pending(self) -> list[Route]:
         """The routes that have changes of whole transactions."""
-        return list(self._pending)
+        return self._pending.routes
 
     @property
     def pending_changes(self) -> int:
         """How many changes they have."""
-        return sum(route.counted for route in self._pending)
+        return self._pending.count
+
+    @property
+    def swollen_at(self) -> int:
+        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
+        return self._emitted_messages.swollen_at
 
     def applied(self) -> None:
         """The pending changes are in the store's transaction."""
-        for route in self._pending:
-            route.clear()
-            route.open = False
-        self._pending.clear()
+        self._pending.applied()
         self.pending_bytes = 0
 
     def set_route(self, oid: int, route: Route | None) -> None:
@@ -180,9 +162,10 @@ class StreamDecoder:
                 (xid, commit), self._streamed = self._streamed, None
                 result = self._hand_over(xid, commit)
             elif self._part is not None:
-                result = self._put_part_aside(get, limit)
+                result = self._spool(spool_part, self._part, get, limit)
             elif self.in_transaction and self._bytes > _SPOOL_FROM_BYTES:
-                result = self._put_whole_aside(get, limit)
+                spool = self._spools.part(_WHOLE, first=not self._spools.has(_WHOLE))
+                result = self._spool(spool_transaction, spool, get, limit)
             else:
                 result = self._drain(get, limit)
             if result is not None:
@@ -250,11 +233,7 @@ class StreamDecoder:
             self._routes[relation] = IGNORED
 
     def _commit(self, commit: Commit) -> None:
-        for route in self._touched:
-            route.count(commit.position, commit.time_us)
-            if route.counted or route.open:
-                self._pending[route] = None
-        self._touched.clear()
+        self._pending.commit(commit.position, commit.time_us)
         self.position_before, self.position = self.position, commit.position
         self.time_us = commit.time_us
         self.in_transaction = False
@@ -305,8 +284,8 @@ class StreamDecoder:
         if self._is_awaited(emitted):
             self.events.append(emitted.content)
             self.must_stop = True
-        elif size > _LARGE_BYTES:
-            self.swollen_at = max(self.swollen_at, emitted.position)
+        elif size > LARGE_BYTES:
+            self._emitted_messages.large_at(emitted.position)
 
     def _other(self, message: bytes) -> None:
         if message[0] != message_.KEEPALIVE:
@@ -315,64 +294,25 @@ class StreamDecoder:
         self.wal_end = max(self.wal_end, keepalive.wal_end)
         self.reply_wanted = self.reply_wanted or keepalive.wants_reply
 
-    def _is_ours(self, data: bytes | memoryview, fields: int) -> bool:
-        """Whether the emitted message may be ours; anybody else's isn't kept."""
-        if len(data) <= message_.KEPT_BYTES and message_.is_emitted_with(_PREFIX, data, fields):
-            return True
-        if len(data) > _LARGE_BYTES:
-            self.swollen_at = max(self.swollen_at, message_.emitted_at(data, fields))
-        return False
-
-    def _put_part_aside(self, get: Get, limit: int) -> Drained | None:
-        """Put messages of a streamed part aside; None: it has ended.
-
-        They are kept as they would come at the commit, without the xid.
-        """
-        spool = self._part
-        assert spool is not None
-        add = spool.add
-        kind_end, xid_end = message_.ENVELOPE + 1, message_.ENVELOPE + 1 + message_.XID_BYTES
-        of = b""
-        for _ in range(limit):
-            size, data = get(1)
+    def _spool(self, spooling: Spooling, spool: Spool, get: Get, limit: int) -> Drained | None:
+        """Spool messages; None: the part, or the giant transaction, has ended."""
+        left = limit
+        while left > 0:
+            size, message, taken = spooling(get, left, spool, self._emitted_messages)
+            left -= taken
             if size <= 0:
                 return Drained.EMPTY if size == 0 else Drained.ENDED
-            if data[0] != message_.XLOG_DATA:
-                self._other(bytes(data))
+            if message is None:
+                break
+            if message[0] != message_.XLOG_DATA:
+                self._other(message)
                 continue
-            kind = data[message_.ENVELOPE]
-            if kind == message_.STREAM_STOP:
-                self.wal_end = max(self.wal_end, message_.wal_end(bytes(data)))
+            if message[message_.ENVELOPE] == message_.COMMIT:
+                self._streamed = _WHOLE, message_.commit(message)
+            else:
+                self.wal_end = max(self.wal_end, message_.wal_end(message))
                 self._part = None
-                return None
-            if kind in (message_.ORIGIN, message_.TYPE):
-                continue
-            if kind == message_.MESSAGE and not self._is_ours(data, xid_end):
-                continue
-            if data[kind_end:xid_end] != of:
-                of = bytes(data[kind_end:xid_end])
-                spool.begin(int.from_bytes(of, "big"))
-            add(data[:kind_end], data[xid_end:])
-        return Drained.MORE
-
-    def _put_whole_aside(self, get: Get, limit: int) -> Drained | None:
-        """Put messages of a giant transaction that comes at its commit aside; None: it has ended.
-
-        Some of it has been decoded already.
-        """
-        spool = self._spools.part(_WHOLE, first=not self._spools.has(_WHOLE))
-        kind_end = message_.ENVELOPE + 1
-        for _ in range(limit):
-            size, data = get(1)
-            if size <= 0:
-                return Drained.EMPTY if size == 0 else Drained.ENDED
-            if data[0] != message_.XLOG_DATA:
-                self._other(bytes(data))
-            elif data[message_.ENVELOPE] == message_.COMMIT:
-                self._streamed = _WHOLE, message_.commit(bytes(data))
-                return None
-            elif data[message_.ENVELOPE] != message_.MESSAGE or self._is_ours(data, kind_end):
-                spool.add(data)
+            return None
         return Drained.MORE
 
     def _hand_over(self, xid: int, commit: Commit) -> Drained:
@@ -394,23 +334,12 @@ class StreamDecoder:
         self._spools.drop(xid)
         self._bytes = 0
         self._commit(commit)
-        if any(route.open for route in self._pending):
-            # Its end must be known before changes of the next transaction are added.
-            self._tables.apply(self.pending)
-            self.applied()
+        if self._pending.apply_last_piece():
+            self.pending_bytes = 0
         return Drained.EVENT if self.must_stop else Drained.MORE
 
     def _apply_piece(self, position: int, time_us: int) -> None:
-        """Hand over all there is, the unfinished transaction's changes marked open."""
-        for route in self._touched:
-            route.count(position, time_us)
-            if route.counted:
-                route.changes.open = route.open = True
-        routes = [route for route in {**self._pending, **self._touched} if route.counted]
-        self._tables.apply(routes)
-        for route in routes:
-            route.clear()
-        self._pending.clear()
+        self._pending.apply_piece(position, time_us)
         self.pending_bytes = 0
 
     def take_events(self) -> list[bytes]:

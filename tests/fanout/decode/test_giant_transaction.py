@@ -1,4 +1,4 @@
-"""A transaction too big for memory is put aside and applied at its commit, whole."""
+"""A transaction too big for memory is spooled and applied at its commit, whole."""
 
 from collections.abc import Callable
 

@@ -78,7 +78,7 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
         for start in starts:
             assert start.compare(writing.commits) > 30
     ingest.wait_until(lambda: _streamed(database) > 20, "transactions were streamed")
-    assert not list((ingest.path / "streamed").glob("*")), "what was put aside is gone"
+    assert not list((ingest.path / "streamed").glob("*")), "what was spooled is gone"
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _two_tables(database: Database, ingesting: Start, **options: Any) -> Running
     return ingest
 
 
-def _put_aside(ingest: RunningIngest) -> list[Path]:
+def _spooled(ingest: RunningIngest) -> list[Path]:
     return list((ingest.path / "streamed").glob("*"))
 
 
@@ -128,7 +128,7 @@ def _while_streamed(database: Database, ingest: RunningIngest, statements: str, 
     """One transaction; a part of it has come before ``then``."""
     with database.connect() as writing:
         writing.execute(f"BEGIN; {statements}".encode())
-        ingest.wait_until(lambda: _put_aside(ingest), "a part was put aside")
+        ingest.wait_until(lambda: _spooled(ingest), "a part was spooled")
         writing.execute(then.encode())
 
 
@@ -184,7 +184,7 @@ def test_a_streamed_transaction_begins_anew_with_the_stream(
     with database.connect() as writing:
         writing.execute(b"BEGIN")
         writing.execute(_MANY.format(1, 5000).encode())
-        ingest.wait_until(lambda: _put_aside(ingest), "a part was put aside")
+        ingest.wait_until(lambda: _spooled(ingest), "a part was spooled")
         before = ingest.store.position
         ingest.stop()
         with database.connect() as looking:
@@ -204,10 +204,10 @@ def test_a_streamed_transaction_begins_anew_with_the_stream(
         writing.execute(_MANY.format(5001, 9000).encode())
         writing.execute(b"COMMIT")
     ingest.assert_equal()
-    assert not _put_aside(ingest)
+    assert not _spooled(ingest)
 
 
-def test_no_room_to_put_a_part_aside(database: Database, ingesting: Start) -> None:
+def test_no_room_to_spool_a_part(database: Database, ingesting: Start) -> None:
     ingest = _two_tables(database, ingesting)
     # No directory can be made where a file is.
     (ingest.path / "streamed").write_bytes(b"")
