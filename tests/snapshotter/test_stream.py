@@ -18,6 +18,7 @@ from laredo_snapshotter import config
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import State
+from laredo_snapshotter.table import status
 from laredo_snapshotter.table.writer import TableWriter
 from tests.support.oracle import boundaries
 from tests.support.server.scripted_server import (
@@ -73,7 +74,7 @@ class Writing:
         }
         block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
         (table,) = config.tables(block)
-        self.metrics = Metrics(lambda: [self.writer.status()], HttpCounts())
+        self.metrics = Metrics(lambda: [status.of(self.writer)], HttpCounts())
         self.writer = TableWriter(
             table, TableCounters(self.metrics, table.name), Stores(), flush_timeout
         )
@@ -85,7 +86,7 @@ class Writing:
         return value
 
     async def position(self, position: int) -> None:
-        await self.until(lambda: (self.writer.status().stream_position or 0) >= position)
+        await self.until(lambda: (status.of(self.writer).stream_position or 0) >= position)
         # The stream doesn't wait for the first base to be committed.
         await self.until((self.archive / "users/manifest.json").exists)
         await self.until(lambda: self.manifest()["artifacts"])
@@ -151,9 +152,9 @@ async def test_a_cut_in_mid_transaction_leaves_the_open_one_out(tmp_path: Path) 
     ]
     async with playing(script) as (endpoint, _):
         async with writing(tmp_path, endpoint) as world:
-            await world.until(lambda: world.writer.status().buffer_depth == 2)
+            await world.until(lambda: status.of(world.writer).buffer_depth == 2)
             world.writer.cut(0x1018)
-            await world.until(lambda: world.writer.status().buffer_depth == 2)
+            await world.until(lambda: status.of(world.writer).buffer_depth == 2)
         assert world.states()[-1] == (0x1010, sorted([line(1, "whole"), line(2, "b")]))
 
 
@@ -221,12 +222,12 @@ async def test_a_base_that_isnt_what_the_diffs_lead_to_fails_the_table(tmp_path:
             asked = world.writer.request_snapshot(datetime.now(UTC))
             await asyncio.wait([asked], timeout=120)
             assert asked.exception() is not None
-            status = world.writer.status()
-            assert status.state is State.FAILED
+            failed = status.of(world.writer)
+            assert failed.state is State.FAILED
             for state in (ROWS, other):
                 checksum = StateChecksum()
                 checksum.add(list(state.values()))
-                assert checksum.hex() in (status.problem or "")
+                assert checksum.hex() in (failed.problem or "")
         assert world.manifest()["epoch"] == 1
 
 
@@ -358,7 +359,7 @@ async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_p
             world.archive.rename(tmp_path / "gone")
             world.archive.write_text("in the way")
             world.writer.cut(0x1010)
-            await world.until(lambda: world.writer.status().state is State.HOLDING)
+            await world.until(lambda: status.of(world.writer).state is State.HOLDING)
             archive = world.writer.archive
             assert archive is not None
             await world.until(lambda: archive.unfinished)
