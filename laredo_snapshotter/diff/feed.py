@@ -1,6 +1,5 @@
-"""One table's live stream into its buffer, sealed at the cuts.
+"""One table's live stream into its buffer, which is sealed at the cuts (cut_buffer.py).
 
-The feed keeps its own place: the position up to which every change was taken.
 It closes the stream when nothing more can be kept (a destination is away and
 the buffer at its limit) and resumes by position later; the journal keeps what
 is missed meanwhile.
@@ -8,8 +7,6 @@ is missed meanwhile.
 
 import asyncio
 import contextlib
-import time
-from bisect import bisect_right
 from collections.abc import Callable
 
 import structlog
@@ -35,7 +32,7 @@ from laredo_model.position import Position
 from laredo_model.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
-from laredo_snapshotter.diff.cuts import PendingCuts
+from laredo_snapshotter.diff.cut_buffer import CutBuffer
 from laredo_snapshotter.diff.feed_ports import Outlet, StreamedBase, Table
 from laredo_snapshotter.diff.verified import VerifiedPosition
 from laredo_snapshotter.errors import KeyFieldsDiffer, ServerUnfit
@@ -73,95 +70,81 @@ class Feed:
         position: Position | None,
         history: History | None,
     ) -> None:
-        self.buffer = ChangeBuffer(config.spill_directory)
         self.columns: tuple[Column, ...] = ()
         self.problem: str | None = None
         """What the server said when it refused the stream."""
         self.closed_because: str | None = None
         """Why the feed itself closed the stream."""
-        self.sequence: int | None = None
-        """Of the last entry of the last whole transaction; None until one was taken."""
         self._config = config
         self._table = table
         self._outlet = outlet
         self._observer = observer
         self._verified = verified
-        self._position = position
-        self._history = history
-        self._last_whole = position
-        self._last_seal: int = 0
-        self._live = False
+        self._cuts = CutBuffer(config, outlet, verified, position, history)
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
         self._tells_boundary = False
-        self._cuts = PendingCuts(max(60.0, 10 * config.diff.interval))
-        self._forced: dict[int, asyncio.Future[Sealed | None]] = {}
         self._gate = asyncio.Event()
         self._gate.set()
         self._taking = asyncio.Lock()
         self._log = log.bind(table=config.name)
 
     @property
+    def buffer(self) -> ChangeBuffer:
+        """What was taken and isn't sealed yet."""
+        return self._cuts.changes
+
+    @property
     def position(self) -> Position | None:
         """Every transaction up to here was taken."""
-        return self._position
+        return self._cuts.position
 
     @property
     def cut_position(self) -> Position | None:
-        """Where to cut: everything taken is at it or before it, and it is verified soon.
-
-        The stream's own position may be beyond what the server has a reason to look at.
-        """
-        if self._position is None or self._verified.position is None:
-            return self._position
-        limit = self._verified.limit(self._position)
-        return Position(max(self._last_whole or 0, self._last_seal, limit))
+        """See :attr:`CutBuffer.cut_position`."""
+        return self._cuts.cut_position
 
     @property
     def seen_position(self) -> Position | None:
-        """Up to where it is certain that nothing but what was taken has happened.
-
-        None while that is before the last that was taken: something may have come and gone.
-        """
-        if self._position is None or self._verified.position is None:
-            return self._position
-        seen = self._verified.limit(self._position)
-        return seen if seen >= (self._last_whole or 0) else None
+        """See :attr:`CutBuffer.seen_position`."""
+        return self._cuts.seen_position
 
     @property
     def history(self) -> History | None:
         """What :attr:`position` belongs to."""
-        return self._history
+        return self._cuts.history
+
+    @property
+    def sequence(self) -> int | None:
+        """Of the last entry of the last whole transaction; None until one was taken."""
+        return self._cuts.sequence
 
     @property
     def live(self) -> bool:
         """Whether changes arrive that may follow the archive's head."""
-        return self._live
+        return self._cuts.live
 
     @property
     def quiet(self) -> bool:
         """Whether nothing at all is buffered, so that the state is the one last put."""
-        return self._live and self.buffer.empty
+        return self.live and self.buffer.empty
 
     @property
     def cuts_forgotten(self) -> int:
         """Cuts that were given up because the stream didn't reach them in time."""
-        return self._cuts.forgotten
+        return self._cuts.cuts_forgotten
 
     def cut(self, position: int) -> None:
         """Seal at ``position``, now or as soon as the stream has passed it."""
-        if self._live and self._outlet.blocked is None:
-            self._owe(position)
+        self._cuts.cut(position)
 
     def cut_exactly(self, position: int) -> "asyncio.Future[Sealed | None]":
-        """Seal at ``position``, and put it even if nothing changed.
+        """See :meth:`CutBuffer.cut_exactly`."""
+        return self._cuts.cut_exactly(position)
 
-        The result is what was put; None if the stream was replaced before it got there.
-        """
-        done: asyncio.Future[Sealed | None] = asyncio.get_running_loop().create_future()
-        self._forced[position] = done
-        self._owe(position, forced=True)
-        return done
+    def seal_all(self) -> None:
+        """Put everything that was taken, as far as its last whole transaction or heartbeat."""
+        self._cuts.seal_all()
 
     def hold(self) -> None:
         """Take no more events until :meth:`release`."""
@@ -209,18 +192,13 @@ class Feed:
             self._taking.release()
         await self._drop_unfinished()
 
-    def seal_all(self) -> None:
-        """Put everything that was taken, as far as its last whole transaction or heartbeat."""
-        if self._live and self._position is not None:
-            self._seal(self._position)
-
     async def _follow(self) -> None:
         config = self._config
         options = SyncOptions(
             config.name,
             config.client_id,
-            position=self._position,
-            history=self._history,
+            position=self.position,
+            history=self.history,
             want_old=True,
             boundaries=True,
         )
@@ -239,11 +217,13 @@ class Feed:
         :raises ProtocolViolation: if it comes where it makes no sense.
         """
         if isinstance(event, Changes):
-            self._take_changes(event)
+            if not self.live:
+                raise ProtocolViolation(self._config.endpoint.server, "changes before the snapshot")
+            self._cuts.take(event)
         elif isinstance(event, Heartbeat):
-            if self._live and event.position is not None:
-                self._reached(event.position)
-            if self._live and event.boundary is not None:
+            if self.live and event.position is not None:
+                self._cuts.reached(event.position)
+            if self.live and event.boundary is not None:
                 self._verified.tell(event.boundary)
         elif isinstance(event, Handshake):
             await self._shake_hands(event)
@@ -270,14 +250,14 @@ class Feed:
         self._tells_boundary = handshake.boundary is not None
         if handshake.snapshot_follows:
             self._log.info("a snapshot follows", had=self._text())
-        elif self._position is not None and self._table.fits(handshake):
+        elif self.position is not None and self._table.fits(handshake):
             self._verified.tell(handshake.boundary)
-            self._live = True
+            self._cuts.live = True
             self._log.info("following", position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
-            self._close_chain()
-            self._position = self._history = None
+            self._cuts.close_chain()
+            self._cuts.start_over()
             raise Reopen("the table isn't the one that the archive ends with", _at_once)
 
     def _check_key(self, columns: tuple[Column, ...]) -> None:
@@ -289,8 +269,8 @@ class Feed:
     async def _begin_base(self, begin: SnapshotBegin) -> None:
         if begin.position is None or self._stream_history is None:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
-        had = self._position
-        self._close_chain()
+        had = self.position
+        self._cuts.close_chain()
         self._verified.tell(0 if self._tells_boundary else None)
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
@@ -299,9 +279,7 @@ class Feed:
         place = self._table.place
         if had is not None and place is not None and place[0] < had:
             # What was taken beyond may have been put right since, and what is archived is right.
-            self._last_seal = 0
-            self._position, self._history = place
-            self._last_whole = self._position
+            self._cuts.go_back(*place)
             raise Reopen(
                 "the server can't go on from there, perhaps from the archive's end", _at_once
             )
@@ -310,98 +288,21 @@ class Feed:
     async def _end_base(self, end: SnapshotEnd) -> None:
         await self._begun().finish(end)
         self._base = None
-        self._position = self._last_whole = end.position
-        self._history = self._stream_history
-        self.sequence = end.sequence
+        self._cuts.begin_after(end.position, self._stream_history, end.sequence)
         self._verified.tell(end.boundary)
-        self._live = True
+        self._cuts.live = True
 
     def _begun(self) -> StreamedBase:
         if self._base is None:
             raise ProtocolViolation(self._config.endpoint.server, "a snapshot that never began")
         return self._base
 
-    def _take_changes(self, batch: Changes) -> None:
-        if not self._live:
-            raise ProtocolViolation(self._config.endpoint.server, "changes before the snapshot")
-        positions, counts = batch.positions, batch.counts
-        whole = len(counts) - batch.open
-        number = change = 0
-        while number < len(counts):
-            self._seal_before(positions[number], batch.since if number == 0 else None)
-            owed = self._cuts.next_position()
-            last = whole if owed is None else bisect_right(positions, owed, number, whole)
-            ends = last > number
-            until = last if ends else len(counts)
-            size = sum(counts[number:until])
-            self._buffer_changes(batch, change, change + size, until - 1, ends=ends)
-            number, change = until, change + size
-
-    def _buffer_changes(
-        self, batch: Changes, start: int, stop: int, last: int, *, ends: bool
-    ) -> None:
-        """Changes ``start`` to ``stop``, up to transaction ``last``, into the buffer."""
-        olds = batch.old_lines
-        if olds is None:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
-        everything = start == 0 and stop == len(batch.actions)
-        position = Position(batch.positions[last])
-        self.buffer.take(
-            batch.actions if everything else batch.actions[start:stop],
-            batch.keys if everything else batch.keys[start:stop],
-            batch.lines if everything else batch.lines[start:stop],
-            olds if everything else olds[start:stop],
-            position=position,
-            time_us=batch.times_us[last],
-            ends=ends,
-        )
-        if ends:
-            self._last_whole = position
-            if stop > start:
-                self.sequence = batch.sequence(stop - 1)
-            self._reached(position)
-
-    def _reached(self, position: Position) -> None:
-        if self._position is None or position > self._position:
-            self._position = position
-        self._seal_owed(position)
-
-    def _owe(self, position: int, *, forced: bool = False) -> None:
-        self._cuts.add(position, time.monotonic(), forced=forced)
-        if self._position is not None:
-            self._seal_owed(self._position)
-
-    def _seal_owed(self, reached: int) -> None:
-        for cut in self._cuts.take(reached):
-            self._seal(cut.position, forced=cut.forced)
-
-    def _seal_before(self, position: int, since: int | None) -> None:
-        """The next changes are of a transaction at ``position``, or of all ``since``."""
-        self._seal_owed(position - 1 if since is None else since)
-        for cut in self._cuts.postpone(position, time.monotonic()):
-            self._answer(cut.position, None)
-
-    def _answer(self, position: int, sealed: Sealed | None) -> None:
-        if (waiting := self._forced.pop(position, None)) and not waiting.done():
-            waiting.set_result(sealed)
-
-    def _seal(self, position: int, *, forced: bool = False) -> None:
-        # A cut just before an open transaction is beyond the last whole one; the next cut, chosen
-        # among the tables' positions, must not fall behind it.
-        self._position = Position(max(self._position or 0, position))
-        self._last_seal = max(self._last_seal, position)
-        sealed = self.buffer.seal(position, forced=forced)
-        if not sealed.empty or forced:
-            self._outlet.put(sealed)
-        if forced:
-            self._answer(position, sealed)
-
     async def _pace(self) -> None:
         """Keep memory within its limit before the next event is taken."""
         limit, buffer, outlet = self._config.diff.max_memory, self.buffer, self._outlet
         if buffer.memory_bytes > limit // 2 or buffer.spilled_bytes:
-            if not buffer.empty and self._last_whole is not None and self._live:
-                self._seal(self._last_whole)
+            if not buffer.empty:
+                self._cuts.seal_whole()
             if buffer.memory_bytes > limit // 2:
                 async with self._taking:
                     await asyncio.to_thread(buffer.spill)
@@ -425,24 +326,8 @@ class Feed:
         if base is not None:
             await base.abort()
 
-    def _close_chain(self) -> None:
-        """Put what was taken: nothing that comes now may follow it."""
-        self.buffer.abandon()
-        if self._live and self._last_whole is not None:
-            # Up to the last transaction only: after it the schema may have changed.
-            self._seal(self._last_whole)
-        if self._outlet.cut_off():
-            # It must come again, with a snapshot.
-            self._position = self._history = None
-        self._live = False
-        self._cuts.clear()
-        forced, self._forced = self._forced, {}
-        for waiting in forced.values():
-            if not waiting.done():
-                waiting.set_result(None)
-
     def _text(self) -> str | None:
-        return None if self._position is None else position_.text(self._position)
+        return None if self.position is None else position_.text(self.position)
 
 
 def _shortly() -> "asyncio.Future[None]":
