@@ -1,6 +1,6 @@
 """One artifact on its way into every destination's manifest (commit protocol, 3 and 4).
 
-The offer keeps what it has done, so that it can be taken up again after a
+It keeps what it has done, so that it can be taken up again after a
 destination was away. It is the same artifact until it is in everywhere.
 """
 

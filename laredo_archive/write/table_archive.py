@@ -5,23 +5,13 @@ is everywhere, so what couldn't be finished is taken up again before anything el
 """
 
 import secrets
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Self
 
-import structlog
-
-from laredo_archive.errors import (
-    ArtifactMissing,
-    CommitUnavailable,
-    DestinationError,
-    Fenced,
-    OutOfOrder,
-)
+from laredo_archive.errors import DestinationError, OutOfOrder
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import rules, succession
 from laredo_archive.manifest.head import Head, head_of
@@ -32,8 +22,8 @@ from laredo_archive.manifest.updates import ManifestUpdates
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
 from laredo_archive.write.claim import claim, drop_unfinished
+from laredo_archive.write.commits_in_turn import CommitsInTurn
 from laredo_archive.write.diff_encoding import Window, encode
-from laredo_archive.write.diff_spool import Spool
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_archive.write.reconcile import level
@@ -42,8 +32,6 @@ from laredo_model.change import Change
 from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_model.position import Position
-
-log = structlog.get_logger(__name__)
 
 
 class TableArchive:
@@ -82,10 +70,7 @@ class TableArchive:
         self._counts = stores[0].counts
         self._environment = stores[0].environment
         self._entering = ManifestUpdates(notices, keep_epochs, self._environment.now)
-        self._turn = threading.RLock()
-        self._fenced: Fenced | None = None
-        self._offer: PendingCommit | None = None
-        self._spool: Spool | None = None
+        self._commits = CommitsInTurn(stores, owner, table)
         self._manifest: Manifest | None = None
         self._published: Published | None = None
         self._head: Head | None = None
@@ -187,7 +172,7 @@ class TableArchive:
     @property
     def unfinished(self) -> bool:
         """Whether a commit waits for a destination."""
-        return self._offer is not None
+        return self._commits.unfinished
 
     def snapshot(
         self,
@@ -206,7 +191,7 @@ class TableArchive:
         :raises CommitUnavailable: if a destination is away.
         :raises codec.UnknownFormat: if no codec knows a format.
         """
-        with self._my_turn():
+        with self._commits.turn():
             plan = BasePlan(
                 table=self._table,
                 key_prefix=self._key_prefix,
@@ -233,8 +218,8 @@ class TableArchive:
         :raises CommitUnavailable: if a destination is away; call it again.
         :raises Fenced: if another writer has taken over.
         """
-        with self._my_turn():
-            self._finish_offer()
+        with self._commits.turn():
+            self._finish()
             known = succession.known(self._manifest, base.artifact.same_as)
             if known is not None:
                 return known
@@ -248,10 +233,10 @@ class TableArchive:
                 follows=rules.following(self._manifest.last if self._manifest else None),
                 to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )
-            self._offer = PendingCommit(
-                artifact, {}, base.placed, self._entering.base, self._new_names
+            self._commits.begin(
+                PendingCommit(artifact, {}, base.placed, self._entering.base, self._new_names)
             )
-            return self._finish_offer() or artifact
+            return self._finish() or artifact
 
     def commit_diff(
         self,
@@ -277,8 +262,8 @@ class TableArchive:
         :raises CommitUnavailable: if a destination is away; call it again.
         :raises Fenced: if another writer has taken over.
         """
-        with self._my_turn():
-            self._finish_offer()
+        with self._commits.turn():
+            self._finish()
             known = succession.known(
                 self._manifest,
                 lambda artifact: (
@@ -301,11 +286,13 @@ class TableArchive:
                 spool_directory=self._spool_directory,
             )
             reach("diff.encoded")
-            self._spool = diff.spool
-            self._offer = PendingCommit(
-                diff.artifact, diff.contents, {}, self._entering.diff, self._new_names
+            self._commits.begin(
+                PendingCommit(
+                    diff.artifact, diff.contents, {}, self._entering.diff, self._new_names
+                ),
+                diff.spool,
             )
-            return self._finish_offer() or diff.artifact
+            return self._finish() or diff.artifact
 
     def settle(self) -> None:
         """Finish what waits for a destination, if anything does.
@@ -313,8 +300,8 @@ class TableArchive:
         :raises CommitUnavailable: if it still has to wait.
         :raises Fenced: if another writer has taken over.
         """
-        with self._my_turn():
-            self._finish_offer()
+        with self._commits.turn():
+            self._finish()
 
     def see(self, position: Position) -> None:
         """Say that the stream is complete up to ``position``, and nothing changed since the head.
@@ -325,8 +312,8 @@ class TableArchive:
         :raises CommitUnavailable: if a destination is away; nothing depends on it.
         :raises Fenced: if another writer has taken over.
         """
-        with self._my_turn():
-            self._finish_offer()
+        with self._commits.turn():
+            self._finish()
             if self._head is None or position < self._head.position:
                 raise OutOfOrder(
                     f"{self._table}: {positions.text(position)} can't be seen: it isn't at or"
@@ -341,16 +328,15 @@ class TableArchive:
 
         :raises CommitUnavailable, Fenced: as :meth:`see`.
         """
-        with self._my_turn():
-            self._finish_offer()
+        with self._commits.turn():
+            self._finish()
             for store in self._stores:
                 store.rewrite(self._entering.told, self._claim)
             self._look()
 
     def close(self) -> None:
         """Give temporary files back. The manifests stay as they are."""
-        with self._turn:
-            self._drop_offer()
+        self._commits.close()
 
     def __enter__(self) -> Self:
         return self
@@ -358,35 +344,11 @@ class TableArchive:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _finish_offer(self) -> Artifact | None:
-        """Bring what is on its way into every manifest."""
-        offer = self._offer
-        if offer is None:
-            return None
-        try:
-            offer.place(self._stores)
-            offer.commit(self._stores, self._claim)
-        except ArtifactMissing:
-            if not offer.begun:
-                self._drop_offer()
-            raise
-        reach("commit.done")
-        self._drop_offer()
-        self._look()
-        log.info(
-            "artifact committed",
-            table=self._table,
-            kind=offer.artifact.kind.value,
-            epoch=offer.artifact.epoch,
-            position=positions.text(offer.artifact.to_position),
-        )
-        return offer.artifact
-
-    def _drop_offer(self) -> None:
-        self._offer = None
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
+    def _finish(self) -> Artifact | None:
+        artifact = self._commits.finish()
+        if artifact is not None:
+            self._look()
+        return artifact
 
     def _look(self) -> None:
         before, self._manifest = self._manifest, self._stores[0].manifest
@@ -394,20 +356,3 @@ class TableArchive:
         shown = self._first.manifest
         self._published = Published(self._first.uri, shown) if shown else None
         self._head = head_of(self._manifest) if self._manifest else None
-
-    @contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        with self._turn:
-            if self._fenced is not None:
-                raise self._fenced
-            try:
-                yield
-            except Fenced as fenced:
-                self._fenced = fenced
-                self._drop_offer()
-                log.error("another writer has taken over", table=self._table, reason=str(fenced))
-                raise
-            except DestinationError as failure:
-                place = self._counts.note(failure, self._stores)
-                log.warning("commit waits", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure, place) from failure
