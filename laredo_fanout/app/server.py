@@ -20,7 +20,7 @@ from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.processes import listener_port
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.supervised import supervised
@@ -84,7 +84,7 @@ class _Server:
         self.clients = Clients(
             config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
         )
-        self.bell = Bell()
+        self.wake_ups = WakeUps()
         self.port: int = reserved.getsockname()[1]
         pruning = JournalPruning.of(config, store, self.clients)
         source, catchup = options.source_options(config), options.catchup_options(config)
@@ -93,7 +93,7 @@ class _Server:
             source,
             options.source_tables(config),
             store,
-            after_commit=(self.bell.ring, pruning.after_commit),
+            after_commit=(self.wake_ups.notify, pruning.after_commit),
             change_source=self.fall_behind,
         )
         self.children = ServingChildren(
@@ -101,9 +101,9 @@ class _Server:
             state=config.state.path,
             options=options.serving_options(config, self.port),
             clients=self.clients,
-            bell=self.bell,
+            wake_ups=self.wake_ups,
             log_settings=log_settings,
-            ask_look=self.ingest.look_soon,
+            request_check=self.ingest.look_soon,
             crashed=self._part_crashed,
         )
         self.snapshots = SnapshotSchedule(

@@ -1,1 +1,1 @@
-"""The gRPC face of the server: sessions that read the store and never write it."""
+"""The gRPC server: sessions that send the store's rows and journal to clients, read-only."""

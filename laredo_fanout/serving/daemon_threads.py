@@ -1,4 +1,4 @@
-"""Threads for reads that may hang: the process ends without them.
+"""A pool of daemon threads for reads that may hang: the process exits without waiting.
 
 The standard library's pool is waited for at the interpreter's end, and an object store
 that doesn't answer would hold a server's restart for minutes.
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class DaemonThreads(Executor):
-    """At most `limit` threads, each begun when the others are busy."""
+    """At most `limit` threads, each started when the others are busy."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit

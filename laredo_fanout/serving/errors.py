@@ -1,4 +1,4 @@
-"""What can go wrong while serving."""
+"""The errors of serving: each gRPC status that ends a call, and what stops the listener."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BadRequest(Refused):
 
 
 class NotServed(Refused):
-    """No such table or snapshot here."""
+    """This server has no such table or snapshot."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -80,22 +80,21 @@ class Behind(Refused):
 
 
 class Doubted(Refused):
-    """The rows that the client has were put right since, and it keeps what they were at some
-    position."""
+    """The client was sent suspect rows that were repaired since, and it keeps old positions."""
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "behind"
 
 
 class Draining(Refused):
-    """The server is going away."""
+    """The server is draining: it stops soon and accepts no new streams."""
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "drain"
 
 
 class HistoryChanged(Refused):
-    """The store began another history under an open session: the client must shake hands anew."""
+    """The store began another history under an open session: the client must connect again."""
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "drain"

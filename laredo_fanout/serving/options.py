@@ -1,4 +1,4 @@
-"""What the configuration says about serving, already checked and with defaults filled in."""
+"""The options of a serving process: configuration, checked and with defaults filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 
 class BufferPolicy(StrEnum):
-    """What happens to a live client whose cursor lies more than max_size behind."""
+    """The policy for a live client whose cursor lies more than max_size behind."""
 
     DROP_DISCONNECT = "drop_disconnect"
     SLOW_DOWN = "slow_down"
@@ -87,7 +87,7 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """All that a serving process is told."""
+    """All options of a serving process."""
 
     listener: ListenerOptions = field(default_factory=ListenerOptions)
     tables: Mapping[str, TableOptions] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""ListSnapshots and FetchSnapshot: the periodic snapshots that the ingest side keeps as files."""
+"""ListSnapshots and FetchSnapshot: the calls that serve the periodic snapshot files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class PeriodicSnapshots:
 
 
 class _Reading:
-    """A file that is read in threads, and closed however early it is left."""
+    """A snapshot file that is read in threads, and closed however early the call ends."""
 
     def __init__(self, batches: Generator[list[bytes], None, None]) -> None:
         self._batches = batches

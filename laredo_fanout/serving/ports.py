@@ -1,4 +1,4 @@
-"""What a serving process needs from the process that started it.
+"""The interfaces of a serving process to its parent: wake-ups, and the registry of clients.
 
 The serving side reads the store by itself; these are the few things that must be shared between
 processes: wake-ups after a durable commit, the registry of connected clients (max_clients is the
@@ -16,7 +16,7 @@ from laredo_fanout.serving.errors import ServingError
 
 
 class TooManyClients(ServingError):
-    """No place is left, over all serving processes: for anybody, or for this caller.
+    """max_clients is reached over all serving processes, or this caller's share of it.
 
     The message names the limit's configuration path.
     """
@@ -59,14 +59,14 @@ STATES = ("connecting", "snapshot", "replaying", "catching_up", "live", "waiting
 
 
 class Wakeups(Protocol):
-    """Tells that the ingest process has made something durable.
+    """Notifies that the ingest process has made something durable.
 
     Take the future before reading the store, else a commit in between is lost. The future is
     shared: never await it in a way that cancels it (use asyncio.wait or asyncio.shield).
     """
 
     def current(self) -> asyncio.Future[None]:
-        """The future that the next durable commit resolves (then another takes its place)."""
+        """The future that the next durable commit resolves (then there is a new one)."""
         ...
 
 
@@ -85,7 +85,7 @@ class Lease(Protocol):
         """Keep the entries after this sequence in the journal; a lease has one pin at a time.
 
         Returns once the ingest process holds the pin (or can't be asked: pins are best effort,
-        the session looks again anyway).
+        the session checks again anyway).
         """
         ...
 
@@ -102,7 +102,7 @@ REASONS = (
     "client",  # the client left
     "done",  # FetchSnapshot: all of it was sent
     "buffer",  # client_buffer.max_size, policy drop_disconnect
-    "drain",  # the server is going away
+    "drain",  # the server drains
     "behind",  # the client is ahead of this server
     "refused",  # bad request, unknown table, not ready
     "error",  # our fault
@@ -116,7 +116,7 @@ class Registry(Protocol):
         """Enter a stream. If it is cancelled meanwhile, nothing of it stays.
 
         Raises:
-            TooManyClients: no place is left, or none for this caller.
+            TooManyClients: max_clients is reached, or this caller's share of it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a client asked for, checked."""
+"""The request of a Sync call, parsed and checked."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class SyncAsked:
-    """A SyncRequest in our own terms.
+    """A checked SyncRequest.
 
     `position` and `sequence` are None where the client gave none; `history` is only given by
-    clients that know the extension. `boundaries`: it wants to know up to where the source's
-    catalog was looked at.
+    clients that know the extension. `boundaries`: it wants to know up to where PostgreSQL's
+    catalog was checked.
     """
 
     table: str
@@ -81,7 +81,7 @@ def parse_sync(data: bytes) -> tuple[SyncAsked, Sequence[wire.FieldPredicate]]:
         raise BadRequest(f"last_known_sequence is negative: {asked.last_known_sequence}")
     sequence = asked.last_known_sequence or None
     batch = BATCH in asked.capabilities
-    said = SyncAsked(
+    parsed = SyncAsked(
         table=table_name(asked.schema, asked.table),
         client_id=asked.client_id,
         position=_position(asked.last_known_source_position, may_be_wrong=sequence is not None),
@@ -93,7 +93,7 @@ def parse_sync(data: bytes) -> tuple[SyncAsked, Sequence[wire.FieldPredicate]]:
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
     )
-    return said, asked.filters
+    return parsed, asked.filters
 
 
 def _check_filters(filters: Sequence[wire.FieldPredicate]) -> None:

@@ -54,11 +54,11 @@ def _most_connections() -> int:
 
 
 def _ignore(table: str, outcome: Outcome) -> None:
-    """Nobody counts."""
+    """Do nothing: nobody counts."""
 
 
-def _nobody_looks() -> None:
-    """There is no source whose catalog could be looked at."""
+def _no_check() -> None:
+    """Do nothing: there is no PostgreSQL whose catalog could be checked."""
 
 
 async def serve(
@@ -70,13 +70,13 @@ async def serve(
     *,
     on_listening: Callable[[int], None] | None = None,
     on_replay: Callable[[str, Outcome], None] = _ignore,
-    ask_look: Callable[[], None] = _nobody_looks,
+    request_check: Callable[[], None] = _no_check,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
     `on_listening` is called once with the bound port (useful with port 0), `on_replay` with the
-    table and the outcome of each replay from an archive. `ask_look` is called when a client waits
-    for a look at the source's catalog; it must not block.
+    table and the outcome of each replay from an archive. `request_check` is called when a client
+    waits for a check of PostgreSQL's catalog; it must not block.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -99,7 +99,7 @@ async def serve(
         SpoolDirectory(listener.spool_path or reader.path, listener.spool_max_bytes),
         archives,
     )
-    tails = Tails(options.tables, reader, wakeups, ask_look)
+    tails = Tails(options.tables, reader, wakeups, request_check)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
     connections = ("grpc.max_allowed_incoming_connections", _most_connections())
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
@@ -136,11 +136,11 @@ async def _drain(
     going.begin("draining", int(deadline * 1000))
     log.info("draining", clients=service.open_streams, grace_s=grace_s)
     for tail in tails:
-        tail.ring_all()
+        tail.notify_all()
     # Stops listening at once, so that new connections reach the processes that stay.
     stopping = asyncio.create_task(server.stop(grace_s + 1))
     await asyncio.wait({stopping}, timeout=grace_s)
-    service.end_all(Draining("the server is going away: connect elsewhere"))
+    service.end_all(Draining("the server is draining: connect elsewhere"))
     await stopping
 
 

@@ -1,4 +1,4 @@
-"""The gRPC service: who may call, which session answers, how a call ends."""
+"""The gRPC service: authenticates each call, starts its session, and ends it."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class ReplicationService:
     def _served(self, call: Call, table: str) -> Tail:
         """The table's tail, if the caller may read it and it is configured.
 
-        :raises NotServed: it isn't; said only to callers who are let in.
+        :raises NotServed: it isn't; only callers who are let in see this.
         """
         self._allowed(call, table)
         tail = self._tails.get(table)
@@ -261,7 +261,7 @@ class ReplicationService:
             self._tokens.known(caller.authorization)
 
     async def _register(self, call: Call, *, batch: bool, filtered: bool) -> Lease:
-        """Take a client's place; the call's end gives it back."""
+        """Register the client; the call's end removes it."""
         caller = call.caller
         info = ClientInfo(
             client_id=caller.client_id,

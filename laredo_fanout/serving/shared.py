@@ -1,4 +1,4 @@
-"""What all sessions of a serving process share."""
+"""The objects that all sessions of a serving process share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laredo_fanout.store.reader import StoreReader
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One per process."""
+    """The shared objects, one of these per process."""
 
     reader: StoreReader
     recent: RecentRecords

@@ -1,4 +1,4 @@
-"""Work in slices: what a client's request costs is done a little at a time, others in between.
+"""Slices of CPU time: a client's costly request yields to other work every few ms.
 
 One event loop serves all sessions of a process. Work that grows with a request, a record or a
 table is a generator that yields after each slice of it, whether or not there is anything to send
@@ -45,7 +45,7 @@ def at_once(work: Sliced[T]) -> T:
 
 
 class Slice:
-    """Says when a slice is done."""
+    """The clock of one slice: says when it is over."""
 
     __slots__ = ("_bytes", "_rows")
 

@@ -1,4 +1,4 @@
-"""A table's rows on their way to one client, however slow it is.
+"""The rows of a streamed snapshot: read from the store, spooled to disk for a slow client.
 
 The rows come from an LMDB read transaction, which keeps freed pages from being used again. So a
 client that is too slow for that has the rest spooled in a temporary file, and the transaction
@@ -34,7 +34,7 @@ DISK_RESERVE = 1 << 30
 
 
 class SpoolDirectory:
-    """Where a serving process puts what slow clients haven't taken; shared by its sessions."""
+    """The directory of the spool files of slow clients; shared by a process's sessions."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         private_directory.make(path)
@@ -44,7 +44,7 @@ class SpoolDirectory:
 
 
 class SnapshotRows:
-    """`async with` it, then `next()` until None."""
+    """The rows of one snapshot: `async with` it, then `next()` until None."""
 
     def __init__(
         self,
@@ -166,12 +166,12 @@ class SnapshotRows:
             except (SpoolFailed, NoRoomToSpool) as failed:
                 self._failure = NoRoomToSpool(
                     "this client reads the snapshot too slowly, and the rest of it can't be "
-                    f"put aside: {failed}"
+                    f"spooled: {failed}"
                 )
                 log.warning("snapshot of a slow client given up", error=str(failed))
                 self._snapshot.close()
             else:
-                log.info("snapshot of a slow client put aside", rows_sent=self._sent_rows)
+                log.info("snapshot of a slow client spooled", rows_sent=self._sent_rows)
 
     def _slow(self) -> bool:
         age = self._loop.time() - self._begun

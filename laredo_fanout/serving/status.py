@@ -1,4 +1,4 @@
-"""GetReplicationStatus: a table's figures and who is connected to it."""
+"""GetReplicationStatus: the status call, a table's figures and its connected clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def status_response(
     clients: list[ClientState],
     latest: wire.ReplicationSnapshotInfo | None,
 ) -> Sliced[bytes]:
-    """The answer; a table whose copy hasn't begun has zeros."""
+    """The answer; a table whose copy hasn't started has zeros."""
     response = wire.GetReplicationStatusResponse(
         connected_clients=len(clients), latest_snapshot=latest
     )

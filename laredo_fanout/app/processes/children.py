@@ -24,7 +24,7 @@ from laredo_fanout.app.processes.control_wire import (
     options_to_json,
     state_to_json,
 )
-from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
@@ -36,7 +36,7 @@ _HEALTHY_AFTER = 30.0
 _BEYOND_GRACE = 5.0
 
 
-def _nobody_looks() -> None:
+def _no_check() -> None:
     """No ingest is there that could look."""
 
 
@@ -68,7 +68,7 @@ class _Child:
 class ServingChildren:
     """``workers`` serving processes, each started anew when it dies, with growing pauses.
 
-    :param ask_look: has the source's catalog looked at soon, because a client waits for it.
+    :param request_check: has PostgreSQL's catalog checked soon, because a client waits for it.
     :param crashed: told if one can't be looked after any more, by a mistake of ours.
     :ivar restarts: how often one was started anew.
     :ivar spawn_failures: how often none could be started: no process, no descriptor, no memory.
@@ -80,9 +80,9 @@ class ServingChildren:
     state: Path
     options: ServingOptions
     clients: Clients
-    bell: Bell
+    wake_ups: WakeUps
     log_settings: LogSettings
-    ask_look: Callable[[], None] = _nobody_looks
+    request_check: Callable[[], None] = _no_check
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
     restarts: int = 0
@@ -152,14 +152,14 @@ class ServingChildren:
     async def _run_one(self) -> None:
         child = await self._spawn()
         self._children[child.number] = child
-        self.bell.add(child.wake)
+        self.wake_ups.add(child.wake)
         if self._draining.is_set():
             child.control.send({"op": "drain"})
         try:
             await self._listen_to(child)
         finally:
             del self._children[child.number]
-            self.bell.remove(child.wake)
+            self.wake_ups.remove(child.wake)
             lost = self.clients.leave_all(child.number)
             await child.control.close()
         code = await child.process.wait()
@@ -233,7 +233,7 @@ class ServingChildren:
             case "replay":
                 self.replays[message["table"], message["outcome"]] += 1
             case "look":
-                self.ask_look()
+                self.request_check()
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:

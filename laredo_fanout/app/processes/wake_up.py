@@ -1,6 +1,6 @@
 """Wake-ups: one byte down a socket pair for each durable commit.
 
-The ingest thread rings by itself, so that a busy event loop in the main process
+The ingest thread sends by itself, so that a busy event loop in the main process
 delays nobody. A full socket needs no byte: a wake-up is waiting in it.
 """
 
@@ -11,33 +11,33 @@ import socket
 import threading
 
 
-class Bell:
-    """The main process's side: rings in every serving process."""
+class WakeUps:
+    """The main process's side: wakes every serving process."""
 
     def __init__(self) -> None:
         self._ends: tuple[socket.socket, ...] = ()
         self._lock = threading.Lock()
 
     def add(self, end: socket.socket) -> None:
-        """Ring at this end from now on; once right away, for what came before."""
+        """Notify this end from now on; once right away, for what came before."""
         end.setblocking(False)
         with self._lock:
             self._ends = (*self._ends, end)
-        self._ring(end)
+        self._send(end)
 
     def remove(self, end: socket.socket) -> None:
-        """Ring there no longer, and close it."""
+        """Stop notifying this end, and close it."""
         with self._lock:
             self._ends = tuple(each for each in self._ends if each is not end)
             end.close()
 
-    def ring(self) -> None:
-        """Something is durable. From any thread; never waits."""
+    def notify(self) -> None:
+        """Notify that something is durable. From any thread; never waits."""
         for end in self._ends:
-            self._ring(end)
+            self._send(end)
 
     @staticmethod
-    def _ring(end: socket.socket) -> None:
+    def _send(end: socket.socket) -> None:
         try:
             end.send(b"\1", socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -55,13 +55,13 @@ class SocketWakeups:
         self._end.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(self._end, self._rung)
+        self._loop.add_reader(self._end, self._readable)
 
     def current(self) -> asyncio.Future[None]:
         """The future that the next durable commit resolves."""
         return self._future
 
-    def _rung(self) -> None:
+    def _readable(self) -> None:
         try:
             data = self._end.recv(4096)
         except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Who calls, and what an open call may take."""
+"""Open gRPC calls: authentication, limits, and how a call is ended."""

@@ -1,4 +1,4 @@
-"""One open stream, whatever it sends: how it is ended from outside, and when it counts as stuck."""
+"""One open gRPC stream: how it is ended from outside, and when its client counts as stalled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laredo_fanout.serving.ports import Lease
 
 
 class Call:
-    """Made in the call's own task. `table` and `lease` are known once it is let in."""
+    """A handle on one open call, made in its task. `table` and `lease` are set later."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -28,7 +28,7 @@ class Call:
 
 
 class StallGuard:
-    """Ends a call that owes its client something and gets rid of nothing for `timeout_s`.
+    """Ends a call that owes its client messages of which it takes none for `timeout_s`.
 
     `excused` says when it isn't the client who keeps the call waiting.
     """

@@ -1,4 +1,4 @@
-"""Who calls: as far as it can be known, and as whom the caller's streams are counted."""
+"""The caller of a gRPC call: its address, its identity, and whose streams count together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARED_PREFIX_V6 = 64
 
 @dataclass(slots=True)
 class Caller:
-    """`client_id` is what the caller calls itself, known once its request is read.
+    """Who makes a call. `client_id`: its name for itself, known once its request is read.
 
     `authorization` is the metadata of that name; `certificate` identifies a client certificate;
     both are "" where there is none.

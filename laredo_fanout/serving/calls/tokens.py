@@ -1,4 +1,4 @@
-"""The tokens file: who may read what.
+"""The tokens file: bearer tokens, and the tables that each of them may read.
 
 One token a line, followed by the tables it may read (`schema.name`, none: all); `#` begins a
 comment. The file is read again within a second or two when it changes, without a restart: a token
@@ -25,8 +25,8 @@ from laredo_fanout.serving.errors import NoToken, ServingError, TokenForbids
 log = structlog.get_logger(__name__)
 
 _SCHEME = "bearer "
-LOOK_S = 1.0
-"""How often the file is looked at, in seconds."""
+CHECK_EVERY_S = 1.0
+"""How often the file is checked for changes, in seconds."""
 UNUSABLE_S = 10.0
 """How long a file without a token in it is taken for one that is being written, in seconds."""
 
@@ -42,7 +42,7 @@ class _Grant:
 
 
 class Tokens:
-    """Checks the `authorization: Bearer <token>` of calls, by the file as it was last read."""
+    """Checks the `authorization: Bearer <token>` of calls against the file as last read."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
@@ -78,24 +78,24 @@ class Tokens:
         return f"token {digest(_given(authorization))}"
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Look at the file every LOOK_S, in a thread; never returns.
+        """Check the file every CHECK_EVERY_S, in a thread; never returns.
 
-        `changed` is called once a new content is read, and again a look later if it is still
+        `changed` is called once a new content is read, and again a check later if it is still
         the same: open streams are judged by what somebody has finished writing.
         """
         settled = True
         while True:
-            await asyncio.sleep(LOOK_S)
-            moved = await asyncio.to_thread(self.look, time.monotonic())
+            await asyncio.sleep(CHECK_EVERY_S)
+            moved = await asyncio.to_thread(self.reread, time.monotonic())
             if not moved and not settled:
                 changed()
             settled = not moved
 
-    def look(self, now: float) -> bool:
+    def reread(self, now: float) -> bool:
         """Read the file again if it isn't as it was; whether that changed who may read.
 
         A file that can't be read, or holds no token, is taken for one that is being written for
-        UNUSABLE_S: the tokens read before stay so long. After that it says what it says: nobody.
+        UNUSABLE_S: the tokens read before stay so long. After that nobody may read.
         """
         try:
             stamp = _stamp(self._path)

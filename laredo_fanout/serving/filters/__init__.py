@@ -1,1 +1,1 @@
-"""Row filters: what a client asks for, tested against lines."""
+"""Row filters: a client's predicates, tested against rows and changes."""

@@ -1,9 +1,9 @@
-"""What a request's predicates ask of a column's value, read once and in slices.
+"""The predicates of a request's filter, parsed once, in slices of CPU time.
 
 Everything here is sized by the client, so the limits come first (``request.check_filters``), and
 nothing hashes what a client chose by an arithmetic that it can steer: Python's hashes of numbers
 are their remainders, so that a client can make any number of them collide. Numbers are compared by
-their canonical text, whose hash is keyed anew in every process (siphash).
+their canonical text, whose hash has another key in every process (siphash).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _float_key(number: float) -> str:
 
 
 class Wanted:
-    """The values that a column may have: any number of them cost a few look-ups each row."""
+    """The values that a column may have: a few look-ups per row, however many there are."""
 
     def __init__(self) -> None:
         self._strings: set[str] = set()
@@ -147,14 +147,14 @@ def _short_integer(key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One predicate.
+    """One predicate on one column.
 
-    ``place`` is its index in ``filters``, for messages. It is of ``wanted`` values, or else of a
+    ``index`` is its index in ``filters``, for messages. It is of ``wanted`` values, or else of a
     ``prefix``. ``literal`` is what ``equals`` compares with, as JSON writes it, if only a string's
     own bytes can equal it.
     """
 
-    place: int
+    index: int
     field: str
     wanted: Wanted | None
     prefix: str
@@ -163,7 +163,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """All of a request's. Equal requests have an equal ``signature``."""
+    """All predicates of a request. Equal requests have an equal ``signature``."""
 
     each: tuple[Condition, ...]
     signature: bytes
@@ -172,36 +172,36 @@ class Conditions:
 def read(predicates: Sequence[wire.FieldPredicate]) -> Sliced[Conditions]:
     """The predicates, whose number and size were checked.
 
-    :raises BadRequest: one says nothing that can be tested; the message names it by its place.
+    :raises BadRequest: one says nothing that can be tested; the message names its index.
     """
     digest = sha256()
     for text in sorted(p.SerializeToString(deterministic=True) for p in predicates):
         digest.update(len(text).to_bytes(8, "big") + text)
     slice_ = Slice()
     conditions = []
-    for place, predicate in enumerate(predicates):
-        conditions.append((yield from _condition(place, predicate, slice_)))
+    for index, predicate in enumerate(predicates):
+        conditions.append((yield from _condition(index, predicate, slice_)))
     return Conditions(tuple(conditions), digest.digest())
 
 
-def _condition(place: int, predicate: wire.FieldPredicate, slice_: Slice) -> Sliced[Condition]:
+def _condition(index: int, predicate: wire.FieldPredicate, slice_: Slice) -> Sliced[Condition]:
     field = predicate.field
     match predicate.WhichOneof("match"):
         case "equals":
             wanted = Wanted()
-            wanted.add(predicate.equals, f"filters[{place}].equals")
-            return Condition(place, field, wanted, "", _literal(predicate.equals))
+            wanted.add(predicate.equals, f"filters[{index}].equals")
+            return Condition(index, field, wanted, "", _literal(predicate.equals))
         case "prefix":
-            return Condition(place, field, None, predicate.prefix, None)
+            return Condition(index, field, None, predicate.prefix, None)
         case "in":
             wanted = Wanted()
             listed: struct_pb2.ListValue = getattr(predicate, "in")
             for number, value in enumerate(listed.values):
-                if slice_.done_with(wanted.add(value, f"filters[{place}].in[{number}]")):
+                if slice_.done_with(wanted.add(value, f"filters[{index}].in[{number}]")):
                     yield
-            return Condition(place, field, wanted, "", None)
+            return Condition(index, field, wanted, "", None)
         case _:
-            raise BadRequest(f"filters[{place}] ({field}): give one of equals, prefix or in")
+            raise BadRequest(f"filters[{index}] ({field}): give one of equals, prefix or in")
 
 
 def _literal(value: struct_pb2.Value) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Row filters: predicates on columns, ANDed, tested against a row's line.
+"""Row filters: predicates on columns, ANDed, tested against a row's JSON line.
 
 Digits given as a string equal the number, because the base form sends big integers as strings.
 NULL never matches, not even `equals: null`. A TRUNCATE always passes; a row that an update moves
@@ -40,7 +40,7 @@ class RowFilter:
     def __init__(self, conditions: Conditions, columns: Sequence[Column]) -> None:
         """Bind the conditions.
 
-        :raises BadRequest: one names no column of the table; the message names it by its place
+        :raises BadRequest: one names no column of the table; the message names its index
             in `filters`.
         """
         self.signature = conditions.signature
@@ -52,7 +52,7 @@ class RowFilter:
             column = by_name.get(condition.field)
             if column is None:
                 raise BadRequest(
-                    f"filters[{condition.place}]: the table has no column {condition.field!r}; "
+                    f"filters[{condition.index}]: the table has no column {condition.field!r}; "
                     f"its columns are {', '.join(by_name)}"
                 )
             self._tests.append((column.name, _test(condition, column)))

@@ -1,4 +1,4 @@
-"""The changes of a journal record, one by one, as a session's filter lets them through."""
+"""Filtering a journal record: its changes, one by one, as the session's filter passes them."""
 
 from __future__ import annotations
 

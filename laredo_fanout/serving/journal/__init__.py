@@ -1,1 +1,1 @@
-"""The journal as a serving process follows it: once for all of its sessions."""
+"""A serving process's readers of the journal, shared by all of its sessions."""

@@ -1,4 +1,4 @@
-"""How many transactions a client is behind: its buffer's depth, in the unit of max_size.
+"""The backlog of a client: the number of transactions it is behind, the unit of max_size.
 
 A transaction counts once, however many rows it changed: one giant transaction must not disconnect
 every client. Sequences count changes, so the transactions are only counted, record by record and
@@ -17,7 +17,7 @@ _REMEMBERED = 20_000
 
 
 class Backlog:
-    """Counts the transactions in stretches of one table's journal."""
+    """Counts the transactions in ranges of one table's journal."""
 
     def __init__(self, reader: StoreReader, table_id: int) -> None:
         self._reader = reader

@@ -1,6 +1,6 @@
-"""Recent journal records, encoded once per wire form and shared between sessions.
+"""A cache of recent journal records, encoded once per wire form and shared by sessions.
 
-A session is a cursor: it asks for what comes after a sequence. Sessions at the same place with
+A session is a cursor: it asks for what comes after a sequence. Sessions at the same sequence with
 the same form get the same bytes; a session far behind reads the journal by itself, in pieces.
 """
 
@@ -20,7 +20,7 @@ READ_BYTES = 256 << 10
 
 
 class Encoded(NamedTuple):
-    """A record in one wire form.
+    """A journal record, encoded in one wire form.
 
     `complete`: the position up to which every transaction that it has changes of is whole; None
     when it holds but a part of one.

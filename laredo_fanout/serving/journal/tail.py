@@ -1,4 +1,4 @@
-"""Where each table stands now, read once per wake-up for all of its sessions."""
+"""The tail of each table's journal: its newest state, read once per wake-up for all sessions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from laredo_fanout.store.view import TableView
 from laredo_model.history import History
 
 POSITION_PAUSE_S = 1.0
-LOOK_AGAIN_S = 1.0
+CHECK_AGAIN_S = 1.0
 
 
 class Follower(Protocol):
-    """A session, as its table's tail sees it."""
+    """The part of a session that its table's tail calls."""
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """There may be something to send."""
         ...
 
@@ -28,11 +28,11 @@ class Follower(Protocol):
         """The store's position moved, with or without changes of this table."""
         ...
 
-    def boundary_moved(self) -> None:
-        """The source's catalog was looked at."""
+    def verified_position_moved(self) -> None:
+        """PostgreSQL's catalog was checked: the table's verified position moved."""
         ...
 
-    def look(self, before: TableView, now: TableView) -> None:
+    def judge_backlog(self, before: TableView, now: TableView) -> None:
         """The table moved; the session may be blocked in a write and must judge its backlog."""
         ...
 
@@ -40,22 +40,22 @@ class Follower(Protocol):
 class Tail:
     """One table's newest state, and the sessions that follow it.
 
-    Sessions are rung when the table itself changed; those that care are told that the position
+    Sessions are notified when the table itself changed; those that care, also when the position
     moved, at most once in POSITION_PAUSE_S. `view` and `history` are None as long as the store
-    has no such table, or no source. `ask_look` has the source's catalog looked at soon.
+    has no such table, or no source. `request_check` has PostgreSQL's catalog checked soon.
     """
 
-    def __init__(self, name: str, reader: StoreReader, ask_look: Callable[[], None]) -> None:
+    def __init__(self, name: str, reader: StoreReader, request_check: Callable[[], None]) -> None:
         self.name = name
         self.view: TableView | None = None
         self.history: History | None = None
         self._reader = reader
         self._followers: set[Follower] = set()
-        self._told_at = float("-inf")
+        self._notified_at = float("-inf")
         self._pending: asyncio.TimerHandle | None = None
         self._backlog: Backlog | None = None
         self._judging: asyncio.TimerHandle | None = None
-        self._ask_look = ask_look
+        self._request_check = request_check
         self._wanted = 0
         self._asked: asyncio.TimerHandle | None = None
 
@@ -69,16 +69,16 @@ class Tail:
         self.view, self.history = now, history
         if before is None or now is None or history != history_before:
             self._wanted = 0
-            self.ring_all()
+            self.notify_all()
             return
         if _moved(before, now):
             for follower in self._followers:
-                follower.ring()
+                follower.notify()
             self._judge(before, now)
         if now.position != before.position:
             self._position_moved()
         if now.boundary != before.boundary:
-            self._boundary_moved()
+            self._verified_position_moved()
 
     def _judge(self, before: TableView, now: TableView) -> None:
         """Have the sessions judge their backlogs, and again in the loop's next turn if counting
@@ -90,7 +90,7 @@ class Tail:
         if backlog is not None:
             backlog.begin_turn()
         for follower in list(self._followers):
-            follower.look(before, now)
+            follower.judge_backlog(before, now)
         if backlog is not None and backlog.unfinished:
             loop = asyncio.get_running_loop()
             self._judging = loop.call_later(0, self._judge, before, now)
@@ -102,61 +102,61 @@ class Tail:
         return self._backlog
 
     def follow(self, follower: Follower) -> None:
-        """Ring this one from now on."""
+        """Notify this one from now on."""
         self._followers.add(follower)
 
     def leave(self, follower: Follower) -> None:
-        """Ring it no more."""
+        """Notify it no more."""
         self._followers.discard(follower)
 
-    def ring_all(self) -> None:
-        """Everybody has something to do."""
+    def notify_all(self) -> None:
+        """Every session may have something to do."""
         for follower in self._followers:
-            follower.ring()
+            follower.notify()
 
-    def want_boundary(self, position: int) -> None:
-        """Somebody waits until the boundary has passed this position."""
+    def want_verified(self, position: int) -> None:
+        """A client waits until the verified position has passed this one."""
         self._wanted = max(self._wanted, position)
         if self._asked is None:
             self._ask_if_wanted()
 
     def close(self) -> None:
-        """No timer stays behind."""
+        """Cancel the timers."""
         for timer in (self._pending, self._asked, self._judging):
             if timer is not None:
                 timer.cancel()
 
-    def _boundary_moved(self) -> None:
+    def _verified_position_moved(self) -> None:
         for follower in self._followers:
-            follower.boundary_moved()
+            follower.verified_position_moved()
         if self._asked is not None:
             self._asked.cancel()
         self._ask_if_wanted()
 
     def _ask_if_wanted(self) -> None:
-        """Ask for a look, and again until one has passed what is wanted: it may come to nothing."""
+        """Request a catalog check, and again until the verified position has passed the wanted."""
         self._asked = None
         view = self.view
         if view is None or not self._followers:
             return
         if view.live and view.boundary < self._wanted:
-            self._ask_look()
+            self._request_check()
             loop = asyncio.get_running_loop()
-            self._asked = loop.call_later(LOOK_AGAIN_S, self._ask_if_wanted)
+            self._asked = loop.call_later(CHECK_AGAIN_S, self._ask_if_wanted)
 
     def _position_moved(self) -> None:
         if self._pending is not None or not self._followers:
             return
         loop = asyncio.get_running_loop()
-        wait = self._told_at + POSITION_PAUSE_S - loop.time()
+        wait = self._notified_at + POSITION_PAUSE_S - loop.time()
         if wait <= 0:
-            self._tell_position()
+            self._notify_position()
         else:
-            self._pending = loop.call_later(wait, self._tell_position)
+            self._pending = loop.call_later(wait, self._notify_position)
 
-    def _tell_position(self) -> None:
+    def _notify_position(self) -> None:
         self._pending = None
-        self._told_at = asyncio.get_running_loop().time()
+        self._notified_at = asyncio.get_running_loop().time()
         for follower in self._followers:
             follower.position_moved()
 
@@ -175,9 +175,9 @@ class Tails:
         names: Iterable[str],
         reader: StoreReader,
         wakeups: Wakeups,
-        ask_look: Callable[[], None],
+        request_check: Callable[[], None],
     ) -> None:
-        self._tails = {name: Tail(name, reader, ask_look) for name in names}
+        self._tails = {name: Tail(name, reader, request_check) for name in names}
         self._reader = reader
         self._wakeups = wakeups
 

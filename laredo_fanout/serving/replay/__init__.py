@@ -1,1 +1,1 @@
-"""Cold replay: late clients caught up from an archive."""
+"""Cold replay: clients behind the journal are caught up from the table's archive."""

@@ -1,4 +1,4 @@
-"""From a table's options to the place that holds its archive."""
+"""The location of a table's archive, made from the table's options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laredo_fanout.serving.options import ArchiveOptions
 
 
 def destination_of(options: ArchiveOptions) -> Destination:
-    """The place, not looked at yet.
+    """The location; nothing is read there yet.
 
     :raises ArchiveError: if it can't be one, or the `aws` extra isn't installed.
     """

@@ -1,4 +1,4 @@
-"""The tables' archives as a serving process reads them: in threads, never in the event loop."""
+"""The archives that a serving process replays from: read in threads, never in the event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AWAY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The archive as it was at `at`, in the loop's time; or why it couldn't be read."""
+    """A manifest as read at `at`, in the loop's time; or why it couldn't be read."""
 
     at: float
     found: FoundArchive | None
@@ -51,7 +51,7 @@ class Reading:
 
 
 class TableArchive:
-    """One table's archive. The methods belong to one event loop."""
+    """One table's archive, read for replays. The methods belong to one event loop."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class TableArchive:
         options: ArchiveOptions,
         executor: DaemonThreads,
         directory: Path | None,
-        told: Callable[[str, Outcome], None],
+        on_outcome: Callable[[str, Outcome], None],
     ) -> None:
         self.table = table
         self._options = options
         self._executor = executor
         self._directory = directory
-        self._told = told
+        self._on_outcome = on_outcome
         self._destination: Destination | None = None
         self._manifest: tuple[str, Manifest] | None = None
         self._reading: asyncio.Task[Reading] | None = None
@@ -74,7 +74,7 @@ class TableArchive:
 
     def count(self, outcome: Outcome) -> None:
         """One client's replay came to this."""
-        self._told(self.table, outcome)
+        self._on_outcome(self.table, outcome)
 
     async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
         """The archive, with a manifest that is FRESH_S old at most (or: read now).
@@ -109,13 +109,13 @@ class TableArchive:
             found = await loop.run_in_executor(self._executor, self._find)
             reading = Reading(loop.time(), found, "")
         except Exception as failure:  # whatever it is, a snapshot does as well
-            told = isinstance(failure, ArchiveError | OSError)
+            expected = isinstance(failure, ArchiveError | OSError)
             reading = Reading(loop.time(), None, str(failure))
             log.warning(
                 "archive can't be read",
                 table=self.table,
                 error=str(failure),
-                exc_info=None if told else failure,
+                exc_info=None if expected else failure,
             )
         self._reading, self._read = None, reading
         return reading
@@ -128,7 +128,7 @@ class TableArchive:
         where = destination.uri_of(key)
         read = destination.get(key)
         if read is None:
-            raise ArchiveMissing(where, "The snapshotter writes it there, if it is told so")
+            raise ArchiveMissing(where, "laredo-snapshotter writes it there, if configured so")
         if self._manifest is None or self._manifest[0] != read.version.etag:
             self._manifest = read.version.etag, parser.parse(read.data, where)
         return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
@@ -186,14 +186,14 @@ class Archives:
         self,
         options: Mapping[str, ArchiveOptions],
         directory: Path | None,
-        told: Callable[[str, Outcome], None],
+        on_outcome: Callable[[str, Outcome], None],
     ) -> None:
         if options and directory is not None:
             private_directory.make(directory)
         self._executor = DaemonThreads(THREADS, "archive")
         self._tables = {
-            name: TableArchive(name, said, self._executor, directory, told)
-            for name, said in options.items()
+            name: TableArchive(name, its_options, self._executor, directory, on_outcome)
+            for name, its_options in options.items()
         }
 
     def get(self, table: str) -> TableArchive | None:

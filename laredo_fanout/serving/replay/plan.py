@@ -1,4 +1,4 @@
-"""Cold replay: which diffs of an archive bring a client level, and whether they do so exactly.
+"""Cold replay: which diffs of an archive catch a client up, and whether they do so exactly.
 
 A client whose position P lies below its table's journal would have to be sent the whole table.
 If the table is archived, the diffs from P on do as well. They hold net changes, so it must be
@@ -37,7 +37,7 @@ compares rows and checksum). All of it within one history: a position of another
    journal is whole after H and takes over there: entries beyond H, each in the order in which
    they were committed. `seen_position` is a boundary too, the head's state without an artifact: the
    writer raises it while nothing differs from the head. A client *between* head and seen_position
-   isn't level with the head, though: something may have come and gone there, as in 2, uncounted.
+   isn't at the head's state, though: something may have come and gone there, as in 2, uncounted.
 8. A client that loses its stream in the middle of a diff names no position within it: a batch
    client's position moves at the end of a transaction, which is the diff; a base client is shown
    the position before for all of it but its last change. So it resumes where it was, and holds
@@ -77,7 +77,7 @@ from laredo_model.position import Position
 
 
 class Outcome(StrEnum):
-    """What became of a client that an archive might have brought level."""
+    """The outcome of a replay from an archive."""
 
     COMPLETE = "complete"  # it was, and goes on with the journal
     LEFT = "left"  # it left in the middle
@@ -89,7 +89,7 @@ class Outcome(StrEnum):
 
 
 class NoReplay(Exception):
-    """The client is sent a snapshot instead; the message says why."""
+    """No replay is possible, the client gets a snapshot; the message says why."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -98,7 +98,7 @@ class NoReplay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The diffs that bring one client level.
+    """The diffs that catch one client up.
 
     `before`: the client's position. `inside`: it stands inside the first diff's window. `through`:
     where the journal takes over.
@@ -123,7 +123,7 @@ def entries_of(diff: Artifact) -> int:
 def chain(
     manifest: Manifest, where: str, asked: SyncAsked, view: TableView, history: History
 ) -> Chain:
-    """The diffs that bring this client level, exactly.
+    """The diffs that catch this client up, exactly.
 
     `where`: the manifest's URI, for messages.
 

@@ -1,7 +1,7 @@
-"""A chain of diffs as journal records, so that every wire form and filter takes them as it is.
+"""Archive diffs converted to journal records, so that wire forms and filters need no change.
 
-One transaction a diff, at its end's position; it says since when it stands for all transactions. So
-one without changes is told of, too. A base client is shown the position that it had
+Each diff is one transaction at its end's position; it says since when it stands for all
+transactions. So one without changes is sent, too. A base client is shown the position that it had
 before for all but the last change: should it lose its stream in between, it comes back with that.
 """
 
@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some changes of a diff. `record` is None for a base client's diff that has none.
+    """Some changes of one diff. `record` is None for a base client's diff that has none.
 
     `complete`: the diff's position where these are its last, else None; `inside`: the client
     stands inside this diff's window.
@@ -62,14 +62,14 @@ def pieces(
             record = builder.record(batch, sequence, is_last=is_last)
             sequence += len(batch)
             yield Piece(record, diff.to_position if is_last else None, inside)
-        if not builder.begun:
+        if not builder.started:
             nothing = None if stay_before else builder.record([], sequence, is_last=True)
             yield Piece(nothing, diff.to_position, inside)
         before, inside = diff.to_position, False
 
 
 class _Builder:
-    """One diff's records."""
+    """Builds the records of one diff."""
 
     def __init__(self, diff: Artifact, shown: Position, since: int, *, with_old: bool) -> None:
         self._position = diff.to_position
@@ -77,7 +77,7 @@ class _Builder:
         self._since = since
         self._time_us = ((diff.to_time or diff.created_at) - _EPOCH) // timedelta(microseconds=1)
         self._with_old = with_old
-        self.begun = False
+        self.started = False
 
     def record(self, changes: Sequence[Change], sequence: int, *, is_last: bool) -> Record:
         """The next changes; the last ones end the transaction."""
@@ -100,7 +100,7 @@ class _Builder:
         )
         olds = ChangeBatch(old_lines=[change.old or b"" for change in changes])
         old_body = olds.SerializeToString() if self._with_old else b""
-        continues, self.begun = self.begun, True
+        continues, self.started = self.started, True
         return Record(
             first_sequence=sequence,
             last_sequence=sequence + len(changes) - 1,

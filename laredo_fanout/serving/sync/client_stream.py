@@ -1,4 +1,4 @@
-"""What the phases of a session share: the client, its table and wire form, how far it has come."""
+"""One client's stream, shared by the phases of its session: table, wire form, cursor, position."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from laredo_fanout.serving.request import SyncAsked
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
 from laredo_fanout.serving.sync.pin import Pin
-from laredo_fanout.serving.sync.verified_position import Boundary
+from laredo_fanout.serving.sync.verified_position import VerifiedPosition
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.history import History
 
 
 class ClientStream:
-    """One client's stream. `enter` comes before all else."""
+    """The state of one client's stream, and its sending. Call `enter` before all else."""
 
     view: TableView
     """The incarnation of the table that is sent, as it was when the session took it."""
@@ -36,7 +36,7 @@ class ClientStream:
         shared: Shared,
         asked: SyncAsked,
         lease: Lease,
-        boundary: Boundary,
+        verified: VerifiedPosition,
         heartbeats: Heartbeats,
         *,
         conditions: Conditions | None,
@@ -44,7 +44,7 @@ class ClientStream:
     ) -> None:
         self.shared = shared
         self.asked = asked
-        self.boundary = boundary
+        self.verified = verified
         self.heartbeats = heartbeats
         self.messages = Messages(extended=asked.batch, boundaries=asked.boundaries)
         self.pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
@@ -60,7 +60,7 @@ class ClientStream:
     def enter(self, view: TableView) -> None:
         """Send this incarnation of the table from here on."""
         self.view = view
-        self.boundary.enter(view)
+        self.verified.enter(view)
         chosen = self._conditions
         self.filter = None if chosen is None else RowFilter(chosen, view.columns)
         self.form = self.form_with(self.filter)
@@ -97,7 +97,7 @@ class ClientStream:
     ) -> None:
         """Say that the stream goes on behind the cursor; the server is at `sequence` and
         `position`."""
-        self.boundary.begin(self.position)
+        self.verified.begin(self.position)
         await self.send(
             self.messages.handshake(
                 mode=mode,
@@ -108,15 +108,15 @@ class ClientStream:
                 snapshot_id=snapshot_id,
                 position=position,
                 history=str(self.history),
-                boundary=self.boundary.tell(self.position),
+                boundary=self.verified.take(self.position),
             )
         )
-        self.boundary.sent(self.position)
+        self.verified.sent(self.position)
 
     @property
     def heartbeat_wanted(self) -> bool:
-        """Whether the client should be told now where it is."""
-        return self.boundary.due(self.position) or self.heartbeats.wanted(self.position)
+        """Whether the client should get its position now."""
+        return self.verified.due(self.position) or self.heartbeats.wanted(self.position)
 
     async def send_heartbeat(self) -> None:
         """Say how far the client has come."""
@@ -125,6 +125,6 @@ class ClientStream:
             self.messages.heartbeat(
                 sequence=self.cursor,
                 position=self.position,
-                boundary=self.boundary.tell(self.position),
+                boundary=self.verified.take(self.position),
             )
         )

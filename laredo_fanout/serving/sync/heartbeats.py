@@ -1,4 +1,4 @@
-"""When a client is next told where it is, although nothing changes."""
+"""The heartbeats of a session: when the client next gets its position although nothing changed."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from collections.abc import Callable
 
 
 class Heartbeats:
-    """One session's. `ring` wakes it when one has become due."""
+    """The heartbeat timer of one session. `notify` wakes the session when a heartbeat is due."""
 
-    def __init__(self, interval_s: float, ring: Callable[[], None]) -> None:
+    def __init__(self, interval_s: float, notify: Callable[[], None]) -> None:
         self._interval_s = interval_s
-        self._ring = ring
+        self._notify = notify
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._position_moved = False
-        self._told = 0
+        self._sent_position = 0
         self.due = False
         """Whether the interval is over."""
 
     def start(self) -> None:
-        """Have one every interval."""
+        """Have a heartbeat every interval."""
         self._timer = self._loop.call_later(self._interval_s, self._elapsed)
 
     def stop(self) -> None:
-        """The session is over."""
+        """Cancel the timer: the session is over."""
         if self._timer is not None:
             self._timer.cancel()
 
     def position_moved(self) -> None:
-        """The client wants to know, though nothing else is sent."""
+        """Have the client get the new position, though nothing else is sent."""
         self._position_moved = True
-        self._ring()
+        self._notify()
 
-    def told(self, position: int) -> None:
-        """The client knows that it is here."""
-        self._told = position
+    def has_position(self, position: int) -> None:
+        """Another message gave the client this position."""
+        self._sent_position = position
 
     def wanted(self, position: int) -> bool:
-        """Whether it is time for one that says this position."""
-        return self.due or (self._position_moved and position > self._told)
+        """Whether a heartbeat with this position is to be sent now."""
+        return self.due or (self._position_moved and position > self._sent_position)
 
     def sent(self, position: int) -> None:
-        """One was made that says this position."""
+        """A heartbeat with this position was made."""
         self.due = self._position_moved = False
-        self._told = position
+        self._sent_position = position
 
     def _elapsed(self) -> None:
         self.due = True
         self.start()
-        self._ring()
+        self._notify()

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class JournalSender:
-    """Of one incarnation of the table. It begins behind, and is live once it was at the end."""
+    """Sends the journal of one incarnation of the table; live once it was at the journal's end."""
 
     def __init__(self, client: ClientStream, options: TableOptions, backlog: Backlog) -> None:
         self._client = client
@@ -56,9 +56,9 @@ class JournalSender:
         """Send what comes next; False if there is nothing.
 
         :raises SnapshotNeeded: the journal doesn't reach back to the client any more.
-        :raises Doubted: the client was sent rows that were put right since.
+        :raises Doubted: the client was sent suspect rows that were repaired since.
         """
-        self._client.boundary.check(view)
+        self._client.verified.check(view)
         try:
             if await self._send_doubted(view):
                 return True
@@ -97,8 +97,8 @@ class JournalSender:
             if doubt is not None and record.last_sequence >= doubt.first:
                 break
             await self._send_record(record)
-        client.boundary.sent(client.position)
-        if client.boundary.due(client.position):
+        client.verified.sent(client.position)
+        if client.verified.due(client.position):
             # Now, although more changes follow: while they never end, it would never come.
             await client.send_heartbeat()
         client.show("live" if self.live else "catching_up", max(view.sequence - client.cursor, 0))
@@ -112,7 +112,7 @@ class JournalSender:
         if record.complete is not None:
             client.position = record.complete
             if record.messages:
-                client.heartbeats.told(record.complete)
+                client.heartbeats.has_position(record.complete)
 
     def _doubt_ahead(self, view: TableView) -> Doubt | None:
         """The next stretch that the client must be sent as one, if it must."""
@@ -122,7 +122,7 @@ class JournalSender:
         return self._stretches.ahead(view, client.cursor, client.position)
 
     async def _send_doubted(self, view: TableView) -> bool:
-        """Some of a stretch whose rows were put right at its end; False if none comes next.
+        """Send some of a suspect stretch, repaired at its end; False if none comes next.
 
         :raises Doubted: the client was sent some of it as ordinary changes.
         """
@@ -134,8 +134,8 @@ class JournalSender:
         for part in parts:
             await self._send_part(part)
         if client.position == doubt.end:
-            client.boundary.took(doubt.end)
-        client.boundary.sent(client.position)
+            client.verified.took(doubt.end)
+        client.verified.sent(client.position)
         return bool(parts)
 
     async def _send_part(self, part: Part) -> None:
@@ -146,7 +146,7 @@ class JournalSender:
         if part.ends_at is not None:
             client.position = part.ends_at
             if part.messages:
-                client.heartbeats.told(part.ends_at)
+                client.heartbeats.has_position(part.ends_at)
 
     def _reach_end(self, view: TableView) -> None:
         client = self._client

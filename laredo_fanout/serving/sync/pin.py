@@ -1,4 +1,4 @@
-"""Keeping the journal for a client that is sent a snapshot, and not for ever."""
+"""The journal pin of a session: entries kept for a client that is sent a snapshot, for a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pin:
             self._lease.unpin()
 
     def _expire(self) -> None:
-        # The client goes on; if its place is pruned before it is live, it gets a new snapshot.
+        # The client goes on; if its entries are pruned before it is live, it gets a new snapshot.
         log.warning(
             "journal no longer kept for a slow client",
             client=self._client_id,

@@ -1,7 +1,7 @@
-"""For clients that keep what the rows were at some position: stretches that were put right.
+"""Suspect stretches of the journal, sent as one transaction to clients that keep old positions.
 
-Within such a stretch (``store.table.Doubt``) the rows weren't known to be the source's, and only
-its end has put them right. Its entries turn the rows of the position before it into those of its
+Within such a stretch (``store.table.Doubt``) the rows weren't known to be PostgreSQL's; its end
+repaired them. Its entries turn the rows of the position before it into those of its
 end; between the two there is no position that such a client could have reached. So it is sent the
 whole stretch as one transaction at its end, which says since when it stands for all transactions,
 also where nothing is left of it. A client that is cut off within gets it again from its beginning.
@@ -31,7 +31,7 @@ READ_BYTES = 256 << 10
 
 
 class Part(NamedTuple):
-    """Messages of some entries; `ends_at`: the client is at this position with the last of them."""
+    """The messages of some journal entries; `ends_at`: the client's position after the last."""
 
     messages: list[bytes]
     last_sequence: int
@@ -39,16 +39,16 @@ class Part(NamedTuple):
 
 
 class Stretches:
-    """One session's, whose client asked for boundaries."""
+    """Reads the suspect stretches for one session, whose client asked for boundary.v1."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
         self._within = 0
-        """Where the stretch ends that is being sent."""
+        """The end of the stretch that is being sent."""
 
     @staticmethod
     def ahead(view: TableView, cursor: int, position: int) -> Doubt | None:
-        """The next one for a client that has the entries up to ``cursor`` and the rows of
+        """The next stretch for a client that has the entries up to ``cursor`` and the rows of
         ``position``."""
         for each in view.record.doubts:
             empty = each.last < each.first == cursor + 1 and position < each.end
@@ -67,7 +67,7 @@ class Stretches:
         if cursor + 1 < doubt.first:
             return (yield from self._before(doubt, view, cursor, form))
         if cursor + 1 > doubt.first and self._within != doubt.end:
-            raise put_right(view, doubt)
+            raise repaired_since(view, doubt)
         self._within = doubt.end
         if doubt.last < doubt.first:
             return [_nothing_of(doubt, cursor, form)]
@@ -96,10 +96,10 @@ class Stretches:
         return found
 
 
-def put_right(view: TableView, doubt: Doubt) -> Doubted:
+def repaired_since(view: TableView, doubt: Doubt) -> Doubted:
     """Why the call ends."""
     return Doubted(
-        f"rows of table {view.name} were put right at {position_.text(doubt.end)}"
+        f"rows of table {view.name} were repaired at {position_.text(doubt.end)}"
         f" ({doubt.because}): what was sent beyond {position_.text(doubt.start)} isn't verified;"
         " resume by a position that was"
     )

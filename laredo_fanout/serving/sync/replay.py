@@ -1,4 +1,4 @@
-"""A session's replay phase: what its table's archive has is planned, pinned and sent by pieces."""
+"""A session's replay phase: diffs of the table's archive are planned, pinned and sent in pieces."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from laredo_model.change import Change
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 3
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
 class Plan(NamedTuple):
-    """What brings the client level, and the table as it was when the journal was pinned.
+    """The diffs that catch the client up, and the table as it was when the journal was pinned.
 
     `after`: the last entry that the journal needn't send; `first_sequence`: the first number of
     what is replayed.
@@ -49,8 +49,8 @@ class Plan(NamedTuple):
 
 
 async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
-    """How the archive brings the client level instead of a snapshot, and the journal is pinned
-    then; None if it doesn't.
+    """The replay that catches the client up instead of a snapshot, with the journal pinned; None
+    if the archive can't.
 
     :raises NotReady: the table isn't shown any more.
     """
@@ -125,7 +125,7 @@ def _first_sequence(view: TableView, chain: Chain) -> int:
 
 
 class Replay:
-    """The sending of a plan."""
+    """Sends the diffs of a plan."""
 
     def __init__(self, client: ClientStream, planned: Plan) -> None:
         chain, form = planned.chain, client.form
@@ -157,7 +157,7 @@ class Replay:
         client = self._client
         coming = asyncio.wrap_future(self._coming)
         coming.add_done_callback(_retrieved)
-        await asyncio.wait({coming}, timeout=LOOK_S)
+        await asyncio.wait({coming}, timeout=CHECK_EVERY_S)
         if coming.done():
             piece = self._came(coming)
             if piece is None:
@@ -206,13 +206,13 @@ class Replay:
         if self._diff is not None:
             self._archive.broken(self._diff)
         self._archive.count(Outcome.BROKEN)
-        told = isinstance(failure, ArchiveError | OSError)
+        expected = isinstance(failure, ArchiveError | OSError)
         log.warning(
             "replay from the archive broke off, the client gets a snapshot",
             table=self._archive.table,
             position=position_.text(self._client.position),
             error=str(failure),
-            exc_info=None if told else failure,
+            exc_info=None if expected else failure,
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a client goes on: which of the catch-up modes its request and our journal allow."""
+"""Resuming a client: which catch-up mode its request and our journal allow, and from where."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})\Z")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a session begins.
+    """The catch-up mode of a session and its first cursor.
 
     `after`: the cursor, the last sequence the client needs no more; None: a snapshot gives it.
     `position`: what the client has seen whole so far. `because`: why it is a snapshot, for a
@@ -66,7 +66,7 @@ def plan(
     Position wins over sequence, sequence over snapshot id. `of_snapshot`: the newest entry
     in the periodic snapshot that the client names; None: it names none that is known.
 
-    :raises NotReady: only a snapshot would do, and the table is being copied anew.
+    :raises NotReady: only a snapshot would do, and the table is being copied again.
     """
     found = _resume(asked, view, source, reader, of_snapshot)
     if found.after is None and not view.live:
@@ -137,22 +137,22 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     if source.because and position < source.since:
         return source.because
     if view.doubted(position) and position >= view.floor:
-        return "rows that had moved with a partition were put right beyond that position"
+        return "rows that had moved with a partition were repaired beyond that position"
     return (
         f"the journal is complete from {position_.text(view.floor)} on: older entries were"
-        " pruned, or the table was copied anew"
+        " pruned, or the table was copied again"
     )
 
 
 def same_history(asked: SyncAsked, source: SourceIdentity) -> bool:
-    """Whether the client's position says something here."""
+    """Whether the client's position belongs to the history of this store."""
     if asked.position is None:
         return True
     if asked.history is not None:
         return source.lineage.holds(asked.history, asked.position)
     # A base client can't tell its history: it is taken for ours, so that one that is ahead of a
     # lagging server waits and never gets an older snapshot. But where a former history of this
-    # store had got as far, only a sequence tells whose the position is: they began anew, larger.
+    # store had got as far, only a sequence tells whose the position is: those restarted, larger.
     if asked.position > source.former_reach:
         return True
     return (asked.sequence or 0) >= source.former_sequences

@@ -1,4 +1,4 @@
-"""Sending one message while the next is made."""
+"""A send buffer of one message: sent while the next one is made."""
 
 from __future__ import annotations
 

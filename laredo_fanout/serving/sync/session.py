@@ -27,16 +27,16 @@ from laredo_fanout.serving.sync.heartbeats import Heartbeats
 from laredo_fanout.serving.sync.journal_sender import JournalSender
 from laredo_fanout.serving.sync.replay import Replay
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded, SnapshotSender
-from laredo_fanout.serving.sync.verified_position import Boundary
-from laredo_fanout.serving.sync.visible_table import level_view
-from laredo_fanout.serving.sync.wake_up import Bell
+from laredo_fanout.serving.sync.verified_position import VerifiedPosition
+from laredo_fanout.serving.sync.visible_table import caught_up_view
+from laredo_fanout.serving.sync.wake_up import WakeUp
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 
 
 class Session:
-    """Runs in its call's task, until that is ended."""
+    """The state machine of one Sync call: runs in the call's task until that is ended."""
 
     _journal: JournalSender
 
@@ -60,36 +60,36 @@ class Session:
         self._tail = tail
         self._lease = lease
         self._snapshot_sequence = snapshot_sequence
-        self._bell = Bell()
+        self._wake_up = WakeUp()
         self._client = ClientStream(
             shared,
             asked,
             lease,
-            Boundary(tail, asked=asked.boundaries),
-            Heartbeats(options.heartbeat_interval_s, self._bell.ring),
+            VerifiedPosition(tail, asked=asked.boundaries),
+            Heartbeats(options.heartbeat_interval_s, self._wake_up.notify),
             conditions=conditions,
             send=send,
         )
         self._replay: Replay | None = None
-        self._told_away = False
+        self._sent_go_away = False
 
     # ---------------------------------------------------------------- from outside
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """There may be something to send."""
-        self._bell.ring()
+        self._wake_up.notify()
 
     def position_moved(self) -> None:
         """The store's position moved, with or without changes of this table."""
         if self._asked.batch:
             self._client.heartbeats.position_moved()
 
-    def boundary_moved(self) -> None:
-        """The source's catalog was looked at."""
-        if self._client.boundary.due(self._client.position):
-            self._bell.ring()
+    def verified_position_moved(self) -> None:
+        """PostgreSQL's catalog was checked: the table's verified position moved."""
+        if self._client.verified.due(self._client.position):
+            self._wake_up.notify()
 
-    def look(self, before: TableView, now: TableView) -> None:
+    def judge_backlog(self, before: TableView, now: TableView) -> None:
         """The table moved: judge the backlog that this session already had `before`."""
         try:
             self._journal.check_backlog(before, now)
@@ -112,7 +112,7 @@ class Session:
 
     async def _run(self) -> None:
         client = self._client
-        view, source = await level_view(self._shared, self._asked, self._lease)
+        view, source = await caught_up_view(self._shared, self._asked, self._lease)
         client.history = source.history
         self._enter(view)
         of_snapshot = await self._sequence_of_snapshot(view)
@@ -179,9 +179,9 @@ class Session:
     async def _step(self) -> None:
         """Send what there is, or wait until there is something."""
         client = self._client
-        # Cleared before looking: what happens while we look rings again.
-        self._bell.clear()
-        await self._send_away()
+        # Cleared before the check: what happens during it notifies again.
+        self._wake_up.clear()
+        await self._send_go_away()
         view = self._current_view()
         if view.id != client.view.id:
             # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.
@@ -193,13 +193,13 @@ class Session:
         if client.heartbeat_wanted:
             await client.send_heartbeat()
         else:
-            await self._bell.wait()
+            await self._wake_up.wait()
 
-    async def _send_away(self) -> None:
-        """The server is draining: say so, once."""
+    async def _send_go_away(self) -> None:
+        """Send GoAwayNotice, once, when the server drains."""
         drain = self._shared.drain
-        if drain.deadline_ms and not self._told_away:
-            self._told_away = True
+        if drain.deadline_ms and not self._sent_go_away:
+            self._sent_go_away = True
             await self._client.send(self._client.messages.go_away(drain.reason, drain.deadline_ms))
 
     def _current_view(self) -> TableView:
@@ -231,7 +231,7 @@ class Session:
         return True
 
     async def _change_incarnation(self, view: TableView) -> None:
-        """The table was copied anew: what is left of the old journal, then the new rows."""
+        """The table was copied again: send the rest of the old journal, then the new rows."""
         client, old = self._client, self._client.view
         self._end_replay()
         await self._journal.send_rest()
@@ -243,7 +243,7 @@ class Session:
         source = self._shared.reader.source()
         if source is not None and source.because and old.position < source.since:
             return source.because
-        return "the table was copied anew"
+        return "the table was copied again"
 
     def _owes_nothing(self) -> bool:
         """A client that isn't live holds rows and pins the journal: it must take some."""

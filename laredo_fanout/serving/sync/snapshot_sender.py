@@ -15,11 +15,11 @@ from laredo_model.checksum import StateChecksum
 
 
 class SnapshotNeeded(Exception):
-    """Nothing else brings the client on; the message says why."""
+    """Only a snapshot brings the client on; the message says why."""
 
 
 class SnapshotSender:
-    """Sends all rows of the client's table that pass its filter. The sum is of all, sent or not."""
+    """Sends the rows of the client's table that pass its filter; the checksum covers all rows."""
 
     def __init__(self, client: ClientStream) -> None:
         self._client = client
@@ -52,14 +52,14 @@ class SnapshotSender:
             await self._begin(rows, because)
             await self._send_rows(rows)
             await self._end(rows)
-        client.heartbeats.told(rows.position)
+        client.heartbeats.has_position(rows.position)
         client.show("catching_up")
 
     async def _begin(self, rows: SnapshotRows, because: str) -> None:
         client = self._client
-        client.boundary.begin(rows.position)
-        # The look that its end waits for is made while the rows are sent.
-        client.boundary.sent(rows.position)
+        client.verified.begin(rows.position)
+        # The catalog check that its end waits for runs while the rows are sent.
+        client.verified.sent(rows.position)
         await client.send(
             client.messages.snapshot_begin(
                 snapshot_id=self._id(rows),
@@ -90,7 +90,7 @@ class SnapshotSender:
                 rows=self._checksum.rows,
                 position=rows.position,
                 checksum=self._checksum.hex(),
-                boundary=client.boundary.tell(rows.position),
+                boundary=client.verified.take(rows.position),
             )
         )
 

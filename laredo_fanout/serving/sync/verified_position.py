@@ -1,9 +1,9 @@
-"""Up to where a session's client may let something end: what it was told, and what it waits for.
+"""The verified position of a session: up to where its client may end an artifact.
 
-The boundary moves when the ingest process has looked at PostgreSQL's catalog. What a client makes
-of the changes that it was just sent has to wait for such a look, so one is asked for; and the
-client hears of it at once. A client that was sent rows that were put right since never hears of a
-boundary beyond them.
+It advances when the ingest process has checked PostgreSQL's catalog. A client that was just sent
+changes can't end an artifact behind them before such a check: so the session requests one, and
+sends the new position at once. A client that was sent suspect rows, which were repaired since,
+never gets a verified position beyond them.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from laredo_fanout.store.table import Doubt
 from laredo_fanout.store.view import TableView
 
 
-class Boundary:
-    """One session's. For a client that didn't ask for boundaries it does nothing."""
+class VerifiedPosition:
+    """The verified position of one session: what the client has of it, and what it waits for.
+
+    It does nothing for a client that didn't ask for boundary.v1.
+    """
 
     def __init__(self, tail: Tail, *, asked: bool) -> None:
         self._tail = tail
         self._asked = asked
-        self._told = self._awaited = 0
+        self._sent = self._awaited = 0
         self._view: TableView | None = None
         self._began = self._at = 0
         self._taken: set[int] = set()
-        """Where stretches ended that were sent as one."""
+        """The ends of the suspect stretches that were sent as one transaction."""
 
     def enter(self, view: TableView) -> None:
         """The session sends this incarnation of the table from here on."""
         self._view = view
-        self._told = self._awaited = 0
+        self._sent = self._awaited = 0
 
     def begin(self, position: int) -> None:
         """The client has the rows of this position, whatever it had before."""
@@ -37,38 +40,38 @@ class Boundary:
         self._taken.clear()
 
     def took(self, end: int) -> None:
-        """The client was sent as one what leads to the rows of ``end``."""
+        """The client was sent the suspect stretch that ends at ``end``, as one transaction."""
         self._taken.add(end)
 
     def sent(self, position: int) -> None:
-        """The client may let something end here."""
+        """The client may want to end an artifact here: have the catalog checked for it."""
         self._at = max(self._at, position)
         if self._asked and position > self._awaited:
             self._awaited = position
-            self._tail.want_boundary(position)
+            self._tail.want_verified(position)
 
     def due(self, position: int) -> bool:
-        """Whether more is known than the client was told, which is at ``position``."""
-        return self._asked and self._newest(position) > self._told
+        """Whether a newer one is known than the client has, which is at ``position``."""
+        return self._asked and self._newest(position) > self._sent
 
-    def tell(self, position: int) -> int:
-        """The newest, for a client that is told to be at ``position``; it counts as told."""
+    def take(self, position: int) -> int:
+        """The newest, for the message that brings the client to ``position``; counts as sent."""
         self._at = max(self._at, position)
-        self._told = self._newest(position)
-        return self._told
+        self._sent = self._newest(position)
+        return self._sent
 
     def check(self, view: TableView) -> None:
-        """Whether the client's rows are right as far as anybody knows.
+        """Check that the client wasn't sent suspect rows.
 
-        :raises Doubted: it was sent rows that were put right since.
+        :raises Doubted: it was sent suspect rows that were repaired since.
         """
         crossed = self._crossed(view, self._at)
         if self._asked and crossed:
-            raise repaired.put_right(view, crossed[0])
+            raise repaired.repaired_since(view, crossed[0])
 
     def _newest(self, position: int) -> int:
         view = self._tail.view
-        # What is known of the next incarnation says nothing of the rows of this one.
+        # The next incarnation's position says nothing about the rows of this one.
         if view is not None and self._view is not None and view.id == self._view.id:
             self._view = view
         if self._view is None:
@@ -77,7 +80,7 @@ class Boundary:
         return min([self._view.boundary, *(doubt.start for doubt in crossed)])
 
     def _crossed(self, view: TableView, position: int) -> list[Doubt]:
-        """The stretches that a client at ``position`` was sent some of as ordinary changes."""
+        """The suspect stretches of which a client at ``position`` got ordinary changes."""
         return [
             doubt
             for doubt in view.record.doubts

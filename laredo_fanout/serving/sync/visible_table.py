@@ -15,10 +15,10 @@ from laredo_fanout.store.view import TableView
 from laredo_model import position as position_
 
 
-async def level_view(
+async def caught_up_view(
     shared: Shared, asked: SyncAsked, lease: Lease
 ) -> tuple[TableView, SourceIdentity]:
-    """The table once it isn't behind the client any more.
+    """The table, once the store has caught up with the client.
 
     :raises NotReady: it isn't shown yet.
     :raises Behind: it stayed behind for `behind_wait_s`.
@@ -53,7 +53,7 @@ def read_table(shared: Shared, table: str) -> tuple[TableView, SourceIdentity]:
     try:
         view = shared.reader.table(table)
     except TableUnknown as error:
-        raise NotReady(f"table {table} is not ready, its copy hasn't begun") from error
+        raise NotReady(f"table {table} is not ready, its copy hasn't started") from error
     source = shared.reader.source()
     if not view.shown or source is None:
         raise resume.not_ready(view)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from laredo_fanout.app.processes.clients import Clients, deepest
-from laredo_fanout.app.processes.wake_up import Bell, SocketWakeups
+from laredo_fanout.app.processes.wake_up import SocketWakeups, WakeUps
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 
 
@@ -55,33 +55,33 @@ def test_figures_per_table() -> None:
     assert deepest(clients.of()) == 4
 
 
-async def test_every_wait_that_began_before_a_ring_is_woken() -> None:
-    bell = Bell()
+async def test_every_wait_that_began_before_a_notification_is_woken() -> None:
+    wake_ups = WakeUps()
     ours, theirs = socket.socketpair()
     with theirs:
         wakeups = SocketWakeups(theirs)
         first = wakeups.current()
-        bell.add(ours)
+        wake_ups.add(ours)
         await asyncio.wait_for(asyncio.shield(first), 120)
         for _ in range(3):
             waiting = wakeups.current()
             assert not waiting.done()
-            bell.ring()
+            wake_ups.notify()
             await asyncio.wait_for(asyncio.shield(waiting), 120)
-        bell.remove(ours)
+        wake_ups.remove(ours)
 
 
-async def test_ringing_never_waits_and_loses_nothing_that_matters() -> None:
-    bell = Bell()
+async def test_notifying_never_waits_and_loses_nothing_that_matters() -> None:
+    wake_ups = WakeUps()
     ours, theirs = socket.socketpair()
     with theirs:
-        bell.add(ours)
+        wake_ups.add(ours)
         for _ in range(1_000_000):
-            bell.ring()
+            wake_ups.notify()
         wakeups = SocketWakeups(theirs)
         await asyncio.wait_for(asyncio.shield(wakeups.current()), 120)
-        bell.remove(ours)
-        bell.ring()
+        wake_ups.remove(ours)
+        wake_ups.notify()
 
 
 def of(owner: str, name: str = "a", host: str = "10.0.0.1") -> ClientInfo:

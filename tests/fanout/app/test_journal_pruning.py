@@ -8,7 +8,7 @@ import pytest
 from laredo_fanout.app import journal_pruning
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.config import Journal
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.store.writer import Store
@@ -24,7 +24,7 @@ def test_a_pin_keeps_what_comes_after_it_until_it_is_gone(
     monkeypatch.setattr(journal_pruning, "_INTERVAL", 0.0)
     clients = Clients(10)
     with Store.open(tmp_path, max_size=1 << 28) as store:
-        writer = Writer(store, Bell())  # type: ignore[arg-type]
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
         writer.begin()
         table_id = writer.publish()
         pruning = JournalPruning(store, clients, BOUNDS)
@@ -56,7 +56,7 @@ def _committing(writer: Writer, pruning: JournalPruning) -> Callable[[int], None
 def test_a_table_without_bounds_here_is_left_alone(tmp_path: Path) -> None:
     """It may have been taken out of the configuration, and come back."""
     with Store.open(tmp_path, max_size=1 << 28) as store:
-        writer = Writer(store, Bell())  # type: ignore[arg-type]
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
         writer.begin()
         table_id = writer.publish()
         pruning = JournalPruning(store, Clients(1), {})

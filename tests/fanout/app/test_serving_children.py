@@ -15,7 +15,7 @@ from laredo_fanout.app import logs
 from laredo_fanout.app.processes import listener_port
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.client import (
     Backoff,
     Changes,
@@ -59,12 +59,12 @@ class Running:
 async def running(
     tmp_path: Path, *, workers: int = 1, max_clients: int = 100, grace: float = 5.0
 ) -> AsyncIterator[Running]:
-    bell, clients = Bell(), Clients(max_clients)
+    wake_ups, clients = WakeUps(), Clients(max_clients)
     with (
         await listener_port.reserve("127.0.0.1", 0, "fanout.grpc.port") as held,
         Store.open(tmp_path / "state", max_size=1 << 28) as store,
     ):
-        writer = Writer(store, bell)  # type: ignore[arg-type]
+        writer = Writer(store, wake_ups)  # type: ignore[arg-type]
         writer.begin()
         writer.publish(rows(0, 10))
         port = held.getsockname()[1]
@@ -74,7 +74,7 @@ async def running(
             state=store.path,
             options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=3600)}),
             clients=clients,
-            bell=bell,
+            wake_ups=wake_ups,
             log_settings=logs.LogSettings(logs.JSON),
         )
         children.start()
@@ -178,7 +178,7 @@ async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
 
 
 async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None:
-    clients, bell = Clients(1), Bell()
+    clients, wake_ups = Clients(1), WakeUps()
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
         options = ListenerOptions("127.0.0.1", 0, tokens_file=tmp_path / "nosuch")
         children = ServingChildren(
@@ -186,7 +186,7 @@ async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None
             state=store.path,
             options=ServingOptions(options),
             clients=clients,
-            bell=bell,
+            wake_ups=wake_ups,
             log_settings=logs.LogSettings(logs.JSON),
         )
         children.start()

@@ -15,7 +15,7 @@ from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.control_wire import Control, ControlClosed
 from laredo_fanout.app.processes.remote_registry import RemoteRegistry
-from laredo_fanout.app.processes.wake_up import Bell
+from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
@@ -41,7 +41,7 @@ def children(tmp_path: Path, **more: object) -> ServingChildren:
         state=tmp_path / "state",
         options=ServingOptions(listener, {USERS: TableOptions()}),
         clients=Clients(10),
-        bell=Bell(),
+        wake_ups=WakeUps(),
         log_settings=logs.LogSettings(logs.JSON),
         **more,  # type: ignore[arg-type]
     )
@@ -62,7 +62,7 @@ def install(python: Path) -> None:
 async def test_a_serving_process_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     python = tmp_path / "python"
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
-        Writer(store, Bell()).begin()  # type: ignore[arg-type]
+        Writer(store, WakeUps()).begin()  # type: ignore[arg-type]
         before = descriptors()
         trying = children(tmp_path, program=(str(python), *SERVING))
         trying.start()
@@ -130,7 +130,7 @@ async def test_a_snapshot_process_that_cannot_be_started_is_tried_again(
     )
     python = tmp_path / "python"
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
-        writer = Writer(store, Bell())  # type: ignore[arg-type]
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
         writer.begin()
         writer.publish(rows(0, 3))
         schedule = SnapshotSchedule(

@@ -123,8 +123,8 @@ async def test_a_call_that_still_registers_ends_with_the_server(tmp_path: Path) 
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_, "LOOK_S", 0.05)
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr("laredo_fanout.serving.service.STUCK_S", 0.2)
 
 
@@ -133,7 +133,7 @@ def bearer(token: str) -> list[tuple[str, str]]:
 
 
 async def test_a_revoked_token_s_streams_end_and_the_others_go_on(
-    tmp_path: Path, quick_looks: None
+    tmp_path: Path, quick_checks: None
 ) -> None:
     path = tmp_path / "tokens"
     path.write_text("stays\nnarrowed\nrevoked\n")
@@ -161,7 +161,7 @@ async def test_a_revoked_token_s_streams_end_and_the_others_go_on(
 
 
 async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybody(
-    tmp_path: Path, quick_looks: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quick_checks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tokens"
     path.write_text("secret\n")
@@ -169,13 +169,13 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
     async with running(tmp_path / "store", listener=listener) as world:
         world.writer.publish(rows(0, 3))
         looks: list[bool] = []
-        look = Tokens.look
+        look = Tokens.reread
 
         def looking(tokens: Tokens, now: float) -> bool:
             looks.append(look(tokens, now))
             return looks[-1]
 
-        monkeypatch.setattr(Tokens, "look", looking)
+        monkeypatch.setattr(Tokens, "reread", looking)
         stream = world.sync(batch=True, metadata=bearer("secret"))
         await stream.next("handshake")
         path.write_text("")

@@ -53,7 +53,7 @@ class Wakeups:
     def current(self) -> asyncio.Future[None]:
         return self._future
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         woken, self._future = self._future, asyncio.get_running_loop().create_future()
         if not woken.done():
             woken.set_result(None)
@@ -128,7 +128,7 @@ class Writer:
                 txn.fill(table_id, [key_of(each) for each in lines], list(lines))
             txn.publish(table_id, self.step(), self.time_us)
             txn.set_position(self.position, self.time_us)
-        self.wakeups.ring()
+        self.wakeups.notify()
         return table_id
 
     def step(self) -> int:
@@ -164,14 +164,14 @@ class Writer:
         with self.store.transaction() as txn:
             txn.apply(self.ids[table], batch)
             txn.set_position(self.step() if more else self.position, self.time_us)
-        self.wakeups.ring()
+        self.wakeups.notify()
         return self.position
 
     def advance(self) -> int:
         """A transaction that touched no table."""
         with self.store.transaction() as txn:
             txn.set_position(self.step(), self.time_us)
-        self.wakeups.ring()
+        self.wakeups.notify()
         return self.position
 
     def prune(self, keep: int, table: str = USERS) -> None:

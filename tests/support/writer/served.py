@@ -65,7 +65,7 @@ class Wakeups:
             self._future = asyncio.get_running_loop().create_future()
         return self._future
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -294,7 +294,7 @@ class Served:
     def _call(self, work: Callable[[], object]) -> None:
         async def run() -> None:
             work()
-            self._wakeups.ring()
+            self._wakeups.notify()
 
         self._submit(run()).result(120)
 

@@ -155,7 +155,7 @@ async def test_an_object_that_is_broken_in_the_middle(tmp_path: Path, how: str) 
 async def test_heartbeats_while_the_archive_keeps_us_waiting(
     tmp_path: Path, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "LOOK_S", 0.05)
+    monkeypatch.setattr(replay, "CHECK_EVERY_S", 0.05)
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     async with archived(tmp_path, listener=listener) as (world, table):
         start = windows(table, 2)
@@ -178,7 +178,7 @@ async def test_heartbeats_while_the_archive_keeps_us_waiting(
 async def test_a_slow_archive_is_not_held_against_the_client(
     tmp_path: Path, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "LOOK_S", 0.05)
+    monkeypatch.setattr(replay, "CHECK_EVERY_S", 0.05)
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.2)
     async with archived(tmp_path, listener=listener, heartbeat_interval_s=60) as (world, table):
         start = windows(table, 2)

@@ -29,7 +29,7 @@ def fail_over(writer: Writer, switch: int) -> None:
     with writer.store.transaction() as txn:
         txn.set_source(now)
         txn.set_position(writer.position, writer.time_us)
-    writer.wakeups.ring()
+    writer.wakeups.notify()
 
 
 def restore(writer: Writer, position: int) -> None:
@@ -114,7 +114,7 @@ async def test_an_open_stream_is_told_to_come_again_when_its_table_went_with_the
         stream = world.sync(batch=True)
         await stream.next("handshake")
         restore(world.writer, 0x100)
-        world.wakeups.ring()
+        world.wakeups.notify()
         code, details = await stream.ends()
         assert code is grpc.StatusCode.UNAVAILABLE and "+1700000000" in details
 

@@ -36,7 +36,7 @@ def _put_right(world: World, truth: list[bytes]) -> int:
         transaction.fill(copied.id, [key_of(each) for each in truth], truth)
         transaction.publish_differences(copied.id, writer.step(), writer.time_us)
         transaction.set_position(writer.position, writer.time_us)
-    writer.wakeups.ring()
+    writer.wakeups.notify()
     return writer.position
 
 

@@ -14,7 +14,7 @@ from laredo_fanout.serving.forms.batch import BatchForm
 from laredo_fanout.serving.forms.form import Form
 from laredo_fanout.serving.journal.recent import RecentRecords
 from laredo_fanout.serving.struct_rows import StructRows
-from laredo_fanout.serving.sync.wake_up import Bell
+from laredo_fanout.serving.sync.wake_up import WakeUp
 from laredo_fanout.store.errors import JournalPruned
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
@@ -131,18 +131,18 @@ async def test_below_the_journal(writer: Writer) -> None:
 
 
 async def test_a_ring_while_looking_is_not_lost() -> None:
-    bell = Bell()
-    bell.clear()
-    bell.ring()
-    await asyncio.wait_for(bell.wait(), 120)
-    bell.clear()
-    waiting = asyncio.create_task(bell.wait())
+    wake_up = WakeUp()
+    wake_up.clear()
+    wake_up.notify()
+    await asyncio.wait_for(wake_up.wait(), 120)
+    wake_up.clear()
+    waiting = asyncio.create_task(wake_up.wait())
     await asyncio.sleep(0)
-    bell.ring()
-    bell.ring()
+    wake_up.notify()
+    wake_up.notify()
     await asyncio.wait_for(waiting, 120)
-    bell.clear()
-    waiting = asyncio.create_task(bell.wait())
+    wake_up.clear()
+    waiting = asyncio.create_task(wake_up.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()

@@ -225,7 +225,7 @@ async def test_a_slow_snapshot_without_room_ends_with_a_word(
         await asyncio.sleep(0.6)
         code, details = await stream.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "put aside" in details and str(tmp_path) in details
+        assert "spooled" in details and str(tmp_path) in details
 
 
 async def test_leaving_while_the_snapshot_is_put_aside(

@@ -133,7 +133,7 @@ async def test_go_away_and_then_the_deadline(tmp_path: Path) -> None:
         world.writer.commit((UPDATE, line(1, "late")))
         assert list((await stays.next("change_batch")).keys) == [b"1"]
         code, details = await stays.ends()
-        assert code is grpc.StatusCode.UNAVAILABLE and "going away" in details
+        assert code is grpc.StatusCode.UNAVAILABLE and "draining" in details
         await asyncio.wait_for(asyncio.shield(world.serving), 5)
         assert ("test", "drain") in world.registry.closed
         assert ("leaves", "client") in world.registry.closed
@@ -208,7 +208,7 @@ async def test_another_history_ends_the_stream(tmp_path: Path) -> None:
         with world.writer.store.transaction() as txn:
             other = HISTORY._replace(timeline=2)
             txn.set_source(SourceIdentity(other, "laredo", "laredo", "token"))
-        world.wakeups.ring()
+        world.wakeups.notify()
         code, details = await stream.ends()
         assert code is grpc.StatusCode.UNAVAILABLE and "history" in details
 
@@ -220,7 +220,7 @@ def close_table(world: World, table_id: int) -> None:
             txn.tables[table_id], status=Status.CLOSED, closed_at=world.writer.position
         )
         txn.put_table(closed)
-    world.wakeups.ring()
+    world.wakeups.notify()
 
 
 async def test_between_a_schema_change_and_the_new_copy(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ async def test_a_table_that_fails_ends_its_streams_only(tmp_path: Path) -> None:
         with world.writer.store.transaction() as txn:
             failed = replace(txn.tables[users], status=Status.FAILED, error="lost its key")
             txn.put_table(failed)
-        world.wakeups.ring()
+        world.wakeups.notify()
         code, details = await failing.ends()
         assert code is grpc.StatusCode.FAILED_PRECONDITION and "lost its key" in details
         world.writer.commit((DELETE, b"1"), table="public.orders")
