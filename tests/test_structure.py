@@ -16,9 +16,6 @@ PACKAGES = [
 ]
 MOST_LINES = 400
 MOST_FILES = 16
-STILL_LONGER = {
-}
-"""Files that hold more than one idea, and how many lines they may have until they are parted."""
 
 
 def sources(package: str) -> list[Path]:
@@ -43,9 +40,7 @@ def test_a_file_holds_one_idea(package: str) -> None:
         path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines())
         for path in sources(package)
     }
-    assert {
-        path: count for path, count in lines.items() if count > STILL_LONGER.get(path, MOST_LINES)
-    } == {}
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

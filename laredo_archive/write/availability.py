@@ -1,41 +1,41 @@
-"""How each destination stands with one writer: in reach, or away, since when and why."""
+"""The availability of each destination to one writer: available or not, since when and why."""
 
 import threading
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 
-class Standing(NamedTuple):
-    """One destination. ``since``: by our clock, when it went away or was found in reach."""
+class Availability(NamedTuple):
+    """One destination's. ``since``: by our clock, when it became available or unavailable."""
 
     since: datetime
     problem: str | None
-    """What it last said; None if it is in reach."""
+    """Its last error; None if it is available."""
 
 
-class Standings:
-    """By place; of one that wasn't asked yet nothing is known. Thread-safe."""
+class Availabilities:
+    """Each destination's availability, by its location; unknown until asked. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[str, Standing] = {}
+        self._found: dict[str, Availability] = {}
 
-    def of(self, place: str) -> Standing | None:
-        """What is known of ``place``."""
+    def of(self, location: str) -> Availability | None:
+        """The availability of the destination at ``location``; None if unknown."""
         with self._lock:
-            return self._found.get(place)
+            return self._found.get(location)
 
-    def failed(self, place: str, problem: str) -> None:
-        """It didn't do what it was asked."""
+    def failed(self, location: str, problem: str) -> None:
+        """A request to it failed."""
         with self._lock:
-            before = self._found.get(place)
-            away = before is not None and before.problem is not None
-            since = before.since if before is not None and away else datetime.now(UTC)
-            self._found[place] = Standing(since, problem)
+            before = self._found.get(location)
+            unavailable = before is not None and before.problem is not None
+            since = before.since if before is not None and unavailable else datetime.now(UTC)
+            self._found[location] = Availability(since, problem)
 
-    def worked(self, place: str) -> None:
-        """It took a manifest."""
+    def worked(self, location: str) -> None:
+        """It stored a manifest."""
         with self._lock:
-            before = self._found.get(place)
+            before = self._found.get(location)
             if before is None or before.problem is not None:
-                self._found[place] = Standing(datetime.now(UTC), None)
+                self._found[location] = Availability(datetime.now(UTC), None)

@@ -1,4 +1,4 @@
-"""A base on its way to every destination: rows streamed through, nothing kept."""
+"""The upload of a base: rows are encoded and streamed to every destination, none is kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from laredo_model.position import Position
 
 @dataclass(frozen=True)
 class BasePlan:
-    """What is known of a base before its first row."""
+    """The metadata of a base that is known before its first row."""
 
     table: str
     key_prefix: str
@@ -38,9 +38,9 @@ class BasePlan:
 
 @dataclass(frozen=True)
 class Base:
-    """A base that is on every destination and in no manifest yet.
+    """A base whose objects are on every destination, in no manifest yet.
 
-    ``placed``: its keys, by destination's place and format.
+    ``placed``: its keys, by destination's location and format.
     """
 
     artifact: Artifact
@@ -56,7 +56,10 @@ class Base:
 
 
 class BaseUpload:
-    """Takes a base's rows, in key order. Left without finish(), nothing of it remains."""
+    """Encodes and uploads a base's rows, given in key order.
+
+    Left without finish(), nothing of it remains.
+    """
 
     def __init__(
         self, plan: BasePlan, stores: Sequence[ManifestStore], new_names: NewNames
@@ -79,12 +82,12 @@ class BaseUpload:
             raise self._lost(failure) from failure
         self._encoders = {format_id: self._encoder(format_id) for format_id in plan.formats}
 
-    def _begin(self, place: tuple[int, str], new_names: NewNames) -> None:
-        index, format_id = place
+    def _begin(self, target: tuple[int, str], new_names: NewNames) -> None:
+        index, format_id = target
         store = self._stores[index]
         key = self._free_name(store, format_id, new_names)
-        self._keys[place] = key
-        self._uploads[place] = store.destination.upload(key)
+        self._keys[target] = key
+        self._uploads[target] = store.destination.upload(key)
 
     def _free_name(self, store: ManifestStore, format_id: str, new_names: NewNames) -> str:
         plan = self._plan
@@ -99,9 +102,9 @@ class BaseUpload:
         return codec.snapshot_encoder(format_id, self._plan.columns, _Tee(uploads))
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        """Rows: their keys beside their lines.
+        """Add rows: their keys beside their lines.
 
-        :raises CommitUnavailable: if a destination is away; the base has to be made again.
+        :raises CommitUnavailable: if a destination is unavailable; the base has to be made again.
         """
         try:
             for encoder in self._encoders.values():
@@ -115,7 +118,7 @@ class BaseUpload:
 
         ``to_time``: PostgreSQL's commit time of the last transaction in it, if known.
 
-        :raises CommitUnavailable: if a destination is away; the base has to be made again.
+        :raises CommitUnavailable: if a destination is unavailable; the base has to be made again.
         """
         plan = self._plan
         try:
@@ -123,8 +126,8 @@ class BaseUpload:
             reach("base.written")
             self._at_once(
                 [
-                    partial(self._finish_one, place, upload, encoded[place[1]])
-                    for place, upload in self._uploads.items()
+                    partial(self._finish_one, target, upload, encoded[target[1]])
+                    for target, upload in self._uploads.items()
                 ]
             )
         except DestinationError as failure:
@@ -150,13 +153,15 @@ class BaseUpload:
         }
         return Base(artifact, placed)
 
-    def _finish_one(self, place: tuple[int, str], upload: Upload, encoded: Encoded) -> None:
-        store = self._stores[place[0]]
+    def _finish_one(self, target: tuple[int, str], upload: Upload, encoded: Encoded) -> None:
+        store = self._stores[target[0]]
         try:
             finish(upload, store.environment)
         except NameTaken:
-            found = stored(store.destination, self._keys[place], encoded.size_bytes, encoded.sha256)
-            if not holds(store.destination, self._keys[place], found):
+            found = stored(
+                store.destination, self._keys[target], encoded.size_bytes, encoded.sha256
+            )
+            if not holds(store.destination, self._keys[target], found):
                 raise
         reach("base.uploaded")
 
@@ -166,14 +171,14 @@ class BaseUpload:
         return entry_of(encoded, key, exact=format_id in codec.EXACT_FORMATS)
 
     def abort(self) -> None:
-        """Forget it; does nothing after finish()."""
+        """Abort the upload; does nothing after finish()."""
         for upload in self._uploads.values():
             upload.abort()
 
     def _lost(self, failure: DestinationError) -> CommitUnavailable:
         self.abort()
-        place = self._stores[0].counts.note(failure, self._stores)
-        return CommitUnavailable(self._plan.table, failure.uri, failure, place)
+        location = self._stores[0].counts.note(failure, self._stores)
+        return CommitUnavailable(self._plan.table, failure.uri, failure, location)
 
     def __enter__(self) -> Self:
         return self

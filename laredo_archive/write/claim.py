@@ -1,4 +1,4 @@
-"""The claim: how the newest writer takes an archive over (docs/commit-protocol.md, 1).
+"""The claim, by which the newest writer takes an archive over (docs/commit-protocol.md, 1).
 
 Every manifest is read, in the order of the destinations' URIs, and claimed by a
 swap that sets writer_id and writer_term. Whoever has all of them writes, until
@@ -31,7 +31,7 @@ ROUNDS = 30
 
 
 class _Overtaken(Exception):
-    """Somebody else claims with a higher term, or with ours."""
+    """Another writer claims with a higher term, or with ours."""
 
 
 def claim(
@@ -41,9 +41,9 @@ def claim(
 
     Sinks that a manifest doesn't know are entered at the artifact before the newest.
 
-    What else is at a location without a manifest is said in the log, once.
+    What else is at a location without a manifest is logged, once.
 
-    :raises DestinationUnavailable: if one is away, or others keep claiming.
+    :raises DestinationUnavailable: if one is unavailable, or others keep claiming.
     :raises PrefixMeant: if the archive is at the key prefix without its ``/``.
     :raises ManifestDamaged, ManifestNewer: if one can't be used; then none is claimed.
     """

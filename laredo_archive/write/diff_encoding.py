@@ -1,4 +1,4 @@
-"""A diff before it is anywhere: encoded, and described as its manifest entry will be."""
+"""Encoding of a diff: its bytes in every format, and its manifest entry but for keys."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from laredo_model.position import Position
 
 @dataclass(frozen=True)
 class Window:
-    """What a diff covers: (from, to], and the table after it."""
+    """The range of positions that a diff covers, (from, to], and the table after it."""
 
     from_position: Position
     to_position: Position
@@ -30,7 +30,7 @@ class Window:
 
 @dataclass(frozen=True)
 class EncodedDiff:
-    """A diff in every format; the spool is closed by whoever has it last."""
+    """A diff encoded in every format; its last owner closes the spool."""
 
     artifact: Artifact
     contents: dict[str, Content]

@@ -1,4 +1,4 @@
-"""A diff, encoded once per format to a temporary file, so that it can be offered again."""
+"""The spool of a diff: encoded once per format to a temporary file, for any number of uploads."""
 
 import tempfile
 import threading
@@ -22,7 +22,7 @@ _CHUNK = 2000
 
 
 class Spool:
-    """The bytes of one diff in every format; close() drops them."""
+    """The temporary file of one diff in every format; close() deletes it."""
 
     def __init__(self, table: str, directory: Path | None) -> None:
         self._table = table
@@ -65,7 +65,7 @@ class Spool:
         return codec.diff_encoder(format_id, columns, file)
 
     def content(self, format_id: str, encoded: Encoded) -> Content:
-        """What was encoded, to be read any number of times, by several readers at once."""
+        """The encoded bytes, to be read any number of times, by several readers at once."""
         file, turn = self._files[format_id], threading.Lock()
 
         @contextmanager
@@ -76,13 +76,13 @@ class Spool:
         return Content(origin, encoded.size_bytes, encoded.sha256, opened)
 
     def close(self) -> None:
-        """Give memory and disk space back."""
+        """Free memory and disk space."""
         for file in self._files.values():
             file.close()
 
 
 class _Reader:
-    """A place in a file that has others too."""
+    """A reader with its own position in a file that others read too."""
 
     def __init__(self, file: IO[bytes], turn: threading.Lock) -> None:
         self._file = file

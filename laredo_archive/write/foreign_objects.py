@@ -1,4 +1,4 @@
-"""What is at a location before its first claim: the objects of others, and of a lost archive."""
+"""Foreign objects: what a location holds before its first claim, others' or a lost archive's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from laredo_archive.storage.destination import Destination
 
 log = structlog.get_logger(__name__)
 
-LOOKED_AT = 2000
+LISTED = 2000
 """Objects listed at most: two requests' worth."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Objects below a key prefix where there is no manifest, of the first LOOKED_AT.
+    """Objects below a key prefix where there is no manifest, of the first LISTED.
 
     ``others`` are left alone for good; ``orphans`` have names that a writer gives: a collector
     retires them, and deletes them a grace period later. ``more``: there are more than were seen.
@@ -44,31 +44,31 @@ class Neighbours:
         if self.orphans:
             yield (
                 f"{least}{len(self.orphans)} objects of an archive without a manifest, such as"
-                f" {self.orphans[0]}, which the collector will delete: move them away if they are"
-                " still needed"
+                f" {self.orphans[0]}, which the collector will delete: move them elsewhere if"
+                " they are still needed"
             )
 
 
-def look(destination: Destination, key_prefix: str) -> Neighbours:
-    """What is below ``key_prefix``.
+def objects_at(destination: Destination, key_prefix: str) -> Neighbours:
+    """The objects below ``key_prefix``.
 
     :raises DestinationError: if it can't be listed.
     """
-    listed = list(islice(destination.list(key_prefix), LOOKED_AT + 1))
+    listed = list(islice(destination.list(key_prefix), LISTED + 1))
     keys = [info.key for info in listed if info.key != object_keys.manifest_key(key_prefix)]
     own = {key for key in keys if object_keys.is_own(key, key_prefix)}
     return Neighbours(
         tuple(key for key in keys if key not in own),
         tuple(key for key in keys if key in own),
-        len(listed) > LOOKED_AT,
+        len(listed) > LISTED,
     )
 
 
 def report(destination: Destination, key_prefix: str) -> None:
-    """Say it once, in the log, when the location is claimed for the first time."""
+    """Log the foreign objects once, when the location is claimed for the first time."""
     uri = destination.uri_of(object_keys.manifest_key(key_prefix))
     try:
-        found = look(destination, key_prefix)
+        found = objects_at(destination, key_prefix)
     except DestinationError as failure:
         # Who may write there needn't be allowed to list.
         log.warning("what else is there couldn't be listed", uri=uri, failure=str(failure))
@@ -78,12 +78,12 @@ def report(destination: Destination, key_prefix: str) -> None:
 
 
 def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -> None:
-    """See that ``key_prefix`` without its ``/`` isn't where the table's archive is.
+    """Check that ``key_prefix`` without its ``/`` isn't where the table's archive is.
 
     A prefix was once taken as it stood: ``users`` gave ``usersmanifest.json``.
 
     :raises PrefixMeant: if it is.
-    :raises DestinationUnavailable: if that can't be told now.
+    :raises DestinationUnavailable: if that can't be read now.
     """
     before = key_prefix.removesuffix("/")
     if not before:

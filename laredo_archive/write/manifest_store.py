@@ -1,6 +1,6 @@
 """One destination's manifest, as one writer or collector holds it.
 
-The only place that swaps manifests. A swap whose outcome is unclear is settled
+The only module that swaps manifests. A swap whose outcome is unclear is settled
 by reading, and reading settles only yes: as long as what was to be changed
 isn't there, and nobody else has claimed the manifest, the change is rebuilt on
 what was read and offered again.
@@ -30,13 +30,13 @@ from laredo_archive.manifest import object_keys, parser, rules
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, Version
 from laredo_archive.storage.parallel import AtOnce, in_threads
-from laredo_archive.write.availability import Standings
+from laredo_archive.write.availability import Availabilities
 from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 12
-"""Tries of one change before the caller is told to come back later."""
+"""Tries of one change before the caller has to come back later."""
 
 RETRY = Backoff(initial=0.02, maximum=2.0)
 
@@ -46,7 +46,7 @@ Change = Callable[[Manifest], Manifest | None]
 
 @dataclass(frozen=True)
 class Environment:
-    """Where time, chance and threads come from; a simulation brings its own."""
+    """The sources of time, randomness and threads; a simulation brings its own."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pause: Callable[[float], None] = time.sleep
@@ -60,37 +60,40 @@ class Environment:
 
 @dataclass
 class Counts:
-    """What happened since the writer began."""
+    """Counters of one writer since its start: conflicts, errors, availability."""
 
     cas_conflicts: int = 0
     destination_errors: Counter[str] = field(default_factory=Counter)
-    """By the destination's place."""
-    standings: Standings = field(default_factory=Standings)
+    """By the destination's location."""
+    availabilities: Availabilities = field(default_factory=Availabilities)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def note(self, failure: DestinationError, stores: Sequence["ManifestStore"]) -> str | None:
-        """Count ``failure`` for the destination that it is about; gives that one's place."""
+        """Count ``failure`` for the destination that it is about; gives that one's location."""
         for other in failure.others:
             self.note(other, stores)
-        place = failure.place or _place_of(failure.uri, stores)
-        if place is not None:
-            self.failed(place, failure)
-        return place
+        location = failure.place or _location_of(failure.uri, stores)
+        if location is not None:
+            self.failed(location, failure)
+        return location
 
-    def failed(self, place: str, failure: DestinationError) -> None:
-        """Count ``failure``: the destination ``place`` is away."""
-        self.count_error(place)
-        self.standings.failed(place, str(failure))
+    def failed(self, location: str, failure: DestinationError) -> None:
+        """Count ``failure``: the destination at ``location`` is unavailable."""
+        self.count_error(location)
+        self.availabilities.failed(location, str(failure))
 
-    def count_error(self, place: str) -> None:
-        """Count a request to ``place`` that keeps nothing waiting."""
+    def count_error(self, location: str) -> None:
+        """Count a failed request to ``location`` for which nothing waits."""
         with self._lock:
-            self.destination_errors[place] += 1
+            self.destination_errors[location] += 1
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Who writes, by the manifests: random per process start, and 1 + the highest term seen."""
+    """A writer's claim, as manifests hold it: a random id per process start, and a term.
+
+    The term is 1 + the highest seen.
+    """
 
     writer_id: str
     term: int
@@ -101,7 +104,7 @@ class Claim:
 
 
 class ManifestStore:
-    """A destination and the last version of its manifest that was seen there."""
+    """One destination's manifest: reads, caches and swaps it (compare-and-swap)."""
 
     def __init__(
         self,
@@ -148,7 +151,7 @@ class ManifestStore:
         return self._manifest
 
     def current(self) -> Manifest | None:
-        """As last seen; looked up again only if that may be out of date."""
+        """The manifest as last seen; read again only if that may be out of date."""
         return self._manifest if self._known else self.read()
 
     def _sound(self, data: bytes) -> Manifest:
@@ -162,7 +165,7 @@ class ManifestStore:
         return manifest
 
     def swap(self, changed: Manifest) -> Manifest:
-        """Put ``changed`` in the place of the version that was last seen.
+        """Replace the version that was last seen by ``changed``.
 
         :raises CommitConflict, CommitStateUnknown: it has to be read again.
         """
@@ -179,7 +182,7 @@ class ManifestStore:
         self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self._manifest = changed
         self._known = True
-        self.counts.standings.worked(self.destination.place)
+        self.counts.availabilities.worked(self.destination.place)
         return changed
 
     def rewrite(
@@ -242,6 +245,6 @@ class ManifestStore:
         )
 
 
-def _place_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
+def _location_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
     within = [held.destination for held in stores if uri.startswith(held.destination.uri)]
     return max(within, key=lambda destination: len(destination.uri)).place if within else None

@@ -1,7 +1,7 @@
-"""One artifact on its way into every destination's manifest (commit protocol, 3 and 4).
+"""A pending commit: one artifact to be in every destination's manifest (protocol, 3 and 4).
 
 It keeps what it has done, so that it can be taken up again after a
-destination was away. It is the same artifact until it is in everywhere.
+destination was unavailable. It is the same artifact until it is in everywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class PendingCommit:
 
     ``contents``: by format, what can be uploaded (again); a base that was streamed
     has none, and is copied from a destination that has it. ``placed``: keys by
-    destination's place and format.
+    destination's location and format.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PendingCommit:
         self._placed = dict(placed)
         self._follow = follow
         self._new_names = new_names
-        self._looked: dict[tuple[str, str], tuple[Manifest, str]] = {}
+        self._found: dict[tuple[str, str], tuple[Manifest, str]] = {}
         """The version of a manifest for which an object was found there, and its key."""
         self._begun = False
 
@@ -55,9 +55,9 @@ class PendingCommit:
         return self._begun
 
     def place(self, stores: Sequence[ManifestStore]) -> None:
-        """Upload to every destination what isn't there yet.
+        """Upload the objects that a destination doesn't have yet.
 
-        :raises DestinationError: if one is away.
+        :raises DestinationError: if one is unavailable.
         """
         missing = [
             (store, format_id)
@@ -77,11 +77,11 @@ class PendingCommit:
         reach("commit.placed")
 
     def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
-        """Bring it into every manifest, one after the other.
+        """Add the artifact to every manifest, one after the other.
 
         :raises Fenced: if another writer has taken one over.
         :raises ArtifactMissing: if its bytes are gone everywhere.
-        :raises DestinationError: if one is away.
+        :raises DestinationError: if one is unavailable.
         """
         self._look(stores)
         for store in stores:
@@ -89,8 +89,8 @@ class PendingCommit:
             self._begun = True
 
     def _look(self, stores: Sequence[ManifestStore]) -> None:
-        """See what is there, everywhere at once, for the manifests as they are now."""
-        self._looked.clear()
+        """Check which objects exist, everywhere at once, for the manifests as they are now."""
+        self._found.clear()
         at_once = stores[0].environment.at_once
         known = self._current(stores, at_once)
         at_once(
@@ -107,17 +107,17 @@ class PendingCommit:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
     def _look_at(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
-        place = store.destination.place, format_id
-        key = self._placed.get(place)
+        target = store.destination.place, format_id
+        key = self._placed.get(target)
         if key is None:
             return
         if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
-            self._looked[place] = manifest, key
+            self._found[target] = manifest, key
 
     def _current(
         self, stores: Sequence[ManifestStore], at_once: AtOnce
     ) -> dict[str, Manifest | None]:
-        """Their manifests as last seen, by place; looked up only where that is out of date."""
+        """Their manifests as last seen, by location; read again only if out of date."""
         distinct = list({store.destination.place: store for store in stores}.values())
         manifests = at_once([store.current for store in distinct])
         return {
@@ -140,9 +140,9 @@ class PendingCommit:
     def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
         # What has been seen counts for one swap of the version it was seen with: who takes an
         # object away changes the manifest first.
-        place = store.destination.place, format_id
-        key = self._placed[place]
-        seen = self._looked.pop(place, None)
+        target = store.destination.place, format_id
+        key = self._placed[target]
+        seen = self._found.pop(target, None)
         if seen is not None and seen[0] is manifest and seen[1] == key:
             return True
         size = self.artifact.formats[format_id].size_bytes

@@ -1,4 +1,4 @@
-"""Levelling: all destinations brought to the one that is ahead (commit protocol, 2)."""
+"""Reconcile: bring all destinations to the state of the one ahead (commit protocol, 2)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ log = structlog.get_logger(__name__)
 
 
 def level(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
-    """Bring every destination to the list of the one with the greater (epoch, head).
+    """Reconcile every destination with the one that has the greatest (epoch, head).
 
     :raises HistoriesDiffer: if one can't be an earlier state of the one ahead.
     :raises Fenced: if another writer takes over meanwhile.
-    :raises DestinationError: if one is away, or an object to be copied isn't whole.
+    :raises DestinationError: if one is unavailable, or an object to be copied isn't whole.
     """
     with_artifacts = [store for store in stores if _list_of(store).artifacts]
     if not with_artifacts:
@@ -33,7 +33,7 @@ def level(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) ->
     for store in behind:
         _refuse_unfit(ahead, store)
     for store in behind:
-        _Levelling(ahead, store, new_names).run(claim)
+        _Reconciliation(ahead, store, new_names).run(claim)
 
 
 def _list_of(store: ManifestStore) -> Manifest:
@@ -86,7 +86,7 @@ def _position(boundary: Boundary) -> int:
 
 
 def _same(one: History | None, other: History | None) -> bool:
-    # An archive of before there were histories fits any: its boundaries must then agree.
+    # An archive of before there were histories fits any: its artifacts' ends must then agree.
     return one is None or other is None or one == other
 
 
@@ -102,30 +102,30 @@ def _described(manifest: Manifest) -> str:
     return f"epoch {last.epoch}, head {head}, history {last.history}"
 
 
-class _Levelling:
-    """One destination on its way to the list of another."""
+class _Reconciliation:
+    """Brings one destination to the artifact list of another."""
 
     def __init__(self, ahead: ManifestStore, behind: ManifestStore, new_names: NewNames) -> None:
         self._ahead = ahead
         self._behind = behind
         self._new_names = new_names
         self._copied: dict[str, str] = {}
-        """Keys of what was copied, by the key ahead."""
+        """Keys of the copied objects, by their key in the destination ahead."""
 
     def run(self, claim: Claim) -> None:
         ahead = self._ahead.destination.uri
         before = _list_of(self._behind)
-        after = self._behind.rewrite(self._levelled, claim)
+        after = self._behind.rewrite(self._reconciled, claim)
         if after is not before:
             log.info(
-                "destination brought level",
+                "destination reconciled",
                 table=after.table,
                 uri=self._behind.destination.uri,
                 ahead=ahead,
                 copied=len(self._copied),
             )
 
-    def _levelled(self, own: Manifest) -> Manifest | None:
+    def _reconciled(self, own: Manifest) -> Manifest | None:
         target = _list_of(self._ahead)
         unused = by_content(own)
         artifacts = tuple(self._own_form(artifact, unused, own) for artifact in target.artifacts)
@@ -133,7 +133,7 @@ class _Levelling:
             return None
         kept = {entry.key for artifact in artifacts for entry in artifact.formats.values()}
         leaving = [entry for entry in own.named() if entry.key not in kept]
-        levelled = replace(
+        reconciled = replace(
             own,
             artifacts=artifacts,
             epoch=target.epoch,
@@ -142,7 +142,7 @@ class _Levelling:
             seen_position=target.seen_position,
             seen_at=target.seen_at,
         )
-        return rules.with_retired(levelled, leaving)
+        return rules.with_retired(reconciled, leaving)
 
     def _own_form(
         self, artifact: Artifact, unused: dict[object, list[FormatEntry]], own: Manifest
@@ -160,7 +160,7 @@ class _Levelling:
         return replace(artifact, formats=formats)
 
     def _name_for(self, artifact: Artifact, format_id: str, entry: FormatEntry) -> str:
-        """As it is named ahead, if that is a name that a writer gives here too."""
+        """Its name in the destination ahead, if a writer would name it so here too."""
         prefix = self._behind.key_prefix
         if object_keys.is_own(entry.key, prefix):
             return entry.key
@@ -177,7 +177,7 @@ class _Levelling:
         others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
         if wanted not in avoid | others and holds(destination, wanted, content):
-            # A levelling that was broken off got that far: large archives need to get on.
+            # An interrupted reconcile got that far: for large archives it must go on from there.
             self._copied[entry.key] = wanted
             return wanted
         self._copied[entry.key] = place(
@@ -193,7 +193,7 @@ class _Levelling:
 
 
 def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:
-    """What ``manifest`` names, by identity()."""
+    """The format entries of ``manifest``, by identity()."""
     found: dict[object, list[FormatEntry]] = {}
     for artifact in manifest.artifacts:
         for format_id, entry in artifact.formats.items():
@@ -202,7 +202,7 @@ def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:
 
 
 def identity(artifact: Artifact, format_id: str, entry: FormatEntry) -> object:
-    """The same for the same content of the same artifact; a base is matched by epoch too."""
+    """Equal for the same content of the same artifact; a base is matched by epoch too."""
     return (
         artifact.kind,
         artifact.epoch if artifact.is_snapshot else None,

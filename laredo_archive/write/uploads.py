@@ -1,4 +1,4 @@
-"""Puts content where a manifest can name it, never replacing anything (commit protocol, 3)."""
+"""Uploads of objects that a manifest will name; none is ever replaced (commit protocol, 3)."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing
@@ -33,7 +33,7 @@ def _to_nobody(_: int) -> None:
 
 @dataclass(frozen=True)
 class Content:
-    """Bytes that can be read again and again. ``origin`` says whose, for messages."""
+    """The bytes of an object, readable any number of times. ``origin`` names it in messages."""
 
     origin: str
     size_bytes: int
@@ -42,7 +42,7 @@ class Content:
 
 
 def stored(destination: Destination, key: str, size_bytes: int, sha256: str | None) -> Content:
-    """An object as content."""
+    """The content of an object that is stored already."""
     return Content(
         destination.uri_of(key), size_bytes, sha256, lambda: closing(destination.open(key))
     )
@@ -63,7 +63,7 @@ def place(
     another entry, or retired) are neither taken nor adopted.
 
     :raises ArtifactDamaged: if what is read isn't what ``content`` says.
-    :raises DestinationUnavailable: if the destination is away.
+    :raises DestinationUnavailable: if the destination is unavailable.
     """
     name = key
     for attempt in range(ATTEMPTS):
@@ -150,7 +150,7 @@ def holds(
 
 
 def sha256_of(content: Content, advance: Advance = _to_nobody) -> str:
-    """What ``content`` is when it is read now; ``advance`` is told of each piece's size."""
+    """The digest of ``content``, read now; ``advance`` gets each piece's size."""
     digest = Digest()
     for piece in pieces(content):
         digest.update(piece)

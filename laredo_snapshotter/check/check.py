@@ -141,7 +141,7 @@ def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> I
 def _of_new(what: str, table: TableConfig, destination: Destination) -> Finding:
     foreign_objects.refuse_other_prefix(destination, table.name, table.key_prefix)
     try:
-        found = foreign_objects.look(destination, table.key_prefix)
+        found = foreign_objects.objects_at(destination, table.key_prefix)
     except DestinationDenied:
         found = None  # a writer needn't be allowed to list
     beside = f"; there are {found}" if found else ""

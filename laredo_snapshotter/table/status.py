@@ -47,7 +47,7 @@ def _state(writer: TableWriter) -> tuple[State, str | None]:
 
 
 def _destination(writer: TableWriter, place: str) -> DestinationStatus:
-    standing = writer.counts.standings.of(place)
+    standing = writer.counts.availabilities.of(place)
     collection = writer.collector.latest.get(place) if writer.collector is not None else None
     state: Literal["level", "away", "unknown"] = "unknown"
     if standing is not None and standing.problem is not None:

@@ -202,8 +202,8 @@ def test_what_one_destination_lacks_is_copied_at_the_next_start(
     with writer:
         writer.wait_head(next_)
         assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff", "diff"]
-        (levelled,) = writer.logged("destination brought level")
-        assert levelled["copied"] == 1 and levelled["uri"] == bucket.uri
+        (reconciled,) = writer.logged("destination reconciled")
+        assert reconciled["copied"] == 1 and reconciled["uri"] == bucket.uri
         assert writer.program.stop() == 0
     assert_same_artifacts(writer, here, bucket)
 

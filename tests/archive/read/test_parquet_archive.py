@@ -54,7 +54,7 @@ def test_it_is_copied_levelled_and_collected(tmp_path: Path) -> None:
     with opened([first]) as writer:
         rebased(writer, 10, ONE, continues=False, formats=PARQUET)
         diffed(writer, 10, 20, ONE, TWO)
-    with opened([first, second], "w2", keep_epochs=1) as writer:  # the second is brought level
+    with opened([first, second], "w2", keep_epochs=1) as writer:  # the second is reconciled
         diffed(writer, 20, 30, TWO, THREE)
         rebased(writer, 30, THREE, formats=PARQUET)
         for _ in range(3):
