@@ -76,7 +76,7 @@ def cli(
 def check(
     around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]
 ) -> None:
-    """Validate the configuration, and look at servers, destinations and sinks.
+    """Validate the configuration, and check servers, destinations and sinks.
 
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
@@ -118,7 +118,7 @@ def _settings_in_environment() -> bool:
 
 
 def _finish(code: int) -> None:
-    """Exit without waiting for threads: one may hang in a destination which is away, another
+    """Exit without waiting for threads: one may hang in an unavailable destination, another
     be in the middle of a collection, which may end anywhere."""
     sys.stdout.flush()
     sys.stderr.flush()

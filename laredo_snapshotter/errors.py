@@ -1,4 +1,4 @@
-"""What can go wrong in the writer, apart from what its archive and its stream raise.
+"""The writer's own errors; its archive and its stream have theirs.
 
 SnapshotterError
 ├── ConfigRefused        the configuration asks for what can't be

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counters told as things happen, the rest read off each table when scraped."""
+"""Prometheus metrics: counters raised as things happen, the rest read at each scrape."""
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -142,7 +142,7 @@ class Metrics:
 
 
 class TableCounters(Observer):
-    """One table's counters; also what is known of its connection."""
+    """One table's counters, and the state of its connection."""
 
     def __init__(self, metrics: Metrics, table: str) -> None:
         self.disconnected_because: str | None = "no answer from the server yet"

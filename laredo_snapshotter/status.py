@@ -1,4 +1,4 @@
-"""What is known of one table at a moment, for /status, /metrics and the log."""
+"""The status of one table at a moment, for /status, /metrics and the log."""
 
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ class State(StrEnum):
     FOLLOWING = "following"
     """Changes arrive and become diffs."""
     HOLDING = "holding"
-    """A destination is away: the next commit waits for it."""
+    """A destination is unavailable: the next commit waits for it."""
     FENCED = "fenced"
     """Another writer has taken the archive over; this one never writes again."""
     FAILED = "failed"
@@ -61,11 +61,11 @@ class SinkStatus:
     name: str
     type: str
     outstanding: int | None
-    """Artifacts that it is still to be told of; None before the archive is claimed."""
+    """Artifacts that it is still to be notified of; None before the archive is claimed."""
     missed: int
-    """Artifacts that left the manifest before it was told of them."""
+    """Artifacts that left the manifest before it was notified of them."""
     last_notified: dict[str, Any] | None
-    """Epoch and position of the newest artifact that it was told of."""
+    """Epoch and position of the newest artifact that it was notified of."""
     last_notified_at: datetime | None
     since: datetime | None
     """Since when it refuses."""
@@ -119,7 +119,7 @@ class TableStatus:
     writer_id: str | None
     holding: dict[str, Any] | None
     boundary_position: int | None
-    """Up to where artifacts may end, as the server has told; None where it doesn't tell."""
+    """The server's verified position, up to which artifacts may end; None if not sent."""
     unverified: dict[str, Any] | None
     """What the next artifact waits for: the boundary, which has to pass its position."""
     journal: dict[str, Any] | None

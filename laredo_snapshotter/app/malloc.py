@@ -1,4 +1,4 @@
-"""The C library's allocator, told to give memory back.
+"""The C library's allocator, configured to return memory to the system.
 
 Without this glibc keeps an arena for every gRPC thread, and raises the size up
 to which freed memory stays with the process once messages of a megabyte have

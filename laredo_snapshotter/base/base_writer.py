@@ -1,4 +1,4 @@
-"""The rows of a snapshot stream into a base, in threads, one batch ahead."""
+"""The writer of a base: a snapshot stream's rows, encoded in threads, one batch ahead."""
 
 import asyncio
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class BaseWriter:
     async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
         """Rows, in key order.
 
-        :raises CommitUnavailable: if a destination is away; the base has to be made again.
+        :raises CommitUnavailable: if a destination is unavailable; the base has to be made again.
         """
         # One batch is written while the next is received: more would only be memory.
         await self._written()
@@ -68,7 +68,7 @@ class BaseWriter:
         """The base, on every destination and in no manifest.
 
         :raises SnapshotDamaged: if it isn't what the server says it sent.
-        :raises CommitUnavailable: if a destination is away; the base has to be made again.
+        :raises CommitUnavailable: if a destination is unavailable; the base has to be made again.
         """
         await self._written()
         base = await self._in_thread(lambda: self._upload.finish(to_time))

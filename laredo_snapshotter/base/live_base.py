@@ -15,7 +15,7 @@ from laredo_snapshotter.diff.shape import same_shape
 
 
 class WaitingBase(NamedTuple):
-    """What the archive will end with once it is committed."""
+    """A base that waits for its commit: the archive will end with it."""
 
     history: History
     columns: tuple[Column, ...]
@@ -25,7 +25,7 @@ class WaitingBase(NamedTuple):
 @dataclass(frozen=True)
 class LiveBase:
     """The feed's view of it. ``reason``: why it doesn't continue the epoch before; ``put`` has it
-    committed, ``dropped`` is told that it won't be."""
+    committed, ``dropped`` is called when it won't be."""
 
     writer: BaseWriter
     began: datetime
@@ -50,18 +50,18 @@ class LiveBase:
 
 
 def why_new_epoch(
-    head: Head | None, columns: tuple[Column, ...], history: History, told: str
+    head: Head | None, columns: tuple[Column, ...], history: History, sent_reason: str
 ) -> str | None:
     """Why a base doesn't continue what ``head`` ends; None if there is nothing before it.
 
-    ``told`` is what the server says of it.
+    ``sent_reason`` is the server's.
     """
     if head is None:
         return None
     if head.history != history:
         return f"the history was {head.history} and is {history} now" + (
-            f": {told}" if told else ""
+            f": {sent_reason}" if sent_reason else ""
         )
     if not same_shape(columns, head.columns):
         return "the table's columns changed"
-    return told or "the server gave no reason"
+    return sent_reason or "the server gave no reason"

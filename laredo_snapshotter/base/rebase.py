@@ -127,7 +127,7 @@ class Rebase:
 
     async def _open(self, streams: AsyncExitStack) -> _Begun:
         config = self._config
-        # Its boundary is heard over the live stream; asking has the server look at once.
+        # The live stream brings its verified position; asking has the catalog checked at once.
         options = SyncOptions(config.name, f"{config.client_id}:rebase", boundaries=True)
         events = await streams.enter_async_context(open_stream(config.endpoint, options))
         handshake: Handshake | None = None

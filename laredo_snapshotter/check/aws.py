@@ -1,4 +1,4 @@
-"""What ``laredo-snapshotter check`` looks at in AWS: who we are, buckets, sinks.
+"""The AWS checks of ``laredo-snapshotter check``: identity, buckets, sinks.
 
 Each step is one permission or property that a writer needs, tried the way the
 writer uses it. What is written to a bucket is a small hidden object, removed again.
@@ -45,7 +45,7 @@ P = ParamSpec("P")
 
 
 class TitledCheck(NamedTuple):
-    """Something to look at, and below which title it is shown."""
+    """A check, and the title under which its findings are shown."""
 
     title: str
     work: Awaitable[list[Finding]]
@@ -64,7 +64,7 @@ def title_of(place: DestinationConfig) -> str:
 
 
 class Shared:
-    """What several tables may name; looked at once."""
+    """The checks of what several tables share; each is made once."""
 
     def __init__(self, tables: Sequence[TableConfig], stores: Stores) -> None:
         self._users = [(table, stores.clients(table.profiles)) for table in tables]

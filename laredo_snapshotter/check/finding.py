@@ -12,7 +12,7 @@ from laredo_model.printable import printable
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     good: bool

@@ -1,1 +1,1 @@
-"""What goes into an archive, in order, and what leaves it."""
+"""Commits to an archive, in order, and the collection of its garbage."""

@@ -1,4 +1,4 @@
-"""What no manifest needs any more is deleted, now and then, beside the writing."""
+"""The collector's schedule: garbage is deleted now and then, beside the writing."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ FIRST_S = 300.0
 
 
 class CollectionCounters(Protocol):
-    """What a collector counts; called from any thread."""
+    """The counters of a collector; called from any thread."""
 
     def collected(self, place: str, outcome: str) -> None:
         """A run over the destination ``place`` ended: "done" or "failed"."""
@@ -31,7 +31,7 @@ class CollectionCounters(Protocol):
 
 
 class Collection(NamedTuple):
-    """How the last run over a destination went."""
+    """The outcome of the last run over a destination."""
 
     at: datetime
     problem: str | None

@@ -1,6 +1,6 @@
-"""The one queue into a table's archive: whatever is committed goes through it, in order.
+"""The committer: the one queue into a table's archive; artifacts are committed in its order.
 
-A destination that is away holds the queue: the same commit is offered again and
+A destination that is unavailable holds the queue: the same commit is offered again and
 again, with a growing wait, until it is in. Whoever fills the queue looks at
 :attr:`Committer.blocked` and at how much memory waits here.
 
@@ -62,7 +62,7 @@ class Waiting(NamedTuple):
 
 
 class CommitCounters(Protocol):
-    """What a committer counts."""
+    """The counters of a committer."""
 
     def artifact(self, kind: str) -> None:
         """One artifact was committed."""
@@ -72,7 +72,7 @@ class _Job(NamedTuple):
     what: str
     work: Callable[[], object]
     done: "asyncio.Future[object] | None"
-    """Who waits for it is told what went wrong; if nobody does, it ends the committer."""
+    """Its waiter gets the failure; if nobody waits, it ends the committer."""
     until: int | None = None
     """Where it ends; None: it may be committed whatever is verified."""
     sealed: Sealed | None = None
@@ -128,7 +128,7 @@ class Committer:
 
     @property
     def blocked(self) -> CommitBlocked | None:
-        """Not None while a destination is away."""
+        """Not None while a destination is unavailable."""
         return self._blocked
 
     @property
@@ -194,7 +194,7 @@ class Committer:
         self._add(_Job("seen_position", lambda: self._archive.see(position), None, position))
 
     def record_notices(self) -> None:
-        """Write down in the manifest what sinks were told."""
+        """Record in the manifest which artifacts sinks were notified of."""
         self._add(_Job("what sinks were told", self._archive.record_notices, None))
 
     def put_base(
@@ -217,7 +217,7 @@ class Committer:
     async def epoch_of(self, putting: "asyncio.Future[object]") -> int:
         """The epoch that a base began, once it is committed.
 
-        :raises ArchiveError: as TableArchive.commit_base, but for a destination that is away,
+        :raises ArchiveError: as TableArchive.commit_base, but for an unavailable destination,
             which is waited for.
         :raises NeverVerified: if the table changed before its position was verified.
         """
@@ -272,7 +272,7 @@ class Committer:
             await self.progress()
 
     async def settled(self) -> None:
-        """Wait until all is committed, but for what must wait for a look."""
+        """Wait until all is committed, but for what must wait for a catalog check."""
         while self._jobs and self.unverified is None:
             await self.progress()
 

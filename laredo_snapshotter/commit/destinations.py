@@ -26,10 +26,10 @@ class _Shared:
 
 
 class Stores:
-    """Makes what a configuration names. Safe for use by several threads."""
+    """Makes the destinations that a configuration names. Safe for use by several threads."""
 
     def __init__(self, on_call: Callable[[Called], None] = ignore) -> None:
-        """``on_call`` is told of every request to AWS."""
+        """``on_call`` is called with every request to AWS."""
         self._on_call = on_call
         self._lock = threading.Lock()
         self._clients: dict[_Profiles, Clients] = {}
@@ -48,7 +48,7 @@ class Stores:
 
         :raises ConditionalWritesMissing: if one can't.
         :raises AwsError: if one can't be asked as it is configured.
-        :raises DestinationUnavailable: if one is away; try again later.
+        :raises DestinationUnavailable: if one is unavailable; try again later.
         """
         clients = self.clients(table.profiles)
         return [self._opened(place, clients) for place in table.destinations]

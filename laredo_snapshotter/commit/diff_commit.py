@@ -1,4 +1,4 @@
-"""A sealed buffer into the archive, as a diff behind its head."""
+"""The commit of a diff: a sealed buffer is encoded, and appended to the archive."""
 
 from datetime import UTC, datetime
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The sinks that a configuration names."""
+"""Makes the sinks that a configuration names."""
 
 from collections.abc import Sequence
 

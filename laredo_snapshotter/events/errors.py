@@ -1,10 +1,10 @@
-"""What can go wrong between a notice and its sink."""
+"""The errors of notifying a sink."""
 
 from laredo_snapshotter.errors import SnapshotterError
 
 
 class SinkError(SnapshotterError):
-    """The sink ``name`` wasn't told, or may have been: it is told again."""
+    """The sink ``name`` wasn't notified, or may not have been: it is notified again."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -12,4 +12,4 @@ class SinkError(SnapshotterError):
 
 
 class SinkRefused(SinkError):
-    """The service doesn't want the notice as it is, or the sink isn't set up."""
+    """The service refuses the notice as it is, or the sink isn't set up."""

@@ -1,4 +1,4 @@
-"""What FIFO topics and queues want with each message."""
+"""The group and deduplication ids that FIFO topics and queues need with each message."""
 
 import hashlib
 import re

@@ -13,7 +13,7 @@ _WRITABLE = ("ACTIVE", "UPDATING")
 
 
 class KinesisStream:
-    """Tells of artifacts by kinesis:PutRecord.
+    """A sink that notifies of artifacts by kinesis:PutRecord.
 
     All notices of a table are in one shard, in order: the partition key is the table, and
     each record is put after the one before.

@@ -1,4 +1,4 @@
-"""What a sink is told of one artifact."""
+"""The notice that a sink gets of one committed artifact."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from laredo_model.position import Position
 
 @dataclass(frozen=True)
 class Notice:
-    """An artifact is in the archive, on every destination.
+    """One notice: an artifact is in the archive, on every destination.
 
     ``manifest_uri`` and ``formats`` (URIs by format) are the first configured
     destination's; ``head_position`` is where the archive stood when the notice was made,

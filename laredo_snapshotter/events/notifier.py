@@ -1,4 +1,4 @@
-"""Tells each sink of each artifact, after its commit: docs/commit-protocol.md, 5.
+"""The notifier: notifies each sink of each artifact, after its commit: docs/commit-protocol.md, 5.
 
 Every sink has a thread of its own, which sends one notice at a time, in (epoch,
 position) order, and offers it again until the sink takes it. What is to be sent is
@@ -32,7 +32,7 @@ SLOW_S = 10.0
 
 
 class Trouble(NamedTuple):
-    """Why a sink isn't told at the moment; ``since`` is monotonic."""
+    """Why a sink can't be notified at the moment; ``since`` is monotonic."""
 
     problem: str
     since: float
@@ -40,9 +40,9 @@ class Trouble(NamedTuple):
 
 
 class SinkState(NamedTuple):
-    """What is known of one sink.
+    """The state of one sink.
 
-    ``outstanding``: artifacts that it is still to be told of; ``missed``: those that left
+    ``outstanding``: artifacts that it is still to be notified of; ``missed``: those that left
     the manifest before, since the start; ``last_notified_at``: since the start, by our clock;
     ``trouble``: what the last attempt met, or that the answer to the first is late.
     """
@@ -56,7 +56,7 @@ class SinkState(NamedTuple):
 
 
 class NoticeCounters(Protocol):
-    """What a notifier counts; called from any thread."""
+    """The counters of a notifier; called from any thread."""
 
     def sink(self, name: str) -> None:
         """There is a sink of this name."""
@@ -69,7 +69,7 @@ class NoticeCounters(Protocol):
 
 
 class Notifier:
-    """Tells one table's sinks. Its methods may be called from any thread; only settle() waits."""
+    """Notifies one table's sinks. Called from any thread; only settle() waits."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Notifier:
             teller.stop()
 
     def settle(self, timeout: float) -> bool:
-        """Wait until every sink was told of all, or is in trouble; at most ``timeout`` seconds."""
+        """Wait until all sinks are notified, or in trouble; at most ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(teller.at_rest for teller in self._tellers), timeout
@@ -117,11 +117,11 @@ class Notifier:
 
     @property
     def unrecorded(self) -> bool:
-        """Whether sinks were told of what no manifest says yet."""
+        """Whether sinks were notified of artifacts that no manifest records as notified yet."""
         return any(self._notified().get(sink) != mark for sink, mark in self._told().items())
 
     def recording_due(self, idle: float) -> bool:
-        """Whether sinks were told of something, and no commit has recorded it for ``idle`` seconds.
+        """Whether sinks were notified, and no commit has recorded it for ``idle`` seconds.
 
         To be asked now and then, always by the same thread.
         """
@@ -144,7 +144,7 @@ class Notifier:
 
 
 class _Teller:
-    """One sink's thread. It ends with the process: a sink that hangs holds up no exit."""
+    """The thread of one sink. It ends with the process: a sink that hangs holds up no exit."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Teller:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is outstanding, or nothing can be told now."""
+        """Whether no notice is outstanding, or none can be sent now."""
         return self._trouble is not None or self._next() is None
 
     def start(self) -> None:
@@ -215,7 +215,7 @@ class _Teller:
 
     def _tell_next(self) -> None:
         """Tell of one artifact; if there is none, wait until woken."""
-        # Cleared before the look: a commit that comes after it isn't missed.
+        # Cleared before the check: a commit that comes after it isn't missed.
         self._woken.clear()
         found = self._next()
         if found is None:

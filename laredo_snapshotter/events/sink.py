@@ -1,4 +1,4 @@
-"""The one door to sinks, and what those of AWS have in common."""
+"""The interface of all sinks, and what those of AWS have in common."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer", bound=Mapping[str, Any])
 
 
 class Sink(Protocol):
-    """A place that is told of artifacts. One thread at a time uses it."""
+    """A service that is notified of artifacts. One thread at a time uses it."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ _NOT_THE_NOTICE = frozenset(
 
 
 class Asking:
-    """Asks one service about one sink, as the sink's profile."""
+    """Calls one AWS service about one sink, with the sink's credentials profile."""
 
     def __init__(
         self,

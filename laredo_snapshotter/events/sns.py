@@ -10,7 +10,7 @@ from laredo_snapshotter.events.sink import Asking
 
 
 class SnsTopic:
-    """Tells of artifacts by sns:Publish.
+    """A sink that notifies of artifacts by sns:Publish.
 
     A FIFO topic (its name ends with .fifo) keeps the order of each table's notices.
     """

@@ -20,7 +20,7 @@ _OLDEST_REGION = "us-east-1"
 
 
 class SqsQueue:
-    """Tells of artifacts by sqs:SendMessage.
+    """A sink that notifies of artifacts by sqs:SendMessage.
 
     A FIFO queue (its name ends with .fifo) keeps the order of each table's notices.
     """

@@ -1,4 +1,4 @@
-"""How long the server's journal will still reach back to where a closed stream stopped."""
+"""The journal's reach: how long it still goes back to where a closed stream stopped."""
 
 import time
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from laredo_fanout.client.table_status import TableStatus
 class Reach(NamedTuple):
     """``reaches``: the stream can still be resumed there; None: not known.
 
-    ``seconds_left``: at the pace at which the journal was pruned between the last two looks;
+    ``seconds_left``: at the pace at which the journal was pruned between the last two checks;
     None while it isn't pruned.
     """
 

@@ -1,4 +1,4 @@
-"""The end of a table's writer: what was taken before the stop is written, or said to be left.
+"""The last flush of a table's writer: what it took before the stop is written, or logged as left.
 
 What is taken waits until the server's verified position has passed it, so the stream stays open
 meanwhile. What comes after the stop is written if it happens to be verified in time too, and is no
@@ -25,7 +25,7 @@ GOODBYE_S = 3.0
 
 
 class Left(NamedTuple):
-    """What was taken from the stream and isn't in the archive."""
+    """The changes that were taken from the stream and aren't in the archive."""
 
     artifacts: int
     """Diffs and bases that wait to be committed."""
