@@ -95,7 +95,7 @@ class Preparation:
         if known is None or store.position == 0:
             self._check_owned(connection, server, found)
             because = "" if known is None else known.because
-            self._begin(connection, published, timeline.first(server), because)
+            self._begin(connection, found, published, timeline.first(server), because)
             return look._replace(slot=slot.read(connection, options.slot_name))
         self._counters.slot.look(found)
         verdict = self._judge(connection, server, known, found)
@@ -112,7 +112,7 @@ class Preparation:
             former = self._let_go(known, comparable=verdict.broken is None)
             if known.slot != options.slot_name:
                 self._drop_former(connection, server, known.slot)
-            self._begin(connection, published, verdict.lineage, lost, former)
+            self._begin(connection, found, published, verdict.lineage, lost, former_reach=former)
             self._counters.slot_losses += 1
             return look._replace(slot=slot.read(connection, options.slot_name))
         self._go_on(known, verdict.lineage)
@@ -166,15 +166,17 @@ class Preparation:
     def _begin(
         self,
         connection: Connection,
+        found: Slot | None,
         published: str,
         lineage: Lineage,
         because: str,
+        *,
         former_reach: int = 0,
     ) -> None:
         """A new slot for a store that has no position, or none that means anything.
 
-        One of its name that is there is ours. The intention is stored first: with its token a
-        slot is known that a crash left behind.
+        The one of its name that was ``found`` is ours, one that was made since isn't. The
+        intention is stored first: with its token a slot is known that a crash left behind.
         """
         options, store = self._options, self._store
         name, known = options.slot_name, store.source
@@ -195,7 +197,8 @@ class Preparation:
         with store.transaction() as transaction:
             transaction.set_source(identity)
             transaction.set_marker(None)
-        slot.drop(connection, name)
+        if found is not None:
+            slot.drop(connection, found)
         with self._patience.suspended(), creation.told(options, connection, self._tell):
             start = slot.create(connection, name, identity.token)
         with store.transaction() as transaction:
@@ -224,7 +227,7 @@ class Preparation:
         if found is not None and ownership.is_used_by(
             self._store, server.history.system_identifier, found
         ):
-            slot.drop(connection, name)
+            slot.drop(connection, found)
 
     def _refuse_loss(self, lost: str) -> None:
         if self._options.on_slot_lost is OnSlotLost.FAIL:

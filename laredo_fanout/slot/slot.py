@@ -52,6 +52,11 @@ _INVALIDATED: Mapping[str | None, str] = defaultdict(
 
 _FAILOVER_SLOTS = 170000
 
+_DROP = """
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+ WHERE slot_name = %s AND plugin = %s AND datoid = %s
+   AND (confirmed_flush_lsn - '0/0'::pg_lsn) IS NOT DISTINCT FROM %s::numeric
+"""
 _OLDEST = """
 SELECT pid, extract(epoch FROM clock_timestamp() - began)::float8 FROM (
     SELECT pid, xact_start AS began FROM pg_stat_activity WHERE backend_xid IS NOT NULL
@@ -204,21 +209,26 @@ def create(connection: Connection, name: str, token: str) -> int:
     return start
 
 
-def drop(connection: Connection, name: str) -> None:
-    """Drop the slot if it exists; it is ours (``ownership.py``).
+def drop(connection: Connection, found: Slot) -> None:
+    """Drop the slot if it is still the one that was found to be ours (``ownership.py``).
+
+    Another server may have made one of its name since: that isn't touched.
 
     :raises SlotInUse: if somebody streams from it.
     """
     try:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        dropped = connection.execute(
+            _DROP, (found.name, found.plugin, found.database_oid, found.confirmed)
+        ).rowcount
     except psycopg.errors.UndefinedObject:
         return
     except psycopg.errors.ObjectInUse as used:
         raise SlotInUse(
-            f"slot {name} is in use: {used.diag.message_primary}; stop the other server,"
+            f"slot {found.name} is in use: {used.diag.message_primary}; stop the other server,"
             " or give this one its own slot_name"
         ) from used
-    _log.warning("slot dropped", slot=name)
+    if dropped:
+        _log.warning("slot dropped", slot=found.name)
 
 
 def gap(stored: Stored, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:

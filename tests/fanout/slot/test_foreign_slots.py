@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from laredo_fanout.postgres.errors import SlotInUse
-from laredo_fanout.slot import walsender
+from laredo_fanout.slot import slot, walsender
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
@@ -37,6 +37,24 @@ def _filled(database: Database) -> None:
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
         connection.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 50) g")
+
+
+def test_a_slot_that_was_made_since_ours_was_seen_is_not_dropped(database: Database) -> None:
+    name = f"slot_{database.name}"
+    make = _MADE["pgoutput"].encode()
+    with database.connect() as connection:
+        connection.execute(make, (name,))
+        ours = slot.read(connection, name)
+        assert ours is not None
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        connection.execute("CREATE TABLE moves_the_wal (id int)")
+        connection.execute(make, (name,))
+        theirs = slot.read(connection, name)
+        slot.drop(connection, ours)
+        assert slot.read(connection, name) is not None
+        assert theirs is not None
+        slot.drop(connection, theirs)
+        assert slot.read(connection, name) is None
 
 
 def _refused(ingest: RunningIngest) -> str:
