@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.snapshots.take import take
 from laredo_fanout.store.writer import Store
 from laredo_model.files import private_directory
-from tests.fanout.app.test_clients import Bell
 from tests.fanout.client.test_local_snapshot import SNAPSHOT, at
 from tests.support.server.serving_world import USERS, Writer, rows
 
@@ -30,7 +30,7 @@ def mode(path: Path) -> int:
 def test_a_store_and_its_snapshots_are_their_owner_s(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with Store.open(state, max_size=1 << 28) as store:
-        writer = Writer(store, Bell())  # type: ignore[arg-type]
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
         writer.begin()
         writer.publish(rows(0, 3))
         take(store.reader(), USERS, state / "snapshots", Retention(1, 1e9))
