@@ -58,7 +58,7 @@ test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to
 	@tests/postgres15.sh
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
 	$(BIN)/python -m pytest $(PYTEST)
-	$(DELTA)/bin/python -m pytest -n 2 tests/spark/delta
+	$(DELTA)/bin/python -m pytest tests/spark/delta
 
 test-long: export LAREDO_FUZZ_SECONDS ?= 60
 test-long: export LAREDO_TEST_ALL = 1
