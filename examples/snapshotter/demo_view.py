@@ -179,7 +179,7 @@ def show_verdicts(
         "what it wrote": f"{command} ls {archive}",
         "a table as it was": f"{command} cat --as-of {verdicts[0].first_position} {archive}",
         "the logs": f"{_from_here(directory)}/*.log",
-        "on your own database": "README.md, Using it on your database",
+        "on your own database": "README.md, A first use on your database",
     }.items():
         console.print(f"{what:22} {how}", highlight=False, soft_wrap=True, markup=False)
 
