@@ -22,7 +22,7 @@ from benchmarks.counting_client import tell
 from benchmarks.s3_stores import BUCKET
 from laredo_archive import codec
 from laredo_archive.aws.clients import Called, Clients
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action, Change
@@ -70,7 +70,7 @@ def opened(arguments: Namespace, calls: "Counter[str]") -> TableArchive:
     clients = Clients(on_call=count)
     prefix = token_hex(8)
     places = [
-        S3Place(BUCKET, f"{prefix}/{number}", endpoint=endpoint, addressing="path")
+        S3Location(BUCKET, f"{prefix}/{number}", endpoint=endpoint, addressing="path")
         for number, endpoint in enumerate(arguments.endpoints)
     ]
     return TableArchive.open(

@@ -11,7 +11,7 @@ from laredo_archive.aws import profile as profile_
 from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest import object_keys
 from laredo_archive.storage import access
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_model.settings import Secret, Section
 
@@ -110,7 +110,7 @@ _OF_STORE = {
 def _check_s3(said: ArchiveStore) -> None:
     """:raises ValueError: if there can't be such a place, or nobody can be such a role."""
     try:
-        S3Place(
+        S3Location(
             said.bucket or "",
             said.prefix,
             endpoint=said.endpoint,

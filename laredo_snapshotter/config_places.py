@@ -12,7 +12,7 @@ from laredo_archive.aws import profile as profile_
 from laredo_archive.aws.errors import ProfileError
 from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.local import destination as local
-from laredo_archive.storage.s3.bucket import BadPlace, S3Place
+from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
 from laredo_model.settings import Secret, Section, WrongAt
 
 
@@ -99,28 +99,28 @@ class S3DestinationBlock(Section):
     @model_validator(mode="after")
     def _is_possible(self) -> "S3DestinationBlock":
         try:
-            self.s3_place  # noqa: B018  # its maker checks it
-        except BadPlace as wrong:
+            self.s3_location  # noqa: B018  # its maker checks it
+        except BadS3Location as wrong:
             raise ValueError(str(wrong)) from wrong
         return self
 
     @property
-    def s3_place(self) -> S3Place:
+    def s3_location(self) -> S3Location:
         """The same, as S3's part of the archive knows it.
 
-        :raises BadPlace: if it can't be one.
+        :raises BadS3Location: if it can't be one.
         """
-        return S3Place(**{name: getattr(self, name) for name in _OF_PLACE})
+        return S3Location(**{name: getattr(self, name) for name in _OF_PLACE})
 
     @property
     def uri(self) -> str:
         """With ``/`` at the end; two stores may have buckets of the same name."""
-        return self.s3_place.uri
+        return self.s3_location.uri
 
     @property
     def place(self) -> str:
         """The same for the same place, however it is written."""
-        return self.s3_place.identity
+        return self.s3_location.identity
 
     def below(self, key_prefix: str) -> tuple[str, str]:
         """The store, and where in it an archive is."""
@@ -128,7 +128,7 @@ class S3DestinationBlock(Section):
         return store.removeprefix("?endpoint=") or "S3", f"{self.uri}{key_prefix}"
 
 
-_OF_PLACE = [field.name for field in fields(S3Place)]
+_OF_PLACE = [field.name for field in fields(S3Location)]
 
 DestinationConfig = LocalDestinationBlock | S3DestinationBlock
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.profile import AMBIENT, Profile
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 
 if TYPE_CHECKING:
     from laredo_archive.storage.s3.destination import S3Destination
@@ -34,11 +34,11 @@ class S3Access:
     def destination(self, bucket: str, parts: Sequence[str] = ()) -> "S3Destination":
         """The objects below ``parts`` in ``bucket``.
 
-        :raises BadPlace: if there can't be such a place.
+        :raises BadS3Location: if there can't be such a place.
         """
         from laredo_archive.storage.s3.destination import S3Destination
 
-        place = S3Place(
+        place = S3Location(
             bucket,
             "".join(f"{part}/" for part in parts),
             region=self.region,

@@ -30,7 +30,7 @@ AGAIN_S = 12.0
 
 
 @dataclass(frozen=True)
-class Look:
+class ArchiveCheck:
     """An archive as it was at a moment; or why it couldn't be read."""
 
     at: datetime
@@ -61,14 +61,14 @@ class ArchiveWatch:
         said = {table.name: options.archive_options(table) for table in config.tables}
         configured = {name: archive for name, archive in said.items() if archive is not None}
         self._archives = Archives(configured, None, _nobody)
-        self._looks: dict[str, Look | None] = dict.fromkeys(configured)
+        self._checks: dict[str, ArchiveCheck | None] = dict.fromkeys(configured)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin, on the running event loop."""
         self._tasks = [
             supervised(self._follow(name), f"archive of {name}", self._crashed)
-            for name in self._looks
+            for name in self._checks
         ]
 
     async def stop(self) -> None:
@@ -79,36 +79,36 @@ class ArchiveWatch:
         self._archives.close()
 
     @property
-    def looks(self) -> dict[str, Look]:
+    def checks(self) -> dict[str, ArchiveCheck]:
         """What was seen last, by table; not of those that weren't looked at yet."""
-        return {name: look for name, look in self._looks.items() if look is not None}
+        return {name: check for name, check in self._checks.items() if check is not None}
 
     def status(self, table: str) -> dict[str, Any] | None:
         """What /status shows of the table's archive; None if it has none."""
-        if table not in self._looks:
+        if table not in self._checks:
             return None
-        look = self._looks[table]
-        if look is None:
+        check = self._checks[table]
+        if check is None:
             return {"readable": None, "problem": None}
-        oldest, reach = look.of_history(self._history)
-        found = look.found
+        oldest, reach = check.of_history(self._history)
+        found = check.found
         return {
             "uri": None if found is None else found.destination.uri_of(found.manifest_key),
             "readable": found is not None,
-            "problem": look.problem,
-            "looked_at": look.at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "problem": check.problem,
+            "looked_at": check.at.isoformat(timespec="seconds").replace("+00:00", "Z"),
             "oldest_position": None if oldest is None else position.text(oldest),
             "reaches_position": None if reach is None else position.text(reach),
-            "covers_journal": look.covers_journal,
+            "covers_journal": check.covers_journal,
         }
 
     async def _follow(self, table: str) -> None:
         while True:
-            look = self._looks[table] = await self._look(table)
-            interval = AGAIN_S if look.problem else INTERVAL_S
+            check = self._checks[table] = await self._check(table)
+            interval = AGAIN_S if check.problem else INTERVAL_S
             await asyncio.sleep(interval * random.uniform(0.9, 1.1))
 
-    async def _look(self, table: str) -> Look:
+    async def _check(self, table: str) -> ArchiveCheck:
         archive = self._archives.get(table)
         assert archive is not None, "it is configured"
         now = datetime.now(UTC)
@@ -118,14 +118,14 @@ class ArchiveWatch:
             found, _ = await archive.found(newest=True)
             if found.manifest.table != table:
                 other = f"it is the archive of table {found.manifest.table}"
-                return Look(now, found, other)
+                return ArchiveCheck(now, found, other)
             timeline.epochs(found.manifest, found.destination.uri_of(found.manifest_key))
         except (NoReplay, ArchiveError) as failure:
-            return Look(now, None, str(failure))
-        look = Look(now, found, None)
-        reach = look.of_history(self._history)[1]
+            return ArchiveCheck(now, None, str(failure))
+        check = ArchiveCheck(now, found, None)
+        reach = check.of_history(self._history)[1]
         covers = None not in (reach, floor) and (reach or 0) >= (floor or 0)
-        return replace(look, covers_journal=covers)
+        return replace(check, covers_journal=covers)
 
     @property
     def _history(self) -> History | None:

@@ -76,9 +76,9 @@ class IngestThread:
         """What the source says of itself now."""
         return self._ingest.status()
 
-    def look_soon(self) -> None:
+    def check_catalog_soon(self) -> None:
         """Have the catalog looked at (see ``Ingest.look_soon``)."""
-        self._ingest.look_soon()
+        self._ingest.check_catalog_soon()
 
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` copied again beside its readers (see ``Ingest.recopy``)."""

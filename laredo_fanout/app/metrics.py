@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from laredo_fanout.app.archive_watch import Look
+from laredo_fanout.app.archive_watch import ArchiveCheck
 from laredo_fanout.app.processes.clients import deepest
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.serving.ports import ClientState
@@ -38,7 +38,7 @@ class Figures:
     serving_spawn_failures: int
     ingest_restarts: int
     replays: Mapping[tuple[str, str], int]
-    archives: Mapping[str, Look]
+    archives: Mapping[str, ArchiveCheck]
     catchup: CatchupStatus | None
     http: HttpCounts
 
@@ -205,7 +205,7 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     live = _gauge("laredo_table_live", "Whether clients are served from it", "table")
     entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
     age = _gauge("laredo_fanout_journal_oldest_age_seconds", "Age of its oldest entry", "table")
-    doubtful = _gauge(
+    suspect = _gauge(
         "laredo_putting_right_active",
         "Whether rows that moved with a partition aren't right yet",
         "table",
@@ -213,11 +213,11 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     for table, record in figures.tables.items():
         rows.add_metric([table], record.rows)
         live.add_metric([table], float(record.shown))
-        doubtful.add_metric([table], float(record.doubt is not None))
+        suspect.add_metric([table], float(record.suspect_range is not None))
         entries.add_metric([table], record.entries)
         if record.entries:
             age.add_metric([table], max(0.0, time.time() - record.oldest_time_us / 1e6))
-    yield from (rows, live, entries, age, doubtful)
+    yield from (rows, live, entries, age, suspect)
     snapshots = _counter("laredo_fanout_snapshots", "Periodic snapshots written", "table")
     for table, number in figures.snapshots.items():
         snapshots.add_metric([table], number)
@@ -236,7 +236,7 @@ def _copies(figures: Figures) -> Iterator[Metric]:
         "laredo_put_right", "Times that partitions had moved rows without a change", "table"
     )
     for table, told in source.tables.items():
-        right.add_metric([table], told.put_right)
+        right.add_metric([table], told.repaired)
         under_way.add_metric([table], float(told.recopying))
         differing.add_metric([table], told.recopied_rows)
         if told.copy is not None:
@@ -294,9 +294,9 @@ def _archives(figures: Figures) -> Iterator[Metric]:
     covers = _gauge(
         "laredo_fanout_archive_covers_journal", "Whether it leads to the journal", "table"
     )
-    for table, look in figures.archives.items():
-        readable.add_metric([table], float(look.problem is None))
-        covers.add_metric([table], float(look.covers_journal))
+    for table, check in figures.archives.items():
+        readable.add_metric([table], float(check.problem is None))
+        covers.add_metric([table], float(check.covers_journal))
     yield from (readable, covers)
 
 

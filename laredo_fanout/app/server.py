@@ -103,14 +103,14 @@ class _Server:
             clients=self.clients,
             wake_ups=self.wake_ups,
             log_settings=log_settings,
-            request_check=self.ingest.look_soon,
+            request_check=self.ingest.check_catalog_soon,
             crashed=self._part_crashed,
         )
         self.snapshots = SnapshotSchedule(
             config,
             self._is_shown,
             log_settings,
-            self.ingest.look_soon,
+            self.ingest.check_catalog_soon,
             crashed=self._part_crashed,
         )
         self.archives = ArchiveWatch(config, store, self._part_crashed)

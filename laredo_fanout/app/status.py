@@ -187,7 +187,7 @@ class ServerView:
             "sequence": record.sequence if record is not None else 0,
             "position": self.position_text if shown else None,
             "verified_position": position.text(record.boundary) if record is not None else None,
-            "putting_right": _putting_right(record),
+            "putting_right": _repair(record),
             "altered_by": list(told.altered_by),
             "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],
@@ -248,7 +248,7 @@ class ServerView:
             serving_spawn_failures=self._children.spawn_failures,
             ingest_restarts=self._ingest.given_up,
             replays=self._children.replays,
-            archives=self._archives.looks,
+            archives=self._archives.checks,
             catchup=None if self._fall_behind is None else self._fall_behind.status(),
             http=self.http,
         )
@@ -292,12 +292,12 @@ def _copy(progress: CopyProgress) -> dict[str, Any]:
     }
 
 
-def _putting_right(record: TableRecord | None) -> dict[str, Any] | None:
+def _repair(record: TableRecord | None) -> dict[str, Any] | None:
     """Since when and why rows may be wrong that moved with a partition; None: they aren't."""
-    doubt = None if record is None else record.doubt
-    if doubt is None:
+    suspect_range = None if record is None else record.suspect_range
+    if suspect_range is None:
         return None
-    return {"since": position.text(doubt.start), "reason": doubt.because}
+    return {"since": position.text(suspect_range.start), "reason": suspect_range.because}
 
 
 def _recopy(told: TableStatus) -> dict[str, Any] | None:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 
 from laredo_fanout.catalog import append_only, key_ranges, shape, table_definitions
-from laredo_fanout.catalog import snapshot as look_
+from laredo_fanout.catalog import snapshot as snapshot_
 from laredo_fanout.catalog.lock_holders import Holder, holders, still_holding
 from laredo_fanout.catalog.partitions import Arrivals
-from laredo_fanout.catalog.snapshot import Look
+from laredo_fanout.catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres import connections, wal_message
 from laredo_fanout.postgres.errors import SourceError
 from laredo_model.retry import Backoff
@@ -83,7 +83,7 @@ class Crashed(NamedTuple):
     error: BaseException
 
 
-Report = Look | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble | Crashed
+Report = CatalogSnapshot | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble | Crashed
 
 
 class PrepareRequest(NamedTuple):
@@ -106,7 +106,7 @@ class BarrierRequest(NamedTuple):
     """Of a re-copy: what moves with partitions meanwhile is put right by another one."""
 
 
-class LookRequest(NamedTuple):
+class CheckRequest(NamedTuple):
     """Look at the catalog in ``after_s``; the look ``answers`` this number or a later one."""
 
     number: int
@@ -121,7 +121,7 @@ class ConnectionRequest(NamedTuple):
     """Open a connection for a copy reader."""
 
 
-Request = PrepareRequest | BarrierRequest | LookRequest | SoonRequest | ConnectionRequest
+Request = PrepareRequest | BarrierRequest | CheckRequest | SoonRequest | ConnectionRequest
 
 
 @dataclass(order=True)
@@ -148,7 +148,7 @@ class SideConnection:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._tasks: list[_Task] = []
         self._numbers = count()
-        self._looks = count(1)
+        self._checks = count(1)
         self._arrivals = Arrivals()
         self._gate = append_only.Gate()
         self._asked = 0
@@ -260,10 +260,10 @@ class SideConnection:
 
     def _accept(self, request: Request) -> None:
         match request:
-            case LookRequest():
-                self._schedule(request.after_s, partial(self._asked_look, request.number))
+            case CheckRequest():
+                self._schedule(request.after_s, partial(self._asked_check, request.number))
             case SoonRequest():
-                self._look_soon()
+                self._check_soon()
             case ConnectionRequest():
                 self._schedule(0, self._open)
             case PrepareRequest():
@@ -272,31 +272,31 @@ class SideConnection:
                 self._schedule(0, partial(self._barrier, request))
 
     def _heartbeat(self, connection: Connection) -> None:
-        self._look(connection)
+        self._check(connection)
         self._schedule(self._options.heartbeat_interval, self._heartbeat)
 
-    def _asked_look(self, number: int, connection: Connection) -> None:
+    def _asked_check(self, number: int, connection: Connection) -> None:
         self._asked = max(self._asked, number)
-        self._look(connection)
+        self._check(connection)
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._soon_look)
+            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._soon_check)
 
-    def _soon_look(self, connection: Connection) -> None:
-        self._look(connection)
+    def _soon_check(self, connection: Connection) -> None:
+        self._check(connection)
         self._soon = False
 
-    def _look(self, connection: Connection) -> None:
+    def _check(self, connection: Connection) -> None:
         began = time.monotonic()
         asked = self._asked
-        number = next(self._looks)
-        seen = look_.take(connection, self._options, self._tables, number, self._arrivals)
+        number = next(self._checks)
+        seen = snapshot_.take(connection, self._options, self._tables, number, self._arrivals)
         # The publication is there for everybody to see: one of its tables was found in it.
         appending = any(each.append_only and each.published for each in seen.tables.values())
         may_stream = appending and self._gate.is_open(connection)
-        message = wal_message.look_payload(self._options.slot_name)
+        message = wal_message.check_payload(self._options.slot_name)
         seen = seen._replace(answers=asked, appends_may_stream=may_stream, message=message)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
@@ -351,7 +351,7 @@ class SideConnection:
         found = table_definitions.read_tables(
             connection, [request.options], self._options.publication
         )
-        table = look_.judged(connection, found, self._arrivals).get(request.options.qualified)
+        table = snapshot_.judged(connection, found, self._arrivals).get(request.options.qualified)
         if table is None or shape.of_table(table) != request.shape:
             changed: str | None = "its shape"
         elif request.beside:
@@ -359,7 +359,7 @@ class SideConnection:
         else:
             changed = table.changed_since(request.version)
         if changed is not None:
-            self._look(connection)
+            self._check(connection)
             return
         self._emit(connection, request.payload)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceOptions, TableOptions
 
 
-class Look(NamedTuple):
+class CatalogSnapshot(NamedTuple):
     """One look at the catalog; its ``message`` follows in the stream."""
 
     number: int
@@ -35,7 +35,7 @@ class Look(NamedTuple):
     publication: str | None
     """Its identity; None: it is gone, or doesn't publish every kind of change."""
     answers: int = 0
-    """The last LookRequest that came before it."""
+    """The last CheckRequest that came before it."""
     appends_may_stream: bool = False
     """Whether a stream that begins here finds the publication of the append-only tables."""
     altering: Altering = Altering()
@@ -50,7 +50,7 @@ def take(
     tables: Sequence[TableOptions],
     number: int,
     arrivals: Arrivals | None = None,
-) -> Look:
+) -> CatalogSnapshot:
     """Look at the catalog, and put tables that may be replicated into the publication.
 
     :raises psycopg.Error: if the catalog can't be read.
@@ -59,7 +59,7 @@ def take(
     try:
         published = publication.ensure(connection, options.publication)
     except (ServerUnfit, RightsMissing) as missing:
-        return Look(number, {}, _unpublished(tables, missing), state, None)
+        return CatalogSnapshot(number, {}, _unpublished(tables, missing), state, None)
     appends, problems = _ensure_appends(connection, options, tables)
     # Before the tables are read, as the proof in silent_ddl.py has it.
     held = altering.read(connection, options.publication)
@@ -86,7 +86,7 @@ def take(
         found = table_definitions.read_tables(connection, tables, options.publication)
         problems |= _still_absent(found, tables, problems)
     found = judged(connection, found, arrivals)
-    return Look(number, found, problems, state, published.identity, altering=held)
+    return CatalogSnapshot(number, found, problems, state, published.identity, altering=held)
 
 
 def _publish(

@@ -156,7 +156,7 @@ class TableCopies:
             copy.read_again(partial)
             return None
         if copy.beside is not None:
-            return copy.table_id, self._put_right(copy, position, time_us, between)
+            return copy.table_id, self._repair(copy, position, time_us, between)
         record = transaction.publish(copy.table_id, position, time_us)
         kept = {name: copy.to_json()[name] for name in ("shape", "version")}
         transaction.put_table(replace(record, copy=kept))
@@ -171,7 +171,7 @@ class TableCopies:
         )
         return copy.table_id, 0
 
-    def _put_right(
+    def _repair(
         self, copy: TableCopy, position: int, time_us: int, between: Callable[[], None]
     ) -> int:
         """A re-copy's barrier: what differs goes into the live table; how many rows that are."""
@@ -187,13 +187,13 @@ class TableCopies:
             rows=live.rows,
             compared_in_s=round(time.monotonic() - begun, 3),
         )
-        if live.doubts and (doubt := live.doubts[-1]).end == position:
+        if live.suspect_ranges and (suspect_range := live.suspect_ranges[-1]).end == position:
             _log.info(
                 "rows that had moved with a partition are right",
                 table=copy.table.qualified,
-                since=position_.text(doubt.start),
-                until=position_.text(doubt.end),
-                why=doubt.because,
+                since=position_.text(suspect_range.start),
+                until=position_.text(suspect_range.end),
+                why=suspect_range.because,
             )
         return differing
 

@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from laredo_fanout.catalog.side_connection import LookRequest
+from laredo_fanout.catalog.side_connection import CheckRequest
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.catalog.snapshot import CatalogSnapshot
 
 
 class CatalogChecks:
     """Numbers of requests are ours, numbers of looks are the side connection's."""
 
-    def __init__(self, request: Callable[[LookRequest], None]) -> None:
+    def __init__(self, request: Callable[[CheckRequest], None]) -> None:
         self._request = request
         self._requests = 0
-        self._coming: dict[bytes, Look] = {}
+        self._coming: dict[bytes, CatalogSnapshot] = {}
 
     def ask(self, after_s: float = 0.0) -> int:
         """Ask for a look; the number that it will answer."""
         self._requests += 1
-        self._request(LookRequest(self._requests, after_s))
+        self._request(CheckRequest(self._requests, after_s))
         return self._requests
 
-    def keep(self, look: Look) -> None:
+    def keep(self, snapshot: CatalogSnapshot) -> None:
         """The side connection has looked; the look's message will come in the stream."""
-        self._coming[look.message.encode()] = look
+        self._coming[snapshot.message.encode()] = snapshot
 
-    def passed(self, content: bytes) -> Look | None:
+    def passed(self, content: bytes) -> CatalogSnapshot | None:
         """The stream has passed this message; None: it isn't a look's.
 
         Earlier ones, whose messages didn't come, don't count any more.
         """
-        look = self._coming.pop(content, None)
-        if look is not None:
+        snapshot = self._coming.pop(content, None)
+        if snapshot is not None:
             self._coming = {
-                known: each for known, each in self._coming.items() if each.number > look.number
+                known: each for known, each in self._coming.items() if each.number > snapshot.number
             }
-        return look
+        return snapshot

@@ -39,12 +39,12 @@ class Keepalive:
         self._patience = options.receive_timeout
         self._side_patience = options.heartbeat_interval + options.receive_timeout
         self._feed: Feed | None = None
-        self._heard_at = self._told_at = self._looked_at = time.monotonic()
+        self._heard_at = self._told_at = self._checked_at = time.monotonic()
 
     def begin(self, feed: Feed) -> None:
         """The stream comes by ``feed`` from here on."""
         self._feed = feed
-        self._heard_at = self._looked_at = time.monotonic()
+        self._heard_at = self._checked_at = time.monotonic()
 
     def heard(self) -> None:
         """The stream brought something."""
@@ -55,9 +55,9 @@ class Keepalive:
         """Seconds since the stream brought something."""
         return time.monotonic() - self._heard_at
 
-    def looked(self) -> None:
+    def catalog_checked(self) -> None:
         """The side connection reported a look."""
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def confirm(self, *, reply: bool = False) -> None:
         """Tell the server what is durable; ``reply`` asks it for a keepalive."""
@@ -71,9 +71,9 @@ class Keepalive:
         :raises SourceUnavailable: if the stream brought nothing for too long.
         """
         now = time.monotonic()
-        if now - self._looked_at > self._side_patience:
+        if now - self._checked_at > self._side_patience:
             self._side_connection.sever()
-            self._looked_at = now
+            self._checked_at = now
         silence = self.silence
         if silence > self._patience:
             raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
@@ -91,4 +91,4 @@ class Keepalive:
             raise StoppedWithin
         if time.monotonic() - self._told_at >= _STATUS_WITHIN_S:
             self.confirm()
-        self._heard_at = self._looked_at = time.monotonic()
+        self._heard_at = self._checked_at = time.monotonic()

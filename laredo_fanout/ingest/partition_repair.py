@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laredo_fanout.catalog.leaves import Account
-    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.copy.recopy import Recopies
     from laredo_fanout.copy.table_copies import TableCopies
@@ -62,19 +62,19 @@ _SETTLED = Judged()
 _UNSETTLED = Judged(keeps=True, settled=False)
 
 
-class PuttingRight:
+class PartitionRepair:
     """Of one session of the stream; used by the ingest thread."""
 
     def __init__(
         self,
         batch: WriteBatch,
         recopies: Recopies,
-        request_look: Callable[[float], int],
+        request_check: Callable[[float], int],
         counters: Counters,
     ) -> None:
         self._batch = batch
         self._recopies = recopies
-        self._request_look = request_look
+        self._request_check = request_check
         self._counters = counters
         self.shown = Shown()
 
@@ -101,19 +101,21 @@ class PuttingRight:
             if new:
                 record = transaction.tables[tracked.table_id]
                 transaction.set_leaves(record.id, leaves_.merged(record.leaves, new))
-                self._request_look(0.0)
+                self._request_check(0.0)
 
     # ------------------------------------------------------------ a catalog snapshot is passed
 
-    def begun(self, record: TableRecord, look: Look, transaction: Transaction) -> None:
+    def begun(
+        self, record: TableRecord, snapshot: CatalogSnapshot, transaction: Transaction
+    ) -> None:
         """The table is copied anew, with the partitions that ``look`` shows.
 
         The stream announces a partition once: one that it showed before and that came after the
         look's snapshot was taken would bring rows unnoticed.
         """
-        source = look.tables[record.qualified]
+        source = snapshot.tables[record.qualified]
         shown = self.shown.of(source.oid)
-        left = _account(shown, source, look).undecided
+        left = _account(shown, source, snapshot).undecided
         transaction.set_leaves(record.id, left)
         self.shown.forget(source.oid, left)
 
@@ -121,7 +123,7 @@ class PuttingRight:
         self,
         tracked: TrackedTable,
         source: SourceTable,
-        look: Look,
+        snapshot: CatalogSnapshot,
         transaction: Transaction,
         copies: TableCopies,
     ) -> Judged:
@@ -131,7 +133,7 @@ class PuttingRight:
         if not source.partitioned:
             return _SETTLED
         moved = partitions.moved(tracked.version.partitions, source.partitions)
-        because = moved or _account(record.leaves, source, look).lost
+        because = moved or _account(record.leaves, source, snapshot).lost
         live = record.status is Status.LIVE
         if tracked.intake is not None or not live:
             if because is not None and (moved or live):
@@ -139,30 +141,34 @@ class PuttingRight:
             if not live:
                 # Until it is live its record keeps what it began with; then it is put right.
                 return Judged(keeps=True, settled=because is None)
-        elif because is not None or record.doubt is not None:
-            return self._put_right(tracked, source, look, transaction, copies, because=because)
-        self._settle(tracked, source, look, transaction)
+        elif because is not None or record.suspect_range is not None:
+            return self._repair(tracked, source, snapshot, transaction, copies, because=because)
+        self._settle(tracked, source, snapshot, transaction)
         return _SETTLED
 
     def _settle(
-        self, tracked: TrackedTable, source: SourceTable, look: Look, transaction: Transaction
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        snapshot: CatalogSnapshot,
+        transaction: Transaction,
     ) -> None:
         """All partitions are accounted for that brought rows, but for those that came since."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
         shown = leaves_.merged(record.leaves, self.shown.of(source.oid))
-        left = _account(shown, source, look).undecided
+        left = _account(shown, source, snapshot).undecided
         if left:
-            self._request_look(_LOOK_AGAIN_S)
+            self._request_check(_LOOK_AGAIN_S)
         if left != record.leaves:
             transaction.set_leaves(record.id, left)
         self.shown.forget(source.oid, left)
 
-    def _put_right(
+    def _repair(
         self,
         tracked: TrackedTable,
         source: SourceTable,
-        look: Look,
+        snapshot: CatalogSnapshot,
         transaction: Transaction,
         copies: TableCopies,
         *,
@@ -173,36 +179,38 @@ class PuttingRight:
         record = transaction.tables[tracked.table_id]
         under_way = tracked.recopy_id is not None
         if because is not None:
-            if record.doubt is None or (under_way and not record.doubt.again):
-                self._doubt(tracked, because, transaction, again=under_way)
+            if record.suspect_range is None or (under_way and not record.suspect_range.again):
+                self._suspect(tracked, because, transaction, again=under_way)
         elif under_way:
-            self._settle(tracked, source, look, transaction)
+            self._settle(tracked, source, snapshot, transaction)
             return _SETTLED
         if under_way or time.monotonic() < tracked.right_at:
             return _UNSETTLED
         # The copy is compared with what this look shows, and so is what comes after it.
-        self._settle(tracked, source, look, transaction)
+        self._settle(tracked, source, snapshot, transaction)
         tracked.version = source.version
         kept = shape.to_json(tracked.shape, source.version)
         transaction.put_table(replace(transaction.tables[record.id], copy=kept))
         self._begin(tracked, transaction, copies)
         return _SETTLED
 
-    def _doubt(
+    def _suspect(
         self, tracked: TrackedTable, because: str, transaction: Transaction, *, again: bool
     ) -> None:
         assert tracked.table_id is not None
         name = tracked.options.qualified
-        doubt = transaction.begin_doubt(tracked.table_id, because, again=again).doubt
-        assert doubt is not None
+        suspect_range = transaction.begin_suspect_range(
+            tracked.table_id, because, again=again
+        ).suspect_range
+        assert suspect_range is not None
         tracked.right_retries, tracked.right_at = 0, 0.0
         self._batch.touch(tracked.table_id)
-        self._counters.count_put_right(name)
+        self._counters.count_repaired(name)
         _log.warning(
             "rows moved with a partition; the table is put right",
             table=name,
             why=because,
-            since=position_.text(doubt.start),
+            since=position_.text(suspect_range.start),
         )
 
     def _begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:
@@ -220,6 +228,6 @@ class PuttingRight:
             )
 
 
-def _account(leaves: Iterable[Leaf], source: SourceTable, look: Look) -> Account:
-    altered = bool(look.altering.of(source))
-    return leaves_.account(leaves, source.partitions, look.altering.reach, altered=altered)
+def _account(leaves: Iterable[Leaf], source: SourceTable, snapshot: CatalogSnapshot) -> Account:
+    altered = bool(snapshot.altering.of(source))
+    return leaves_.account(leaves, source.partitions, snapshot.altering.reach, altered=altered)

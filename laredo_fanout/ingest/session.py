@@ -26,7 +26,7 @@ from laredo_fanout.catalog.side_connection import (
     Trouble,
     Waiting,
 )
-from laredo_fanout.catalog.snapshot import Look
+from laredo_fanout.catalog.snapshot import CatalogSnapshot
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.copy.table_copies import TableCopies
@@ -85,15 +85,15 @@ class IngestSession:
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self.batch = WriteBatch(store, on_commit, options.commits, counters)
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
-        self._looks = CatalogChecks(self._side_connection.request)
+        self._checks = CatalogChecks(self._side_connection.request)
         self._keepalive = Keepalive(store, options, self._side_connection, stopping)
-        self.tracked = TrackedTables(tables, self.batch, self._looks.ask, counters)
+        self.tracked = TrackedTables(tables, self.batch, self._checks.ask, counters)
         request = self._side_connection.request
         self.copies = TableCopies(
             options.slot_name,
             self.batch,
             request,
-            request_snapshot=self._looks.ask,
+            request_snapshot=self._checks.ask,
             failed=self._copy_failed,
         )
         self.copier = Copier(options, self.batch, self.copies, request, counters)
@@ -116,7 +116,7 @@ class IngestSession:
         if side is not None and not self.connected:
             connections.cancel(side)
 
-    def look_soon(self) -> None:
+    def check_catalog_soon(self) -> None:
         """Have the catalog looked at; from any thread."""
         self._side_connection.request(SoonRequest())
 
@@ -174,7 +174,7 @@ class IngestSession:
     # ------------------------------------------------------------ begin and end
 
     def _open(self) -> IngestLoop:
-        side, stream, look = self._prepare()
+        side, stream, snapshot = self._prepare()
         self._decoder = decoder = StreamDecoder(
             self.tracked.routes,
             self._awaited.meet,
@@ -186,7 +186,7 @@ class IngestSession:
         feed = self._start(side, stream, decoder)
         if self._change_source is not None:
             self._side_connection.every(self._change_source.interval, self._change_source.measure)
-        self._counters.slot.look(look.slot)
+        self._counters.slot.update(snapshot.slot)
         self._side = None
         self._side_connection.start(side)
         self._keepalive.begin(feed)
@@ -207,7 +207,7 @@ class IngestSession:
             handle_events=self._handle_events,
         )
 
-    def _prepare(self) -> tuple[connections.Connection, ReplicationStream, Look]:
+    def _prepare(self) -> tuple[connections.Connection, ReplicationStream, CatalogSnapshot]:
         """Connect, and have slot, publication and the store's tables as they must be."""
         self._side = side = connections.connect(self._options, role="side")
         with self._store.transaction() as transaction:
@@ -216,16 +216,16 @@ class IngestSession:
         self.phase = "preparing slot and publication"
         with connections.translated("prepare slot and publication"):
             side.execute(LOCK_TIMEOUT)
-            look = self._preparation.run(side, stream)
+            snapshot = self._preparation.run(side, stream)
         source = self._store.source
         if source is not None:
             # A slot's stream begins with it.
             made = wal_message.made_payload(self._options.slot_name, source.token, source.since)
             self._awaited.add(made)
         position = self._store.position
-        self.tracked.resume(self._store.tables, look, self.batch.transaction, position)
+        self.tracked.resume(self._store.tables, snapshot, self.batch.transaction, position)
         self.batch.commit(position, 0)
-        return side, stream, look
+        return side, stream, snapshot
 
     def _start(
         self, side: connections.Connection, stream: ReplicationStream, decoder: StreamDecoder
@@ -303,9 +303,9 @@ class IngestSession:
         self.tracked.keep_leaves(self.batch.transaction, xid=decoder.xid, position=decoder.position)
         self.tracked.close_marked(self.batch.transaction, decoder.position_before, self.copies)
         for content in decoder.take_events():
-            look = self._looks.passed(content)
-            if look is not None:
-                self._passed(look, decoder)
+            snapshot = self._checks.passed(content)
+            if snapshot is not None:
+                self._passed(snapshot, decoder)
                 continue
             done = self.copies.barrier_arrived(
                 content.decode(), decoder.position, decoder.time_us, self._keepalive.within_step
@@ -313,21 +313,23 @@ class IngestSession:
             if done is not None:
                 self.tracked.copied(*done)
 
-    def _passed(self, look: Look, decoder: StreamDecoder) -> None:
-        self.batch.transaction.set_marker(Marker(decoder.position, look.message))
+    def _passed(self, snapshot: CatalogSnapshot, decoder: StreamDecoder) -> None:
+        self.batch.transaction.set_marker(Marker(decoder.position, snapshot.message))
         # What the look shows was so before its message: a closed table was right before it.
-        self.tracked.reconcile(look, self.batch.transaction, decoder.position_before, self.copies)
-        self.tracked.verify(look, passed=True)
+        self.tracked.reconcile(
+            snapshot, self.batch.transaction, decoder.position_before, self.copies
+        )
+        self.tracked.verify(snapshot, passed=True)
 
     def _take_reports(self) -> None:
         for report in self._mail.take():
             match report:
-                case Look():
-                    self._looks.keep(report)
-                    self._counters.slot.look(report.slot)
+                case CatalogSnapshot():
+                    self._checks.keep(report)
+                    self._counters.slot.update(report.slot)
                     self.tracked.verify(report, passed=False)
                     self.trouble = None
-                    self._keepalive.looked()
+                    self._keepalive.catalog_checked()
                 case Prepared():
                     self.copies.prepared(report)
                 case PrepareFailed(table_id, problem):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.catalog import publication, requirements
-from laredo_fanout.catalog import snapshot as look_
+from laredo_fanout.catalog import snapshot as snapshot_
 from laredo_fanout.postgres import connections, wal_message
 from laredo_fanout.postgres.errors import SlotLost
 from laredo_fanout.slot import creation, ownership, slot, timeline, walsender
@@ -29,7 +29,7 @@ from laredo_model.history import History, Lineage
 if TYPE_CHECKING:
     import threading
 
-    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.replication_stream import ReplicationStream
     from laredo_fanout.slot.slot import Slot
@@ -67,7 +67,7 @@ class Preparation:
         self._stopping = stopping
         self._patience: connections.Patience
 
-    def run(self, connection: Connection, stream: ReplicationStream) -> Look:
+    def run(self, connection: Connection, stream: ReplicationStream) -> CatalogSnapshot:
         """Prepare publication, slot and store; a first look.
 
         A connection that doesn't answer is broken off after ``receive_timeout``.
@@ -81,12 +81,12 @@ class Preparation:
         with connections.Patience(connection, self._options.receive_timeout) as self._patience:
             return self._prepare(connection, stream)
 
-    def _prepare(self, connection: Connection, stream: ReplicationStream) -> Look:
+    def _prepare(self, connection: Connection, stream: ReplicationStream) -> CatalogSnapshot:
         options, store = self._options, self._store
         for problem in requirements.server_problems(connection):
             raise problem
         published = publication.ensure(connection, options.publication).identity
-        look = look_.take(connection, options, self._tables, 0)
+        snapshot = snapshot_.take(connection, options, self._tables, 0)
         server = _server(connection, stream)
         if walsender.free(connection, options.slot_name, store.streams):
             self._counters.senders_ended += 1
@@ -96,8 +96,8 @@ class Preparation:
             self._check_owned(connection, server, found)
             because = "" if known is None else known.because
             self._begin(connection, found, published, timeline.first(server), because)
-            return look._replace(slot=slot.read(connection, options.slot_name))
-        self._counters.slot.look(found)
+            return snapshot._replace(slot=slot.read(connection, options.slot_name))
+        self._counters.slot.update(found)
         verdict = self._judge(connection, server, known, found)
         lost = verdict.broken or slot.gap(
             slot.Stored(known.slot, known.publication, store.position),
@@ -114,9 +114,9 @@ class Preparation:
                 self._drop_former(connection, server, known.slot)
             self._begin(connection, found, published, verdict.lineage, lost, former_reach=former)
             self._counters.slot_losses += 1
-            return look._replace(slot=slot.read(connection, options.slot_name))
+            return snapshot._replace(slot=slot.read(connection, options.slot_name))
         self._go_on(known, verdict.lineage)
-        return look
+        return snapshot
 
     def _judge(
         self,

@@ -126,14 +126,14 @@ class Ingest:
         if self._streaming is not None:
             self._streaming.stop()
 
-    def look_soon(self) -> None:
+    def check_catalog_soon(self) -> None:
         """Have the catalog looked at as soon as looks may be made; from any thread.
 
         While the stream isn't followed it comes to nothing: whoever waits asks again.
         """
         streaming = self._streaming
         if streaming is not None and streaming.connected:
-            streaming.look_soon()
+            streaming.check_catalog_soon()
 
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` copied again beside its readers; done when a restart would go on with it.
@@ -211,7 +211,7 @@ class Ingest:
             recopying=tracked.recopy_id is not None,
             last_recopy=last_recopy,
             recopied_rows=self._counters.recopied_rows.get(name, 0),
-            put_right=self._counters.put_right.get(name, 0),
+            repaired=self._counters.repaired.get(name, 0),
             altered_by=tuple(sorted(tracked.altered_by)),
         )
         if (shown := copy or recopy) is not None:

@@ -19,14 +19,14 @@ from laredo_fanout.catalog import shape
 from laredo_fanout.copy.recopy import BESIDE, Recopies
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
 from laredo_fanout.ingest.incarnations import Incarnations
-from laredo_fanout.ingest.partition_repair import Judged, PuttingRight
+from laredo_fanout.ingest.partition_repair import Judged, PartitionRepair
 from laredo_fanout.ingest.relation_routes import RelationRoutes, RequestSnapshot
 from laredo_fanout.store.table import Status
 from laredo_fanout.tables.tracked_table import TrackedTable
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.copy.recopy import RecopyAsked
     from laredo_fanout.copy.table_copies import TableCopies
@@ -58,10 +58,8 @@ class TrackedTables:
         self._request_snapshot = request_snapshot
         self._tables = {table.qualified: TrackedTable(table) for table in tables}
         self.recopies = Recopies(batch, counters)
-        self._putting_right = PuttingRight(batch, self.recopies, request_snapshot, counters)
-        self.routes = RelationRoutes(
-            self._tables, batch, request_snapshot, self._putting_right.shown
-        )
+        self._repair = PartitionRepair(batch, self.recopies, request_snapshot, counters)
+        self.routes = RelationRoutes(self._tables, batch, request_snapshot, self._repair.shown)
         self._incarnations = Incarnations(batch, self.routes, self.recopies, counters)
         self.carries_appends = False
         """Whether the stream has the publication of append-only tables."""
@@ -78,7 +76,7 @@ class TrackedTables:
     def resume(
         self,
         records: Mapping[int, TableRecord],
-        snapshot: Look,
+        snapshot: CatalogSnapshot,
         transaction: Transaction,
         position: int,
     ) -> None:
@@ -111,7 +109,7 @@ class TrackedTables:
             for tracked in self._tables.values()
             if tracked.shape is not None
         }
-        self._putting_right.transaction_ended(tables, transaction, xid=xid, position=position)
+        self._repair.transaction_ended(tables, transaction, xid=xid, position=position)
 
     def close_marked(self, transaction: Transaction, position: int, copies: TableCopies) -> None:
         """Close what the routes found not to fit, at the last position before it."""
@@ -120,11 +118,15 @@ class TrackedTables:
                 copies.remove(tracked.table_id)
                 self._incarnations.close(tracked, transaction, position)
                 # A catalog snapshot from before what the stream has just shown may be on its way.
-                tracked.wanted_look = self._request_snapshot()
+                tracked.wanted_check = self._request_snapshot()
                 tracked.closed_by_stream = True
 
     def reconcile(
-        self, snapshot: Look, transaction: Transaction, position: int, copies: TableCopies
+        self,
+        snapshot: CatalogSnapshot,
+        transaction: Transaction,
+        position: int,
+        copies: TableCopies,
     ) -> None:
         """The stream has passed this snapshot's message: begin, close or refuse tables as it says.
 
@@ -157,9 +159,7 @@ class TrackedTables:
                 elif (rewritten := source.rewritten_since(tracked.version)) is not None:
                     tracked.closing = rewritten
                 else:
-                    judged = self._putting_right.judge(
-                        tracked, source, snapshot, transaction, copies
-                    )
+                    judged = self._repair.judge(tracked, source, snapshot, transaction, copies)
                     tracked.partitions_judged = judged.settled
                     tracked.closing = judged.closing
                 if tracked.closing is None:
@@ -167,19 +167,19 @@ class TrackedTables:
                     continue
                 copies.remove(tracked.table_id)
                 self._incarnations.close(tracked, transaction, position)
-            if snapshot.answers < tracked.wanted_look or time.monotonic() < tracked.retry_at:
+            if snapshot.answers < tracked.wanted_check or time.monotonic() < tracked.retry_at:
                 continue
             if tracked.closed_by_stream and not snapshot.altering.exclusive.isdisjoint(source.oids):
-                tracked.wanted_look = self._request_snapshot(_ALTERED_PAUSE_S)
+                tracked.wanted_check = self._request_snapshot(_ALTERED_PAUSE_S)
                 continue
             if tracked.options.append_only and not self._carried(snapshot):
                 continue
             begun = self._incarnations.begin(
                 tracked, source, now, transaction, None if self.must_begin_anew else copies
             )
-            self._putting_right.begun(begun, snapshot, transaction)
+            self._repair.begun(begun, snapshot, transaction)
 
-    def verify(self, snapshot: Look, *, passed: bool) -> None:
+    def verify(self, snapshot: CatalogSnapshot, *, passed: bool) -> None:
         """Up to where this snapshot shows that no value was rewritten silently; see silent_ddl.py.
 
         Also before the stream has ``passed`` its message: behind a backlog that is long after. But
@@ -209,7 +209,7 @@ class TrackedTables:
         unchanged = shape.of_table(source) == tracked.shape
         return unchanged and source.changed_since(tracked.version) is None
 
-    def _carried(self, snapshot: Look) -> bool:
+    def _carried(self, snapshot: CatalogSnapshot) -> bool:
         """Whether the stream, or the one that is begun as soon as this is durable, has an
         append-only table's changes from here on."""
         if not self.carries_appends and snapshot.appends_may_stream and self.may_begin_anew:

@@ -41,7 +41,7 @@ def new_secret() -> str:
     return secrets.token_hex(16)
 
 
-def look_payload(slot: str) -> str:
+def check_payload(slot: str) -> str:
     """The content of a new look's message."""
     return f"{slot}:{new_secret()}:look"
 

@@ -79,7 +79,7 @@ class Behind(Refused):
     reason = "behind"
 
 
-class Doubted(Refused):
+class PositionSuspect(Refused):
     """The client was sent suspect rows that were repaired since, and it keeps old positions."""
 
     code = grpc.StatusCode.UNAVAILABLE

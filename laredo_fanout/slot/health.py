@@ -132,7 +132,7 @@ class SlotWatch:
         self._said: set[str] = set()
         """Kinds that the log has, and of which it hasn't said that they are over."""
 
-    def look(self, slot: Slot | None) -> None:
+    def update(self, slot: Slot | None) -> None:
         """Take a look's outcome; what is new of it is logged."""
         self.slot, self.seen_at = slot, time.time()
         self.warnings = (_gone(self._name),) if slot is None else tuple(warnings(slot))

@@ -90,7 +90,7 @@ def _await_look(reader: StoreReader, made: SnapshotInfo, within_s: float) -> Non
             raise SnapshotUnverified(made.table, made.position, "it was copied anew") from gone
         if view.boundary_at(made.position) >= made.position:
             return
-        if view.doubted(made.position):
+        if view.suspect(made.position):
             why = "rows that had moved with a partition were put right since"
             raise SnapshotUnverified(made.table, made.position, why)
         if not view.live:

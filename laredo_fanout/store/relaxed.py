@@ -40,7 +40,7 @@ class _Disorder(NamedTuple):
     end_time_us: int = 0
 
 
-def put_right(transaction: Any, databases: Databases, reserve: Reserve) -> None:
+def repair(transaction: Any, databases: Databases, reserve: Reserve) -> None:
     """Have every table as strict order leaves it.
 
     :raises DiskFull: if there is no room for that.

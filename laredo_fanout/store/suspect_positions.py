@@ -6,7 +6,7 @@ with a partition. It ends at the barrier of a re-copy, where what differs has en
 
 from dataclasses import replace
 
-from laredo_fanout.store.table import Doubt, TableRecord
+from laredo_fanout.store.table import SuspectRange, TableRecord
 
 _KEPT = 8
 """However old they are: a session may stand within one of them."""
@@ -17,33 +17,42 @@ def begun(record: TableRecord, start: int, because: str) -> TableRecord:
 
     One that ended beyond ``start`` goes on with it: what put it right may have been wrong.
     """
-    kept = [each for each in record.doubts if each.end <= start]
-    start = min([start, *(each.start for each in record.doubts if each.end > start)])
-    return replace(record, doubts=(*kept, Doubt(start, because)))
+    kept = [each for each in record.suspect_ranges if each.end <= start]
+    start = min([start, *(each.start for each in record.suspect_ranges if each.end > start)])
+    return replace(record, suspect_ranges=(*kept, SuspectRange(start, because)))
 
 
 def once_more(record: TableRecord, because: str) -> TableRecord:
     """Rows moved while the re-copy is made that is to put the others right."""
-    doubt = record.doubt
-    assert doubt is not None
+    suspect_range = record.suspect_range
+    assert suspect_range is not None
     return replace(
-        record, doubts=(*record.doubts[:-1], doubt._replace(because=because, again=True))
+        record,
+        suspect_ranges=(
+            *record.suspect_ranges[:-1],
+            suspect_range._replace(because=because, again=True),
+        ),
     )
 
 
 def ended(record: TableRecord, first: int, position: int, time_us: int) -> TableRecord:
     """What differed is put right at ``position``, unless more must be; ``first`` is the first entry
     beyond the start."""
-    doubt = record.doubt
-    assert doubt is not None
-    if doubt.again:
-        return replace(record, doubts=(*record.doubts[:-1], doubt._replace(again=False)))
-    over = doubt._replace(first=first, last=record.sequence, end=position, end_time_us=time_us)
-    return replace(record, doubts=(*record.doubts[:-1], over))
+    suspect_range = record.suspect_range
+    assert suspect_range is not None
+    if suspect_range.again:
+        return replace(
+            record,
+            suspect_ranges=(*record.suspect_ranges[:-1], suspect_range._replace(again=False)),
+        )
+    over = suspect_range._replace(
+        first=first, last=record.sequence, end=position, end_time_us=time_us
+    )
+    return replace(record, suspect_ranges=(*record.suspect_ranges[:-1], over))
 
 
 def pruned(record: TableRecord) -> TableRecord:
     """Without those of which the journal has nothing any more."""
-    older, newest = record.doubts[:-_KEPT], record.doubts[-_KEPT:]
+    older, newest = record.suspect_ranges[:-_KEPT], record.suspect_ranges[-_KEPT:]
     kept = [each for each in older if each.last >= record.oldest_sequence]
-    return replace(record, doubts=(*kept, *newest))
+    return replace(record, suspect_ranges=(*kept, *newest))

@@ -39,7 +39,7 @@ class Leaf(NamedTuple):
     first: int = 0
 
 
-class Doubt(NamedTuple):
+class SuspectRange(NamedTuple):
     """Beyond ``start``, rows may be there that went with their partition, or lack: ``because``.
 
     It ends at ``end``, of ``end_time_us``, where what differed was put right. Until then ``end`` is
@@ -107,7 +107,7 @@ class TableRecord:
     space: int = 0
     verified: int = 0
     leaves: tuple[Leaf, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    suspect_ranges: tuple[SuspectRange, ...] = ()
 
     def same_definition(self, other: "TableRecord") -> bool:
         """Whether at most the figures differ."""
@@ -134,16 +134,16 @@ class TableRecord:
         return self.status in (Status.LIVE, Status.CLOSED)
 
     @property
-    def doubt(self) -> Doubt | None:
+    def suspect_range(self) -> SuspectRange | None:
         """The one that goes on: what differs is being put right."""
-        newest = self.doubts[-1] if self.doubts else None
+        newest = self.suspect_ranges[-1] if self.suspect_ranges else None
         return newest if newest is not None and newest.goes_on else None
 
     @property
     def boundary(self) -> int:
         """Up to where the rows are known to be the source's."""
-        doubt = self.doubt
-        return self.verified if doubt is None else min(self.verified, doubt.start)
+        suspect_range = self.suspect_range
+        return self.verified if suspect_range is None else min(self.verified, suspect_range.start)
 
     @property
     def entries(self) -> int:
@@ -185,7 +185,7 @@ def definition_to_bytes(record: TableRecord) -> bytes:
             "closed_at": record.closed_at,
             "copy": dict(record.copy),
             "leaves": [list(each) for each in record.leaves],
-            "doubts": [list(each) for each in record.doubts],
+            "doubts": [list(each) for each in record.suspect_ranges],
         }
     )
 
@@ -207,7 +207,7 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         copy=stored["copy"],
         # Absent from what older versions wrote.
         leaves=tuple(Leaf(*each) for each in stored.get("leaves", ())),
-        doubts=tuple(Doubt(*each) for each in stored.get("doubts", ())),
+        suspect_ranges=tuple(SuspectRange(*each) for each in stored.get("doubts", ())),
     )
     return with_figures(record, figures)
 

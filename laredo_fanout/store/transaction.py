@@ -123,7 +123,7 @@ class Transaction:
             space=current.space,
             verified=current.verified,
             leaves=current.leaves,
-            doubts=current.doubts,
+            suspect_ranges=current.suspect_ranges,
         )
 
     def set_verified(self, table_id: int, position: int) -> None:
@@ -134,13 +134,15 @@ class Transaction:
         """The partitions whose rows the table has and no look has accounted for."""
         self.tables[table_id] = replace(self._record(table_id), leaves=tuple(leaves))
 
-    def begin_doubt(self, table_id: int, because: str, *, again: bool = False) -> TableRecord:
+    def begin_suspect_range(
+        self, table_id: int, because: str, *, again: bool = False
+    ) -> TableRecord:
         """The table may have rows that went with their partition, or lack some: from where it
         was verified on, until a re-copy's differences are put right; ``again``: until those of the
         re-copy after the one that is under way are.
         """
         record = self._record(table_id)
-        if record.doubt is None:
+        if record.suspect_range is None:
             record = suspect_positions.begun(record, min(record.boundary, self.position), because)
         if again:
             record = suspect_positions.once_more(record, because)
@@ -281,8 +283,10 @@ class Transaction:
             self.apply(live.id, changes)
         self.drop_table(table_id)
         right = self.tables[live.id]
-        if (doubt := right.doubt) is not None:
-            first = positions.first_from(self._transaction, self._databases, right, doubt.start + 1)
+        if (suspect_range := right.suspect_range) is not None:
+            first = positions.first_from(
+                self._transaction, self._databases, right, suspect_range.start + 1
+            )
             right = self.tables[live.id] = suspect_positions.ended(right, first, position, time_us)
         return right
 
@@ -298,7 +302,7 @@ class Transaction:
         record = self._record(table_id)
         older = now_us - int(max_age_s * 1_000_000)
         pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
-        if pruned.doubts:
+        if pruned.suspect_ranges:
             pruned = suspect_positions.pruned(pruned)
         self.tables[table_id] = pruned
         return record.entries - pruned.entries

@@ -97,12 +97,12 @@ class TableView:
 
         If these will never be known to be the source's, it goes no further than the last that are.
         """
-        starts = [each.start for each in self.record.doubts if each.hides(position)]
+        starts = [each.start for each in self.record.suspect_ranges if each.hides(position)]
         return min(self.boundary, *starts) if starts else self.boundary
 
-    def doubted(self, position: int) -> bool:
+    def suspect(self, position: int) -> bool:
         """Whether the rows of this position will never be known to be the source's."""
-        return any(each.hides(position) for each in self.record.doubts)
+        return any(each.hides(position) for each in self.record.suspect_ranges)
 
     def leads_on_from(self, position: int) -> bool:
         """Whether the journal has all that makes the rows now of those at ``position``."""

@@ -80,7 +80,7 @@ class Store:
         with self._step() as transaction:
             # Written at every opening: it tells readers the size of the map.
             transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
-            relaxed.put_right(transaction, self._databases, self._disk.reserve)
+            relaxed.repair(transaction, self._databases, self._disk.reserve)
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)

@@ -59,7 +59,7 @@ class TableStatus:
     last_recopy: LastRecopy | None = None
     recopied_rows: int = 0
     """Rows that re-copies found to differ."""
-    put_right: int = 0
+    repaired: int = 0
     """How often partitions had moved rows without a change in the stream."""
     altered_by: tuple[int, ...] = ()
     """Pids of whoever the last look saw that may be changing it (0: a prepared transaction): what
@@ -115,7 +115,7 @@ class Counters:
     asked_recopies: dict[tuple[str, str], int] = field(default_factory=dict)
     """Re-copies that were asked for and have ended, by table and outcome (done, given_up)."""
     recopied_rows: dict[str, int] = field(default_factory=dict)
-    put_right: dict[str, int] = field(default_factory=dict)
+    repaired: dict[str, int] = field(default_factory=dict)
     """How often a table had to be put right, as partitions had moved rows."""
     recopies: int = 0
     reconnects: int = 0
@@ -132,9 +132,9 @@ class Counters:
         """A table is copied anew."""
         self.recopies += 1
 
-    def count_put_right(self, table: str) -> None:
+    def count_repaired(self, table: str) -> None:
         """Rows moved with a partition of this table."""
-        self.put_right[table] = self.put_right.get(table, 0) + 1
+        self.repaired[table] = self.repaired.get(table, 0) + 1
 
 
 class CommitInfo(NamedTuple):

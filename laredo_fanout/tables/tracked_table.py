@@ -10,7 +10,7 @@ from laredo_fanout.catalog.append_only import Intake
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.shape import Shape
-    from laredo_fanout.catalog.snapshot import Look
+    from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.catalog.table_version import Version
     from laredo_fanout.errors import TableRefused
@@ -33,8 +33,8 @@ class TrackedTable:
     recopy_id: int | None = None
     """The incarnation that is copied beside it because somebody asked for that."""
     closing: str | None = None
-    wanted_look: int = 0
-    """The LookRequest that must be answered before it begins again."""
+    wanted_check: int = 0
+    """The CheckRequest that must be answered before it begins again."""
     closed_by_stream: bool = False
     """The stream showed its new form, perhaps before the catalog did."""
     altered_by: frozenset[int] = frozenset()
@@ -47,9 +47,9 @@ class TrackedTable:
     """How often it was begun to put it right."""
     right_at: float = 0.0
 
-    def resume(self, record: TableRecord, look: Look) -> None:
+    def resume(self, record: TableRecord, snapshot: CatalogSnapshot) -> None:
         """Take up the store's incarnation; ``closing`` says why it can't go on, if it can't."""
-        source = look.tables.get(record.qualified)
+        source = snapshot.tables.get(record.qualified)
         kept = shape_.from_json(record.copy)
         self.table_id = record.id
         self.source = source

@@ -17,7 +17,7 @@ from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.errors import ArchiveError, DestinationError, DestinationUnavailable
 from laredo_archive.storage.destination import StoredObject
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_snapshotter.check.finding import Finding
 from laredo_snapshotter.commit.destinations import Stores
@@ -74,13 +74,13 @@ class Shared:
         for clients, name in dict.fromkeys(self._profiles()):
             yield TitledCheck("credentials", in_thread(check_profile, clients, name))
         buckets = {
-            (clients, place.s3_place): title_of(place)
+            (clients, place.s3_location): title_of(place)
             for table, clients in self._users
             for place in table.destinations
             if isinstance(place, S3DestinationBlock)
         }
-        for (clients, s3_place), title in buckets.items():
-            yield TitledCheck(title, in_thread(check_bucket, clients, s3_place))
+        for (clients, s3_location), title in buckets.items():
+            yield TitledCheck(title, in_thread(check_bucket, clients, s3_location))
         sinks = dict.fromkeys(
             (clients, sink) for table, clients in self._users for sink in table.sinks
         )
@@ -123,7 +123,7 @@ def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding
         yield Finding(name, True, f"{identity.arn} (account {identity.account})")
 
 
-def check_bucket(clients: Clients, place: S3Place) -> Iterator[Finding]:
+def check_bucket(clients: Clients, place: S3Location) -> Iterator[Finding]:
     """What a writer does to a destination, one step after the other."""
     try:
         destination = S3Destination(place, clients)
@@ -152,7 +152,7 @@ def check_sink(clients: Clients, sink: SinkConfig) -> Iterator[Finding]:
         yield Finding(what, True, said)
 
 
-def _steps(destination: S3Destination, place: S3Place) -> list[CheckStep]:
+def _steps(destination: S3Destination, place: S3Location) -> list[CheckStep]:
     return [
         ("list", lambda: _list(destination)),
         ("write, read, delete", lambda: _write(destination, place)),
@@ -171,7 +171,7 @@ def _list(destination: S3Destination) -> str:
     return "empty" if first is None else "has objects"
 
 
-def _write(destination: S3Destination, place: S3Place) -> str:
+def _write(destination: S3Destination, place: S3Location) -> str:
     key = f"{PROBE}{secrets.token_hex(8)}"
     data = b"laredo-snapshotter check: may be deleted\n"
     try:
@@ -199,7 +199,7 @@ def _written(destination: S3Destination, key: str, data: bytes) -> StoredObject 
     return destination.get(key)
 
 
-def _kept(place: S3Place) -> Iterator[str]:
+def _kept(place: S3Location) -> Iterator[str]:
     if place.server_side_encryption is None:
         yield "encrypted as the bucket is set up"
     else:

@@ -72,9 +72,9 @@ class Stores:
         return self.destination(place, clients)
 
     def _bucket(self, place: config_places.S3DestinationBlock, clients: Clients) -> _Shared:
-        s3_place = place.s3_place
+        s3_location = place.s3_location
         with self._lock:
-            known = (s3_place, clients)
+            known = (s3_location, clients)
             if known not in self._shared:
-                self._shared[known] = _Shared(S3Destination(s3_place, clients))
+                self._shared[known] = _Shared(S3Destination(s3_location, clients))
             return self._shared[known]

@@ -11,7 +11,7 @@ import pytest
 from laredo_archive.aws.clients import Called, Clients
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from tests.support.archive.archiving import ScriptedDestination, anybodys, memory
 from tests.support.archive.scripted_s3 import S3Store, ScriptedS3
@@ -46,7 +46,7 @@ class S3Maker:
         more.setdefault("addressing", "path")
         more.setdefault("bucket", self.bucket)
         more.setdefault("prefix", f"test {next(_numbers):05}/é=ü+%25")
-        return S3Destination(S3Place(**more), self._clients, pause)
+        return S3Destination(S3Location(**more), self._clients, pause)
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,7 @@ def local_place(tmp_path: Path) -> Place:
     )
 
 
-def s3_place(server: AwsServer) -> Place:
+def s3_location(server: AwsServer) -> Place:
     bucket = server.new_bucket()
     where = (
         f"bucket = {bucket}, prefix = archives, region = us-east-1, addressing = path,"
@@ -289,7 +289,7 @@ def road(tmp_path: Path, database: Database, request: pytest.FixtureRequest) -> 
     store, format_id = request.param
     if store == "local":
         return Road(tmp_path, database, local_place(tmp_path), format_id)
-    return Road(tmp_path, database, s3_place(request.getfixturevalue("s3_server")), format_id)
+    return Road(tmp_path, database, s3_location(request.getfixturevalue("s3_server")), format_id)
 
 
 async def test_clients_of_every_moment_are_caught_up(

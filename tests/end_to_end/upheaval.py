@@ -251,15 +251,15 @@ class Upheaval:
             assert ends == sorted(ends), (archive, history, ends)
 
     def _compare(self, whose: str, table: str, position: int, lines: list[bytes]) -> None:
-        if self.oracle.is_blind(table, position) or self._is_doubted(table, position):
+        if self.oracle.is_blind(table, position) or self._is_suspect(table, position):
             self.blind[whose.split(maxsplit=1)[0]] += 1
             return
         self._compare_exactly(whose, table, position, lines)
 
-    def _is_doubted(self, table: str, position: int) -> bool:
+    def _is_suspect(self, table: str, position: int) -> bool:
         """Whether the server has said that its rows of then weren't known to be right."""
         log = self.server.log.read_text(errors="replace")
-        return any(start < position < end for start, end in put_right(log, f"public.{table}"))
+        return any(start < position < end for start, end in repaired(log, f"public.{table}"))
 
     def _compare_exactly(self, whose: str, table: str, position: int, lines: list[bytes]) -> None:
         """Nothing ends between a change that shows in no stream and its detection."""
@@ -291,7 +291,7 @@ class Upheaval:
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def put_right(log: str, table: str) -> list[tuple[int, int]]:
+def repaired(log: str, table: str) -> list[tuple[int, int]]:
     """From where to where rows of this table had moved with partitions, as the server logged."""
     found = []
     since = None

@@ -20,12 +20,12 @@ _TAG = re.compile(r"(?!aws:)[\w\s+=.:/@-]{1,128}")
 _TAG_VALUE = re.compile(r"[\w\s+=.:/@-]{0,256}")
 
 
-class BadPlace(DestinationError):
+class BadS3Location(DestinationError):
     """What a configuration or a command line says can't be a place in S3."""
 
 
 @dataclass(frozen=True)
-class S3Place:
+class S3Location:
     """A prefix of a bucket. It ends with ``/``, or is empty, whatever it was given as.
 
     ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``:
@@ -33,7 +33,7 @@ class S3Place:
     ``storage_class`` is that of artifacts; a manifest, overwritten with each commit, has the
     bucket's usual one. ``tags`` are put on every object.
 
-    :raises BadPlace: if it can't be one.
+    :raises BadS3Location: if it can't be one.
     """
 
     bucket: str
@@ -53,7 +53,7 @@ class S3Place:
         if self.endpoint is not None:
             object.__setattr__(self, "endpoint", self.endpoint.rstrip("/") or None)
         for wrong in self._contradictions():
-            raise BadPlace(self.uri, wrong)
+            raise BadS3Location(self.uri, wrong)
 
     @property
     def uri(self) -> str:
@@ -102,16 +102,16 @@ class S3Place:
                 yield f"{value!r} can't be the value of tag {name}"
 
 
-def parse(uri: str) -> S3Place:
+def parse(uri: str) -> S3Location:
     """The place that ``s3://bucket/prefix`` (or ``s3a://``) names; nothing in it is quoted.
 
-    :raises BadPlace: if it isn't such a URI.
+    :raises BadS3Location: if it isn't such a URI.
     """
     for scheme in SCHEMES:
         if uri.lower().startswith(scheme):
             bucket, _, prefix = uri[len(scheme) :].partition("/")
-            return S3Place(bucket, prefix)
-    raise BadPlace(uri, f"not an S3 URI; one begins with {' or '.join(SCHEMES)}")
+            return S3Location(bucket, prefix)
+    raise BadS3Location(uri, f"not an S3 URI; one begins with {' or '.join(SCHEMES)}")
 
 
 def _is_aws(endpoint: str) -> bool:

@@ -11,7 +11,7 @@ from laredo_archive.errors import CommitConflict, CommitStateUnknown, Destinatio
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.destination import ObjectInfo, StoredObject, Version, is_plain
 from laredo_archive.storage.s3 import probe
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.reading import open_object, read_whole
 from laredo_archive.storage.s3.requests import (
     IF_ABSENT,
@@ -46,7 +46,7 @@ class S3Destination:
     :raises AwsError: if there can be no client for ``place``.
     """
 
-    def __init__(self, place: S3Place, clients: Clients, pause: Pause = Event.wait) -> None:
+    def __init__(self, place: S3Location, clients: Clients, pause: Pause = Event.wait) -> None:
         self._bucket = Bucket(place, clients, pause)
         self._lanes = Lanes()
 

@@ -39,7 +39,7 @@ from laredo_archive.errors import (
     DestinationUnavailable,
 )
 from laredo_archive.storage.destination import Version, is_plain
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
@@ -120,7 +120,7 @@ class Refused(Exception):
 class Bucket:
     """One prefix of one bucket: sends requests, names things, counts repetitions."""
 
-    def __init__(self, place: S3Place, clients: Clients, pause: Pause) -> None:
+    def __init__(self, place: S3Location, clients: Clients, pause: Pause) -> None:
         self.place = place
         self.retries: Counter[str] = Counter()
         """Requests sent again, by method of the client."""
@@ -268,7 +268,7 @@ class Bucket:
         ).at(self.place.identity)
 
 
-def kept_as(place: S3Place, *, manifest: bool = False) -> Parameters:
+def kept_as(place: S3Location, *, manifest: bool = False) -> Parameters:
     """The parameters that say how an object is encrypted, stored and tagged.
 
     A manifest has the usual storage class: the cheaper ones bill each version for weeks.

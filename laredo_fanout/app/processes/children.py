@@ -232,7 +232,7 @@ class ServingChildren:
                 return {}
             case "replay":
                 self.replays[message["table"], message["outcome"]] += 1
-            case "look":
+            case "check":
                 self.request_check()
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}

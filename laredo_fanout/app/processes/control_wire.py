@@ -10,7 +10,7 @@ serving -> main
     {"op": "close", "lease": l, "reason": r}
     {"op": "clients", "call": c, "table": name}                  answered
     {"op": "replay", "table": name, "outcome": o}
-    {"op": "look"}                                               a client waits for a look
+    {"op": "check"}                                              a client waits for a catalog check
 main -> serving
     {"op": "options", "state": path, "serving": {...}}
     {"op": "drain"}

@@ -53,7 +53,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
             on_replay=lambda table, outcome: control.send(
                 {"op": "replay", "table": table, "outcome": outcome.value}
             ),
-            request_check=lambda: control.send({"op": "look"}),
+            request_check=lambda: control.send({"op": "check"}),
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})

@@ -48,7 +48,7 @@ class SnapshotSchedule:
     config: Config
     shown: Callable[[str], bool]
     log_settings: LogSettings
-    look_soon: Callable[[], None]
+    check_catalog_soon: Callable[[], None]
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshots.process")
     _plans: dict[str, _Plan] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class SnapshotSchedule:
     async def _look_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_AGAIN)
-            self.look_soon()
+            self.check_catalog_soon()
 
     async def _run(self, order: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
         """The process's exit code and what it said.

@@ -162,7 +162,7 @@ class Tail:
 
 
 def _moved(before: TableView, now: TableView) -> bool:
-    if before.record.doubts != now.record.doubts:
+    if before.record.suspect_ranges != now.record.suspect_ranges:
         return True
     return (before.sequence, before.id, before.status) != (now.sequence, now.id, now.status)
 

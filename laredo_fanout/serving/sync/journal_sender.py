@@ -15,7 +15,7 @@ from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.repaired import Part, Stretches
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
-from laredo_fanout.store.table import Doubt
+from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
 
 log = structlog.get_logger(__name__)
@@ -56,11 +56,11 @@ class JournalSender:
         """Send what comes next; False if there is nothing.
 
         :raises SnapshotNeeded: the journal doesn't reach back to the client any more.
-        :raises Doubted: the client was sent suspect rows that were repaired since.
+        :raises PositionSuspect: the client was sent suspect rows that were repaired since.
         """
         self._client.verified.check(view)
         try:
-            if await self._send_doubted(view):
+            if await self._send_suspect_range(view):
                 return True
             if self._client.cursor < view.sequence:
                 return await self._send_changes(view)
@@ -92,9 +92,9 @@ class JournalSender:
         if not any(record.messages for record in records):
             # Nothing is sent, which else is when others have their turn.
             await asyncio.sleep(0)
-        doubt = self._doubt_ahead(view)
+        suspect_range = self._suspect_range_ahead(view)
         for record in records:
-            if doubt is not None and record.last_sequence >= doubt.first:
+            if suspect_range is not None and record.last_sequence >= suspect_range.first:
                 break
             await self._send_record(record)
         client.verified.sent(client.position)
@@ -114,27 +114,29 @@ class JournalSender:
             if record.messages:
                 client.heartbeats.has_position(record.complete)
 
-    def _doubt_ahead(self, view: TableView) -> Doubt | None:
+    def _suspect_range_ahead(self, view: TableView) -> SuspectRange | None:
         """The next stretch that the client must be sent as one, if it must."""
         client = self._client
         if not client.asked.boundaries:
             return None
         return self._stretches.ahead(view, client.cursor, client.position)
 
-    async def _send_doubted(self, view: TableView) -> bool:
+    async def _send_suspect_range(self, view: TableView) -> bool:
         """Send some of a suspect stretch, repaired at its end; False if none comes next.
 
-        :raises Doubted: the client was sent some of it as ordinary changes.
+        :raises PositionSuspect: the client was sent some of it as ordinary changes.
         """
         client = self._client
-        doubt = self._doubt_ahead(view)
-        if doubt is None:
+        suspect_range = self._suspect_range_ahead(view)
+        if suspect_range is None:
             return False
-        parts = await slices.run(self._stretches.parts(doubt, view, client.cursor, client.form))
+        parts = await slices.run(
+            self._stretches.parts(suspect_range, view, client.cursor, client.form)
+        )
         for part in parts:
             await self._send_part(part)
-        if client.position == doubt.end:
-            client.verified.took(doubt.end)
+        if client.position == suspect_range.end:
+            client.verified.took(suspect_range.end)
         client.verified.sent(client.position)
         return bool(parts)
 

@@ -1,7 +1,7 @@
 """Suspect stretches of the journal, sent as one transaction to clients that keep old positions.
 
-Within such a stretch (``store.table.Doubt``) the rows weren't known to be PostgreSQL's; its end
-repaired them. Its entries turn the rows of the position before it into those of its
+Within such a stretch (``store.table.SuspectRange``) the rows weren't known to be PostgreSQL's;
+its end repaired them. Its entries turn the rows of the position before it into those of its
 end; between the two there is no position that such a client could have reached. So it is sent the
 whole stretch as one transaction at its end, which says since when it stands for all transactions,
 also where nothing is left of it. A client that is cut off within gets it again from its beginning.
@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from laredo_fanout.serving import slices
-from laredo_fanout.serving.errors import Doubted
+from laredo_fanout.serving.errors import PositionSuspect
 from laredo_fanout.serving.forms.form import Form
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.journal import record as record_
 from laredo_fanout.store.journal.record import Record
 from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.table import Doubt
+from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model import position as position_
@@ -47,109 +47,118 @@ class Stretches:
         """The end of the stretch that is being sent."""
 
     @staticmethod
-    def ahead(view: TableView, cursor: int, position: int) -> Doubt | None:
+    def ahead(view: TableView, cursor: int, position: int) -> SuspectRange | None:
         """The next stretch for a client that has the entries up to ``cursor`` and the rows of
         ``position``."""
-        for each in view.record.doubts:
+        for each in view.record.suspect_ranges:
             empty = each.last < each.first == cursor + 1 and position < each.end
             if not each.goes_on and (each.last > cursor or empty):
                 return each
         return None
 
-    def parts(self, doubt: Doubt, view: TableView, cursor: int, form: Form) -> Sliced[list[Part]]:
+    def parts(
+        self, suspect_range: SuspectRange, view: TableView, cursor: int, form: Form
+    ) -> Sliced[list[Part]]:
         """What comes next: of the stretch, or of a journal record that goes on within it; [] if
         whole records come before it.
 
-        :raises Doubted: the client has some of the stretch as ordinary changes.
+        :raises PositionSuspect: the client has some of the stretch as ordinary changes.
         :raises JournalPruned: the journal no longer reaches back to there.
         :raises TableUnknown: the table is gone.
         """
-        if cursor + 1 < doubt.first:
-            return (yield from self._before(doubt, view, cursor, form))
-        if cursor + 1 > doubt.first and self._within != doubt.end:
-            raise repaired_since(view, doubt)
-        self._within = doubt.end
-        if doubt.last < doubt.first:
-            return [_nothing_of(doubt, cursor, form)]
-        return (yield from self._of(doubt, view, cursor, form))
+        if cursor + 1 < suspect_range.first:
+            return (yield from self._before(suspect_range, view, cursor, form))
+        if cursor + 1 > suspect_range.first and self._within != suspect_range.end:
+            raise repaired_since(view, suspect_range)
+        self._within = suspect_range.end
+        if suspect_range.last < suspect_range.first:
+            return [_nothing_of(suspect_range, cursor, form)]
+        return (yield from self._of(suspect_range, view, cursor, form))
 
-    def _before(self, doubt: Doubt, view: TableView, cursor: int, form: Form) -> Sliced[list[Part]]:
+    def _before(
+        self, suspect_range: SuspectRange, view: TableView, cursor: int, form: Form
+    ) -> Sliced[list[Part]]:
         """What comes before the stretch of a record that goes on within it, if one does."""
         records = self._reader.journal(view.id, cursor, 1, with_old=form.wants_old)
-        if not records or not records[0].first_sequence < doubt.first <= records[0].last_sequence:
+        if (
+            not records
+            or not records[0].first_sequence < suspect_range.first <= records[0].last_sequence
+        ):
             return []
-        whole = record_.cut_behind(records[0], doubt.first - 1)
+        whole = record_.cut_behind(records[0], suspect_range.first - 1)
         messages = yield from form.changes(whole)
         return [Part(messages, whole.last_sequence, whole.last_position)]
 
-    def _of(self, doubt: Doubt, view: TableView, cursor: int, form: Form) -> Sliced[list[Part]]:
+    def _of(
+        self, suspect_range: SuspectRange, view: TableView, cursor: int, form: Form
+    ) -> Sliced[list[Part]]:
         """The next entries of the stretch."""
         records = self._reader.journal(view.id, cursor, READ_BYTES, with_old=form.wants_old)
         found = []
         for record in records:
-            if record.last_sequence > doubt.last:
+            if record.last_sequence > suspect_range.last:
                 break
-            messages = yield from form.changes(_in_one_transaction(record, doubt))
-            ends_at = doubt.end if record.last_sequence == doubt.last else None
+            messages = yield from form.changes(_in_one_transaction(record, suspect_range))
+            ends_at = suspect_range.end if record.last_sequence == suspect_range.last else None
             found.append(Part(messages, record.last_sequence, ends_at))
             yield
         return found
 
 
-def repaired_since(view: TableView, doubt: Doubt) -> Doubted:
+def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSuspect:
     """Why the call ends."""
-    return Doubted(
-        f"rows of table {view.name} were repaired at {position_.text(doubt.end)}"
-        f" ({doubt.because}): what was sent beyond {position_.text(doubt.start)} isn't verified;"
-        " resume by a position that was"
+    return PositionSuspect(
+        f"rows of table {view.name} were repaired at {position_.text(suspect_range.end)}"
+        f" ({suspect_range.because}): what was sent beyond {position_.text(suspect_range.start)}"
+        " isn't verified; resume by a position that was"
     )
 
 
-def _nothing_of(doubt: Doubt, cursor: int, form: Form) -> Part:
+def _nothing_of(suspect_range: SuspectRange, cursor: int, form: Form) -> Part:
     """A stretch behind ``cursor`` of which nothing is left."""
     body = ChangeBatch(
-        first_sequence=doubt.first,
+        first_sequence=suspect_range.first,
         counts=[0],
-        positions=[doubt.end],
-        times_us=[doubt.end_time_us],
-        since_position=doubt.start,
+        positions=[suspect_range.end],
+        times_us=[suspect_range.end_time_us],
+        since_position=suspect_range.start,
     )
     record = Record(
-        first_sequence=doubt.first,
-        last_sequence=doubt.last,
-        first_position=doubt.end,
-        last_position=doubt.end,
-        last_time_us=doubt.end_time_us,
+        first_sequence=suspect_range.first,
+        last_sequence=suspect_range.last,
+        first_position=suspect_range.end,
+        last_position=suspect_range.end,
+        last_time_us=suspect_range.end_time_us,
         open=False,
         continues=False,
         body=body.SerializeToString(),
         old_body=b"",
     )
-    return Part(slices.at_once(form.changes(record)), cursor, doubt.end)
+    return Part(slices.at_once(form.changes(record)), cursor, suspect_range.end)
 
 
-def _in_one_transaction(record: Record, doubt: Doubt) -> Record:
+def _in_one_transaction(record: Record, suspect_range: SuspectRange) -> Record:
     batch = ChangeBatch.FromString(record.body)
-    goes_on = record.last_sequence < doubt.last
+    goes_on = record.last_sequence < suspect_range.last
     body = ChangeBatch(
         first_sequence=batch.first_sequence,
         actions=batch.actions,
         counts=[len(batch.actions)],
-        positions=[doubt.end],
-        times_us=[doubt.end_time_us],
+        positions=[suspect_range.end],
+        times_us=[suspect_range.end_time_us],
         open=goes_on,
         keys=batch.keys,
         lines=batch.lines,
-        since_position=doubt.start,
+        since_position=suspect_range.start,
     )
     return Record(
         first_sequence=record.first_sequence,
         last_sequence=record.last_sequence,
-        first_position=doubt.end,
-        last_position=doubt.end,
-        last_time_us=doubt.end_time_us,
+        first_position=suspect_range.end,
+        last_position=suspect_range.end,
+        last_time_us=suspect_range.end_time_us,
         open=goes_on,
-        continues=record.first_sequence > doubt.first,
+        continues=record.first_sequence > suspect_range.first,
         body=body.SerializeToString(),
         old_body=record.old_body,
     )

@@ -107,8 +107,8 @@ def _by_position(
 ) -> Plan:
     # A base client may have stopped in the middle of the transaction at `position`: it gets all of
     # it again, so that one must still be there; the floor's own is pruned.
-    doubted = asked.boundaries and view.doubted(position)
-    leads_on = view.leads_on_from(position) and not doubted
+    suspect = asked.boundaries and view.suspect(position)
+    leads_on = view.leads_on_from(position) and not suspect
     if not leads_on or (position == view.floor and not asked.batch):
         return _full(missed(position, view, source))
     first = reader.sequence_after_position(view.id, position, inclusive=not asked.batch)
@@ -136,7 +136,7 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     """Why the changes after ``position`` of this history can't be sent."""
     if source.because and position < source.since:
         return source.because
-    if view.doubted(position) and position >= view.floor:
+    if view.suspect(position) and position >= view.floor:
         return "rows that had moved with a partition were repaired beyond that position"
     return (
         f"the journal is complete from {position_.text(view.floor)} on: older entries were"

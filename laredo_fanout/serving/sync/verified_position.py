@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from laredo_fanout.serving.journal.tail import Tail
 from laredo_fanout.serving.sync import repaired
-from laredo_fanout.store.table import Doubt
+from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
 
 
@@ -63,7 +63,7 @@ class VerifiedPosition:
     def check(self, view: TableView) -> None:
         """Check that the client wasn't sent suspect rows.
 
-        :raises Doubted: it was sent suspect rows that were repaired since.
+        :raises PositionSuspect: it was sent suspect rows that were repaired since.
         """
         crossed = self._crossed(view, self._at)
         if self._asked and crossed:
@@ -77,15 +77,15 @@ class VerifiedPosition:
         if self._view is None:
             return 0
         crossed = self._crossed(self._view, max(position, self._at))
-        return min([self._view.boundary, *(doubt.start for doubt in crossed)])
+        return min([self._view.boundary, *(suspect_range.start for suspect_range in crossed)])
 
-    def _crossed(self, view: TableView, position: int) -> list[Doubt]:
+    def _crossed(self, view: TableView, position: int) -> list[SuspectRange]:
         """The suspect stretches of which a client at ``position`` got ordinary changes."""
         return [
-            doubt
-            for doubt in view.record.doubts
-            if not doubt.goes_on
-            and doubt.start < position
-            and self._began < doubt.end
-            and doubt.end not in self._taken
+            suspect_range
+            for suspect_range in view.record.suspect_ranges
+            if not suspect_range.goes_on
+            and suspect_range.start < position
+            and self._began < suspect_range.end
+            and suspect_range.end not in self._taken
         ]

@@ -10,7 +10,7 @@ import psutil
 import structlog
 
 from laredo_archive.aws.clients import Clients
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 
 PIECE = bytes(1 << 20)
@@ -24,7 +24,7 @@ def anonymous_mb() -> float:
 
 def main() -> None:
     endpoint, megabytes, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    destination = S3Destination(S3Place("b", endpoint=endpoint, addressing="path"), Clients())
+    destination = S3Destination(S3Location("b", endpoint=endpoint, addressing="path"), Clients())
     warming = destination.upload("warm")
     warming.write(PIECE)
     warming.finish()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from laredo_archive.storage.s3.bucket import BadPlace, S3Place, parse
+from laredo_archive.storage.s3.bucket import BadS3Location, S3Location, parse
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_uri_is_taken_as_it_is(uri: str, bucket: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["users", "/users", "users/", "/users//"])
 def test_a_prefix_ends_with_a_slash(prefix: str) -> None:
-    assert S3Place("b", prefix).uri == "s3://b/users/"
+    assert S3Location("b", prefix).uri == "s3://b/users/"
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_a_prefix_ends_with_a_slash(prefix: str) -> None:
     ],
 )
 def test_a_bucket_is_one_per_service(endpoint: str | None, identity: str) -> None:
-    place = S3Place("b", "x", endpoint=endpoint)
+    place = S3Location("b", "x", endpoint=endpoint)
     assert place.identity == identity
     assert place.uri == "s3://b/x/"
 
 
 def test_the_same_place_by_other_means() -> None:
-    one = S3Place("b", "x", region="eu-west-1", credentials="a", storage_class="STANDARD_IA")
-    assert one.identity == S3Place("b", "/x/", addressing="path").identity
+    one = S3Location("b", "x", region="eu-west-1", credentials="a", storage_class="STANDARD_IA")
+    assert one.identity == S3Location("b", "/x/", addressing="path").identity
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_the_same_place_by_other_means() -> None:
     ],
 )
 def test_what_cant_be_a_place_says_why(values: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(BadPlace, match=complaint):
-        S3Place(**{"bucket": "b", **values})
+    with pytest.raises(BadS3Location, match=complaint):
+        S3Location(**{"bucket": "b", **values})
 
 
 @pytest.mark.parametrize("uri", ["", "b/x", "file:///x", "s3:/b", "gs://b/x"])
 def test_what_is_no_uri_of_s3(uri: str) -> None:
-    with pytest.raises(BadPlace, match="s3://"):
+    with pytest.raises(BadS3Location, match="s3://"):
         parse(uri)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.profile import Profile
-from laredo_archive.storage.s3.bucket import S3Place
+from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_snapshotter import config, config_places
 from laredo_snapshotter.config_places import SinkConfig
@@ -18,7 +18,7 @@ from tests.support.aws import AwsServer
 class Example:
     """What examples/aws/snapshotter.conf says, but for the endpoints."""
 
-    place: S3Place
+    place: S3Location
     sinks: list[SinkConfig]
     profiles: dict[str, Profile]
 
@@ -37,7 +37,7 @@ def example_on(server: AwsServer) -> Iterator[Example]:
     [table] = config.tables(config.load(EXAMPLES / "snapshotter.conf"))
     [block] = table.destinations
     assert isinstance(block, config_places.S3DestinationBlock)
-    place = replace(block.s3_place, endpoint=server.endpoint, addressing="path")
+    place = replace(block.s3_location, endpoint=server.endpoint, addressing="path")
     sinks = [sink.model_copy(update={"endpoint": server.endpoint}) for sink in table.sinks]
     profiles = {
         name: replace(profile, endpoint=server.endpoint) for name, profile in table.profiles.items()

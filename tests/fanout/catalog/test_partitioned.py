@@ -111,7 +111,7 @@ def test_rows_that_move_without_a_change(database: Database, ingesting: Start, k
     _run(database, *MOVES[kind], "INSERT INTO t VALUES (130, 777, 'after', 'x')")
     settle(ingest, "public.t")
     ingest.assert_equal()
-    assert ingest.status.tables["public.t"].put_right
+    assert ingest.status.tables["public.t"].repaired
     assert ingest.record("public.t").id == before.id  # type: ignore[union-attr]
     assert ingest.record("public.other").id == other.id  # type: ignore[union-attr]
 
@@ -138,7 +138,7 @@ def test_partitions_that_bring_no_rows_cost_no_copy(database: Database, ingestin
     _looks_pass(ingest)
     ingest.assert_equal()
     assert ingest.status.recopies == 0 and ingest.record("public.t").id == before.id  # type: ignore[union-attr]
-    assert not ingest.status.tables["public.t"].put_right
+    assert not ingest.status.tables["public.t"].repaired
     ingest.restart()
     ingest.wait_live()
     _looks_pass(ingest)

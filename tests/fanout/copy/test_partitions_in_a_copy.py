@@ -69,7 +69,7 @@ def _looks(ingest: RunningIngest) -> Iterator[None]:
 
     def ask() -> None:
         while not over.wait(0.2):
-            ingest.ingest.look_soon()
+            ingest.ingest.check_catalog_soon()
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -174,7 +174,8 @@ def test_a_known_partition_goes_between_the_chunks_of_a_re_copy(
             assert 0 < progress.ranges_done < progress.ranges - 1
             history.run(database, [go])
             ingest.wait_until(
-                lambda: any(each.doubt for each in ingest.store.tables.values()), "it is noticed"
+                lambda: any(each.suspect_range for each in ingest.store.tables.values()),
+                "it is noticed",
             )
         settle(ingest)
         ingest.assert_equal()

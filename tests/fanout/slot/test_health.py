@@ -15,7 +15,7 @@ def _said(*looks: Slot | None) -> list[tuple[str, str]]:
     watch = SlotWatch()
     with capture_logs() as logs:
         for slot in looks:
-            watch.look(slot)
+            watch.update(slot)
     return [(entry["event"], entry["kind"]) for entry in logs]
 
 

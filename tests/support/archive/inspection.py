@@ -16,7 +16,7 @@ from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.local.upload import UNFINISHED
-from laredo_archive.storage.s3.bucket import S3Place, parse
+from laredo_archive.storage.s3.bucket import S3Location, parse
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_model.change import Action
 from tests.support.archive.archiving import MANIFEST
@@ -47,7 +47,7 @@ def destination_at(place: str | Path) -> Destination:
     return LocalDestination(place) if where is None else S3Destination(where, clients())
 
 
-def _in_s3(place: str | Path) -> S3Place | None:
+def _in_s3(place: str | Path) -> S3Location | None:
     uri, _, query = str(place).partition("?")
     if not uri.startswith("s3://"):
         return None

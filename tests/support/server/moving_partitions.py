@@ -126,7 +126,7 @@ def settle(ingest: RunningIngest, table: str = "public.a") -> None:
 
     def verified_beyond(position: int) -> bool:
         record = ingest.record(table)
-        if record is None or not record.live or record.doubt is not None:
+        if record is None or not record.live or record.suspect_range is not None:
             return False
         return ingest.store.reader().table_by_id(record.id).boundary > position
 

@@ -19,15 +19,15 @@ def _text(position: int) -> str:
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
-def _doubt(world: World, start: int) -> None:
+def _suspect(world: World, start: int) -> None:
     """Nothing beyond ``start`` is known to be the source's."""
     writer = world.writer
     with writer.store.transaction() as transaction:
         transaction.set_verified(writer.ids[USERS], start)
-        transaction.begin_doubt(writer.ids[USERS], "a partition was detached or dropped")
+        transaction.begin_suspect_range(writer.ids[USERS], "a partition was detached or dropped")
 
 
-def _put_right(world: World, truth: list[bytes]) -> int:
+def _repair(world: World, truth: list[bytes]) -> int:
     """A re-copy found that these are the rows; where it ended."""
     writer = world.writer
     schema, name = USERS.split(".")
@@ -64,9 +64,9 @@ async def test_a_record_that_goes_on_within_the_stretch_is_sent_in_two(
             ]
         )
         start = before + 0x10
-        _doubt(world, start)
+        _suspect(world, start)
         truth = [line(1, "doubtful"), line(2, "known"), line(3, "name 3")]
-        end = _put_right(world, truth)
+        end = _repair(world, truth)
         stream = world.sync(
             capabilities=[BATCH, BOUNDARY],
             last_known_source_position=_text(before),
@@ -101,8 +101,8 @@ async def test_a_filter_may_leave_nothing_of_the_part_before(tmp_path: Path) -> 
         before = writer.position
         writer.commit_all([[(UPDATE, line(1, "known"))], [(UPDATE, line(2, "doubtful"))]])
         start = before + 0x10
-        _doubt(world, start)
-        end = _put_right(world, [line(1, "known"), line(2, "right"), line(3, "name 3")])
+        _suspect(world, start)
+        end = _repair(world, [line(1, "known"), line(2, "right"), line(3, "name 3")])
         stream = world.sync(
             capabilities=[BATCH, BOUNDARY],
             last_known_source_position=_text(before),
@@ -127,8 +127,8 @@ async def test_whoever_has_some_of_the_stretch_resumes_before_it(tmp_path: Path)
         await stream.snapshot()
         writer.commit((INSERT, line(8, "moved")))
         assert (await stream.next("change_batch")).lines == [line(8, "moved")]
-        _doubt(world, start)
-        _put_right(world, [line(1, "known"), line(2, "name 2"), line(3, "name 3")])
+        _suspect(world, start)
+        _repair(world, [line(1, "known"), line(2, "name 2"), line(3, "name 3")])
         code, why = await stream.ends()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert _text(start) in why
