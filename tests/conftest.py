@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.support.ingest",
     "tests.support.spark",
     "tests.support.aws",
+    "tests.support.server.standard_client",
 ]
 
 

@@ -1,7 +1,10 @@
 """The house stays as it is drawn: imports go one way, folders and files stay small."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,37 @@ def test_a_folder_is_seen_at_a_glance(package: str) -> None:
     folders = [path.parent for path in sources(package)]
     many = {folder: folders.count(folder) for folder in folders}
     assert {folder: count for folder, count in many.items() if count > MOST_FILES} == {}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of tests that a file imports, also inside its functions, or names as programs."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            is_module = (ROOT / node.module.replace(".", "/")).with_suffix(".py").exists()
+            names = [node.module] if is_module else [f"{node.module}.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if re.fullmatch(r"tests(\.\w+)+", node.value) else []
+        else:
+            continue
+        yield from (name for name in names if name.startswith("tests."))
+
+
+def test_tests_share_what_is_in_support() -> None:
+    """A test imports helpers of its own folder, and tests.support; never another test."""
+    strangers = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        home = ".".join(path.relative_to(ROOT).parent.parts)
+        for module in imported(path):
+            folder, _, name = module.rpartition(".")
+            is_helper = not name.startswith("test_") and name != "conftest"
+            is_own = folder == home and (is_helper or name == path.stem)
+            if not is_own and not module.startswith("tests.support."):
+                strangers.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert strangers == []
+
+
+def test_what_tests_share_is_small_too() -> None:
+    for path in sorted((ROOT / "tests" / "support").rglob("*.py")):
+        assert len(path.read_text().splitlines()) <= MOST_LINES, path

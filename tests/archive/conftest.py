@@ -8,45 +8,15 @@ from typing import Any
 
 import pytest
 
-from laredo_archive.aws.clients import Called, Clients
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_archive.storage.s3.bucket import S3Location
-from laredo_archive.storage.s3.destination import S3Destination
-from tests.support.archive.archiving import ScriptedDestination, anybodys, memory
+from tests.support.archive.archiving import NewStores, anybodys, memory
+from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.scripted_s3 import S3Store, ScriptedS3
 from tests.support.archive.world import World
-from tests.support.aws import AwsServer
 
 ATOMIC_S3 = "s3_server"
 """The one whose compare-and-swap has one winner."""
-
-_numbers = count(1)
-
-
-class S3Maker:
-    """Makes destinations on one server, each in a prefix of its own, and notes their requests."""
-
-    def __init__(self, server: AwsServer) -> None:
-        self.server = server
-        self.called: list[Called] = []
-        self._clients = Clients(on_call=self.called.append)
-        self._bucket: str | None = None
-
-    @property
-    def bucket(self) -> str:
-        if self._bucket is None:
-            self._bucket = self.server.new_bucket()
-        return self._bucket
-
-    def __call__(self, **more: Any) -> S3Destination:
-        """``more``: of the place; ``pause`` is of the destination."""
-        pause = more.pop("pause", lambda *_: None)
-        more.setdefault("endpoint", self.server.endpoint)
-        more.setdefault("addressing", "path")
-        more.setdefault("bucket", self.bucket)
-        more.setdefault("prefix", f"test {next(_numbers):05}/é=ü+%25")
-        return S3Destination(S3Location(**more), self._clients, pause)
 
 
 @pytest.fixture(scope="session")
@@ -97,9 +67,6 @@ def destination(new_destination: Callable[[], Destination]) -> Iterator[Destinat
 def s3(makers: Callable[[str], S3Maker]) -> S3Maker:
     """Destinations on an S3 whose compare-and-swap is atomic."""
     return makers(ATOMIC_S3)
-
-
-NewStores = Callable[..., list[ScriptedDestination]]
 
 
 @pytest.fixture(params=["memory", ATOMIC_S3])

@@ -142,7 +142,7 @@ class Run:
         )
         log = self._directory / f"{name}.log"
         writer = Program("laredo-snapshotter", config, http_port, log=log)
-        writer.wrapper = (sys.executable, "-m", "tests.archive.chaos.small_parts")
+        writer.wrapper = (sys.executable, "-m", "tests.support.archive.small_parts")
         return writer
 
     def go(self, scenes: int) -> None:

@@ -38,7 +38,6 @@ from laredo_fanout.client import (
 from laredo_model import history as history_
 from laredo_model import position as position_
 from laredo_model.position import Position
-from tests.fanout.serving.test_standard_client import generated  # noqa: F401  # a fixture
 from tests.support.aws import AwsServer
 from tests.support.oracle import Connection
 from tests.support.postgres import Database
@@ -296,7 +295,7 @@ async def test_clients_of_every_moment_are_caught_up(
     tmp_path: Path,
     database: Database,
     road: Road,
-    generated: Path,  # noqa: F811
+    generated: Path,
 ) -> None:
     with database.connect() as connection:
         connection.autocommit = True

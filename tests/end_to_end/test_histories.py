@@ -16,7 +16,7 @@ from typing import Any
 from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest import rules
 from laredo_archive.reader import Archive
-from tests.end_to_end.test_oracle import SNAPSHOTTER, SNAPSHOTTER_TABLE
+from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE
 from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
 from tests.support.oracle import boundaries
 from tests.support.processes import Program, free_port, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_boundary import Road
+from tests.end_to_end.road import Road
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
 from tests.support.server.fanout_program import fanout, started

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.fanout import fanout
+from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE, fanout
 from tests.end_to_end.workload import TABLES, Table, Writer
 from tests.support import drawn
 from tests.support.oracle import Oracle, assert_same, boundaries
@@ -22,20 +22,6 @@ from tests.support.postgres import Database
 from tests.support.processes import BIN, Program, free_port, wait_until
 
 SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "20"))
-
-SNAPSHOTTER = """
-snapshotter {{
-  source {{ server = "127.0.0.1:{grpc_port}" }}
-  diff {{ interval = 300ms }}, seen_interval = 500ms
-  snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
-  destinations = [ {{ type = local, path = "{archive}" }} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
-  retention {{ keep_epochs = 1000 }}
-  http {{ host = "127.0.0.1", port = {http_port} }}
-  tables = [ {tables} ]
-}}
-"""
-SNAPSHOTTER_TABLE = "{{ source {{ schema = public, table = {table} }} }}"
 
 
 class Pipeline:

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import Struct, Value
 
 from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
-from tests.golden.written import (
+from tests.support.golden.written import (
     FLOAT_TYPES,
     INTEGER_TYPES,
     JSON_TYPES,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden import parquet
-from tests.golden.truth import ARCHIVES, Truth, all_truths, boundary
-from tests.golden.written import FORMATS, Change, Lines, changes
+from tests.support.golden.truth import ARCHIVES, Truth, all_truths, boundary
+from tests.support.golden.written import FORMATS, Change, Lines, changes
 
 DAY = "2026-06-03T"
 BUCKET = "s3://golden-archives/"

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.golden.written import members
+from tests.support.golden.written import members
 
 REST = "_laredo_rest"
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from tests.golden.truth import TRUTHS
+from tests.support.golden.truth import TRUTHS
 from tests.support.postgres import data_directory
 
 Connection = psycopg.Connection[Any]

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.by_the_page import Page
-from tests.golden.truth import ARCHIVES, TRUTHS, Truth
 from tests.support.archive.building import Builder
 from tests.support.archive.rows import Table, tables
 from tests.support.drawn import examples
+from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
 
 READABLE = [
     name

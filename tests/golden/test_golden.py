@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from laredo_archive.cli import main
 from tests.golden import postgres
 from tests.golden.make import made
-from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
+from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
 from tests.support.postgres import Database
 
 NAMES = [truth.name for truth in all_truths()]

@@ -12,7 +12,7 @@ from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.snapshots.take import take
 from laredo_fanout.store.writer import Store
 from laredo_model.files import private_directory
-from tests.fanout.client.test_local_snapshot import SNAPSHOT, at
+from tests.support.server.local_snapshot import SNAPSHOT, at
 from tests.support.server.serving_world import USERS, Writer, rows
 
 

@@ -8,7 +8,7 @@ from laredo_model.checksum import StateChecksum
 from laredo_snapshotter.diff import cancelled as cancelled_
 from laredo_snapshotter.diff.buffer import ChangeBuffer, DiffSummary, Sealed
 from laredo_snapshotter.diff.cancelled import Cancelled
-from tests.snapshotter.test_buffer import Row, State, Stream, checksum_of, take
+from tests.snapshotter.change_stream import Row, State, Stream, checksum_of, take
 from tests.support.drawn import examples
 
 

@@ -9,7 +9,7 @@ from laredo_snapshotter import config, config_places
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.config_places import LocalDestinationBlock, S3DestinationBlock
 from laredo_snapshotter.errors import ConfigRefused
-from tests.archive.codec.test_parquet import without_pyarrow
+from tests.support.archive.without_pyarrow import without_pyarrow
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "snapshotter"
 SHORT = """

@@ -17,7 +17,7 @@ from laredo_snapshotter import config
 from laredo_snapshotter.diff.buffer import Sealed
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.diff.verified import VerifiedPosition
-from tests.snapshotter.test_buffer import State, Stream, assert_leads
+from tests.snapshotter.change_stream import State, Stream, assert_leads
 from tests.support.drawn import examples
 
 HISTORY = history_.parse("7300000000000000001:1:16384")

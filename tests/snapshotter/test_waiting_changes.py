@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.snapshotter.test_boundary import waits
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put
+from tests.support.writer.waiting import waits
 from tests.support.writer.writing import Writer
 
 

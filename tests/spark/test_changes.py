@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter
 
 from laredo_archive.codec import jsonl
@@ -27,45 +27,22 @@ from laredo_spark.errors import (
 )
 from laredo_spark.frames.table import PUSH_FILTERS
 from laredo_spark.options import parse
+from tests.spark.simple_archive import (
+    AT_20,
+    AT_30,
+    AT_40,
+    FOUR,
+    ONE,
+    THREE,
+    TWO,
+    found,
+    simple,
+    value,
+)
 from tests.support.archive.building import COLUMNS, HISTORY, START, Builder, row, state
 from tests.support.spark_reading import Reading
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-ONE = state(row(1, "Ada"), row(2, "Bob"), row(3, "Cy"))
-TWO = state(row(1, "Ada"), row(2, "Bo"), row(4, "Dee"))
-THREE = state(row(9, "alone"))
-FOUR = state(row(9, "Alone"), row(10, "not"))
-
-
-def simple(directory: Path, **how: Any) -> Builder:
-    """Two epochs, of which the second continues the first."""
-    builder = Builder(directory, **how)
-    builder.base(0x10, ONE).diff(0x20, TWO).diff(0x30, THREE, truncate=True)
-    return builder.base(0x30, THREE).diff(0x40, FOUR)
-
-
-def value(number: int, name: str) -> Row:
-    return Row(id=number, name=name, doc=None)
-
-
-AT_20 = [
-    ("DELETE", "0/20", "3", value(3, "Cy"), None),
-    ("INSERT", "0/20", "4", None, value(4, "Dee")),
-    ("UPDATE", "0/20", "2", value(2, "Bob"), value(2, "Bo")),
-]
-AT_30 = [
-    ("INSERT", "0/30", "9", None, value(9, "alone")),
-    ("TRUNCATE", "0/30", None, None, None),
-]
-AT_40 = [
-    ("INSERT", "0/40", "10", None, value(10, "not")),
-    ("UPDATE", "0/40", "9", value(9, "alone"), value(9, "Alone")),
-]
-
-
-def found(changes: DataFrame) -> list[tuple[Any, ...]]:
-    rows = [tuple(row) for row in changes.collect()]
-    return sorted(rows, key=lambda row: (row[1], row[0], row[2] or ""))
 
 
 @pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])

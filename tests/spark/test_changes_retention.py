@@ -14,7 +14,7 @@ from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.errors import BoundaryGone, ChangesGone
-from tests.spark.test_stream import FIRST, latest, reader
+from tests.spark.change_stream import FIRST, latest, reader
 from tests.support.archive.building import Builder
 from tests.support.processes import wait_until
 from tests.support.spark_reading import Reading, names

@@ -10,8 +10,8 @@ from examples.spark.on_notice import main
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.notices import Published
 from laredo_snapshotter.events.notice import Notice
-from tests.golden.truth import ARCHIVES, TRUTHS, Truth
 from tests.support.aws import AwsServer
+from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
 
 NAME = "mixed"
 

@@ -18,9 +18,9 @@ from laredo_archive.errors import ArchiveError
 from laredo_spark import read_changes, read_table
 from laredo_spark.options import parse
 from laredo_spark.read.table_read import TableRead
-from tests.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
-from tests.golden.written import changes
-from tests.spark.test_stream import FIRST, latest, reader
+from tests.spark.change_stream import FIRST, latest, reader
+from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
+from tests.support.golden.written import changes
 
 LINES = ("jsonl", "protobuf")
 PROVEN = {

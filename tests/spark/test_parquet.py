@@ -11,7 +11,7 @@ from laredo_archive.codec import parquet
 from laredo_archive.codec.arrow.errors import ArrayTooDeep, ValueLacking
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
-from tests.spark.test_s3 import put, reached
+from tests.spark.s3_archive import put, reached
 from tests.support.archive.building import Builder, State
 from tests.support.aws import AwsServer
 from tests.support.spark_reading import Reading, names

@@ -13,10 +13,11 @@ from laredo_spark import read_changes, read_table
 from laredo_spark.changes import changes_reader
 from laredo_spark.errors import said
 from laredo_spark.objects import UpTo
-from tests.spark.test_changes import AT_20, AT_30, AT_40, FOUR, found, simple
-from tests.spark.test_stream import Stream
+from tests.spark.change_stream import Stream
+from tests.spark.s3_archive import put, reached
+from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, found, simple
 from tests.support.archive.building import Builder
-from tests.support.aws import REGION, AwsServer
+from tests.support.aws import AwsServer
 from tests.support.spark_reading import Reading, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
@@ -26,20 +27,6 @@ SECOND = {**FIRST, 7: "changed", 200: "new"}
 def built(directory: Path, *, shuffled: bool = False) -> Path:
     builder = Builder(directory, formats=("jsonl", "protobuf"), shuffled=shuffled)
     return builder.base(0x10, names(FIRST)).diff(0x20, names(SECOND)).write()
-
-
-def put(server: AwsServer, archive: Path, bucket: str | None = None) -> str:
-    """The archive in a bucket of its own, below a prefix; its bucket."""
-    bucket = bucket or server.new_bucket()
-    for file in archive.rglob("*"):
-        if file.is_file():
-            key = f"lake/users/{file.relative_to(archive).as_posix()}"
-            server.client("s3").put_object(Bucket=bucket, Key=key, Body=file.read_bytes())
-    return bucket
-
-
-def reached(server: AwsServer) -> dict[str, str]:
-    return {"endpoint": server.endpoint, "region": REGION, "addressing": "path"}
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])

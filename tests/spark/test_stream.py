@@ -1,15 +1,12 @@
 """``readStream``: each change once, whatever is re-based or restarted meanwhile."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
-from pyspark.sql.streaming.query import StreamingQuery
 
 from laredo_model.column import Column
-from laredo_spark import register
 from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.errors import (
     ArchiveBehind,
@@ -20,31 +17,18 @@ from laredo_spark.errors import (
     OptionRefused,
     said,
 )
-from laredo_spark.source import LaredoDataSource
-from tests.spark.test_changes import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
+from tests.spark.change_stream import FIRST, Stream, latest, reader
+from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
 from tests.support.archive.building import COLUMNS, HISTORY, Builder
 
 SNAPSHOT_30 = [
     ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
     ("TRUNCATE", "0/30", None, None, None),
 ]
-FIRST: Offset = {"position": "", "epoch": 0, "history": ""}
 
 
 def at(position: str, epoch: int) -> Offset:
     return {"position": position, "epoch": epoch, "history": HISTORY}
-
-
-def reader(archive: Path, **options: str) -> ChangesStreamReader:
-    """As Spark makes it."""
-    source = LaredoDataSource({"path": str(archive), "mode": "changes", **options})
-    made = source.streamReader(source.schema())
-    assert isinstance(made, ChangesStreamReader)
-    return made
-
-
-def latest(made: ChangesStreamReader, start: Offset) -> Offset:
-    return made.latestOffset(start, made.getDefaultReadLimit())
 
 
 def actions(made: ChangesStreamReader, start: Offset, end: Offset) -> list[tuple[str, str | None]]:
@@ -188,40 +172,6 @@ def test_what_a_stream_refuses(tmp_path: Path) -> None:
         latest(reader(archive), {"position": "0/40", "epoch": 2, "history": "1:1:1"})
     with pytest.raises(OffsetUnreadable, match="checkpointLocation"):
         latest(reader(archive), {"version": 7})
-
-
-class Stream:
-    """A query that appends to a Parquet directory."""
-
-    def __init__(
-        self, spark: SparkSession, archive: Path | str, directory: Path, **options: str
-    ) -> None:
-        register(spark)
-        self._spark = spark
-        self._target = directory / "rows"
-        given = {"mode": "changes", **options}
-        self._changes = spark.readStream.format("laredo").options(**given).load(str(archive))
-        self._checkpoint = str(directory / "checkpoint")
-
-    def start(self, **trigger: Any) -> StreamingQuery:
-        writer = self._changes.writeStream.format("parquet").trigger(**trigger)
-        writer = writer.option("checkpointLocation", self._checkpoint)
-        return writer.start(str(self._target))
-
-    def run(self) -> None:
-        """All that there is now."""
-        query = self.start(availableNow=True)
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
-
-    def rows(self) -> DataFrame:
-        return self._spark.read.parquet(str(self._target))
-
-    def found(self) -> list[tuple[Any, ...]]:
-        rows = [tuple(row) for row in self.rows().collect()]
-        return sorted(rows, key=lambda row: (row[1], row[0], row[2] or ""))
 
 
 def test_each_change_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:

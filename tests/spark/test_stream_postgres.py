@@ -21,17 +21,8 @@ from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.change import Action
+from tests.spark.postgres_road import DEEP, ROW, Road, collected, expected, in_order, insert, road
 from tests.spark.streaming_query import Query
-from tests.spark.test_postgres import (
-    DEEP,
-    ROW,
-    Road,
-    collected,
-    expected,
-    in_order,
-    insert,
-    road,
-)
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
 

@@ -16,9 +16,9 @@ from laredo_spark.sync import parquet
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
 from laredo_spark.sync.sync import Job, Outcome
-from tests.spark.test_s3 import put, reached
-from tests.spark.test_sync_parquet import COUNT, many
+from tests.spark.s3_archive import put, reached
 from tests.support.archive.building import Builder
+from tests.support.archive.many_rows import COUNT, many
 from tests.support.aws import AwsServer
 from tests.support.spark_reading import names
 

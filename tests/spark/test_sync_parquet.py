@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +23,11 @@ from laredo_spark.sync.errors import (
     TargetMissing,
     TargetRefused,
 )
-from laredo_spark.sync.parquet import Engine, ParquetSync, Written, given_options
 from laredo_spark.sync.plan import Level, Merge, Rebuild
+from tests.spark.parquet_copy import sync
 from tests.support.archive.building import HISTORY, Builder, State
+from tests.support.archive.many_rows import COUNT, many
 from tests.support.spark_reading import manifest_of, names
-
-COUNT = 5000
-
-
-def here(task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Tasks in this process; test_sync.py has them on Spark."""
-    return [task(item) for item in items]
-
-
-def no_join(pinned: Mapping[str, str], place: str) -> None:
-    raise AssertionError("an archive with ranges is written by tasks")
-
-
-def sync(archive: Path, target: Path, *, rebuild: bool = False, **given: object) -> Written:
-    asked = given_options({"path": archive, **given})
-    directory = SyncDirectory(target)
-    with directory.locked():
-        return ParquetSync(directory, asked, Engine(here, no_join, 2)).run(rebuild=rebuild)
 
 
 def rows_of(target: Path) -> list[dict[str, Any]]:
@@ -65,12 +47,6 @@ def _text(doc: Any) -> str | None:
 
 def files_of(target: Path) -> set[str]:
     return {path.name for path in SyncDirectory(target).shown().glob("*.parquet")}
-
-
-def many(changed: Mapping[int, str | None] | None = None, count: int = COUNT) -> State:
-    rows = {number: f"name {number} " + "x" * 600 for number in range(count)}
-    kept = {**rows, **(changed or {})}
-    return names({number: name for number, name in kept.items() if name is not None})
 
 
 @pytest.fixture(autouse=True)

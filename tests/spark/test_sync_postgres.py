@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.plan import Level, Merge, Rebuild, SyncAction
-from tests.spark.test_postgres import (
+from tests.spark.parquet_copy import sync
+from tests.spark.postgres_road import (
     DEEP,
     FORMATS,
     ROW,
@@ -26,7 +27,6 @@ from tests.spark.test_postgres import (
     insert,
     road,
 )
-from tests.spark.test_sync_parquet import sync
 from tests.support.postgres import Database
 
 KEYS = {"kinds": ["id"], "pairs": ["place", "at"]}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from laredo_model.line import items
-from tests.archive.codec.test_unusual_json import COLUMNS, rows
 from tests.support.archive.building import Builder
+from tests.support.archive.unusual_json import COLUMNS, rows
 from tests.support.spark_reading import Reading
 
 

@@ -1,5 +1,6 @@
 """The real console scripts as processes of a test: started, waited for, killed, stopped by pid."""
 
+import asyncio
 import itertools
 import os
 import random
@@ -58,6 +59,13 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENC
         assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
         time.sleep(0.02)  # poll
     return value
+
+
+async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
+    """The same on an event loop."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.01)  # poll
 
 
 class Program:

@@ -4,33 +4,23 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from laredo_archive.manifest import object_keys
-from tests.archive.read.test_reader import ONE, TWO, several_epochs
 from tests.support.archive.building import Builder, row, state
+from tests.support.archive.command_line import (
+    PROGRAM,
+    drawn_on,
+    lines,
+    rows,
+    run,
+    users_in,
+    wrong_hash,
+)
+from tests.support.archive.several_epochs import ONE, TWO, several_epochs
 from tests.support.postgres import Database
-
-PROGRAM = Path(sys.executable).with_name("laredo-archive")
-
-
-def run(*arguments: object, **more) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [PROGRAM, *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False, **more,
-    )  # fmt: skip
-
-
-def rows(done: "subprocess.CompletedProcess[str]") -> list[str]:
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split("\n")[:-1]
-
-
-def lines(of: dict[bytes, bytes]) -> list[str]:
-    return [line.decode() for line in of.values()]
 
 
 @pytest.fixture
@@ -104,21 +94,6 @@ def on_a_terminal(*arguments: object) -> str:
     return text
 
 
-def drawn_on(terminal: int) -> str:
-    """All that comes until the other end is closed."""
-    text = b""
-    while True:
-        try:
-            piece = os.read(terminal, 4096)
-        except OSError:  # EIO: the other end is closed
-            break
-        if not piece:
-            break
-        text += piece
-    os.close(terminal)
-    return text.decode()
-
-
 def test_a_reader_that_stops_early_is_no_failure_worth_a_word(tmp_path: Path) -> None:
     many = state(*(row(number, "x" * 50) for number in range(20_000)))
     directory = Builder(tmp_path).base(100, many).write()
@@ -147,11 +122,6 @@ def newer_manifest(directory: Path) -> None:
     manifest.write_text(
         manifest.read_text().replace('"manifest_version": 1', '"manifest_version": 3')
     )
-
-
-def wrong_hash(directory: Path) -> None:
-    file = directory / "epoch=3" / "snapshot-0_258.jsonl"
-    file.write_bytes(file.read_bytes().replace(b"Ada", b"Eva"))
 
 
 def truncated_file(directory: Path) -> None:
@@ -207,19 +177,6 @@ def test_verify_tells_by_its_status(archive: Path) -> None:
     assert "problem: file:///" in wrong.stdout
     assert "NOT sound" in wrong.stdout
     assert run("verify", archive, "--lock").returncode == 2
-
-
-def users_in(database: Database) -> str:
-    """A table with Ada in it; the database's history."""
-    with database.connect() as connection:
-        connection.autocommit = True
-        connection.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, doc jsonb)")
-        connection.execute("INSERT INTO users VALUES (1, 'Ada', NULL)")
-        ((history,),) = connection.execute(
-            "SELECT system_identifier || ':1:' || oid FROM pg_control_system(), pg_database"
-            " WHERE datname = current_database()"
-        ).fetchall()
-    return str(history)
 
 
 def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from laredo_archive.read.location import find, parse
 from laredo_archive.read.progress import Unwatched
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.archive.cli.test_cli import PROGRAM, drawn_on, run
-from tests.archive.read.test_reader import several_epochs
+from tests.support.archive.command_line import PROGRAM, drawn_on, run
+from tests.support.archive.several_epochs import several_epochs
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 

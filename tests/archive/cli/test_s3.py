@@ -19,12 +19,12 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.archive.cli.test_cli import lines, rows, run, users_in, wrong_hash
-from tests.archive.read.test_reader import ONE, TWO, several_epochs
-from tests.archive.s3.test_probe import IGNORES_ALL
 from tests.support.archive.archiving import ONE as BASE
 from tests.support.archive.archiving import TABLE, anybodys, opened, rebased
 from tests.support.archive.building import Builder, row, state
+from tests.support.archive.command_line import lines, rows, run, users_in, wrong_hash
+from tests.support.archive.s3_way import IGNORES_ALL
+from tests.support.archive.several_epochs import ONE, TWO, several_epochs
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Fault, Rule, answer
 from tests.support.faults.proxy import FaultProxy
@@ -347,7 +347,7 @@ def test_a_copy_that_was_killed_goes_on(point: str, s3_server: AwsServer, tmp_pa
 
 def test_a_copy_killed_at_every_point_in_a_directory(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.archive.maintain.killed_copy", str(tmp_path)],
+        [sys.executable, "-m", "tests.support.archive.killed_copy", str(tmp_path)],
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,6 @@
 """parquet snapshots as other tools see them, and what becomes of values that Arrow lacks."""
 
 import io
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -18,6 +16,7 @@ from laredo_archive.codec import parquet as parquet_codec
 from laredo_archive.codec.parquet import SnapshotEncoder
 from laredo_model import line as lines_
 from laredo_model.column import Column
+from tests.support.archive.without_pyarrow import without_pyarrow
 
 KEY = Column("id", "int8", -1, False, 1, 1)
 PRICE = Column("price", "numeric", (10 << 16 | 2) + 4, True, 2)
@@ -218,21 +217,6 @@ def test_a_sink_that_fails_fails_with_its_own_error() -> None:
     encoder.write([b"1"], [b'{"id":1}'])
     with pytest.raises(_Full):
         encoder.close()
-
-
-WITHOUT_PYARROW = """
-import sys
-from importlib.machinery import PathFinder
-found = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *more: None if name == "pyarrow" else found(name, *more)
-"""
-
-
-def without_pyarrow(program: str) -> str:
-    """What a Python process prints that has no pyarrow."""
-    command = [sys.executable, "-c", WITHOUT_PYARROW + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def test_without_pyarrow_the_error_says_what_to_install() -> None:

@@ -13,7 +13,6 @@ from laredo_archive.errors import (
 )
 from laredo_archive.maintain.collect import Collected, Policy, collect
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.archive.conftest import NewStores
 from tests.support.archive.archiving import (
     DAY,
     MANIFEST,
@@ -21,6 +20,7 @@ from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
     TWO,
+    NewStores,
     ScriptedDestination,
     diffed,
     environment,

@@ -30,8 +30,6 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
-from tests.archive.conftest import S3Maker
-from tests.archive.read.test_reader import several_epochs
 from tests.support.archive.archiving import (
     ONE,
     OTHER_HISTORY,
@@ -45,6 +43,8 @@ from tests.support.archive.archiving import (
     rebased,
 )
 from tests.support.archive.building import Builder, row, state
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.several_epochs import several_epochs
 
 FORMATS = ("jsonl", "protobuf")
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))

@@ -12,8 +12,8 @@ from laredo_archive.read.fold import Rows
 from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.key import of_line
-from tests.archive.read.test_reader import several_epochs
 from tests.support.archive.building import Builder
+from tests.support.archive.several_epochs import several_epochs
 from tests.support.postgres import Database
 
 TABLE = """

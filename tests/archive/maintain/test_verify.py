@@ -14,8 +14,8 @@ from laredo_archive.maintain.verify import Report, verify
 from laredo_archive.reader import Archive
 from laredo_model.change import Action, Change
 from laredo_model.checksum import StateChecksum
-from tests.archive.read.test_reader import FOUR, ONE, THREE, TWO, several_epochs
 from tests.support.archive.building import Builder, row, state
+from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, several_epochs
 
 
 def report_of(built: Builder) -> Report:

@@ -14,9 +14,9 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage import access
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
-from tests.archive.conftest import S3Maker
-from tests.archive.read.test_reader import TWO, rows_at, several_epochs
 from tests.support.archive.archiving import ONE, opened, rebased
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.several_epochs import TWO, rows_at, several_epochs
 
 
 class Root:

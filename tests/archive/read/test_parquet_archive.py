@@ -12,10 +12,10 @@ from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.archive.cli.test_cli import lines, rows, run
-from tests.archive.codec.test_parquet import without_pyarrow
-from tests.archive.read.test_reader import several_epochs
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
+from tests.support.archive.command_line import lines, rows, run
+from tests.support.archive.several_epochs import several_epochs
+from tests.support.archive.without_pyarrow import without_pyarrow
 
 PARQUET = ("parquet",)
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))

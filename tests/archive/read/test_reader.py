@@ -17,40 +17,12 @@ from laredo_archive.errors import (
     ManifestNewer,
     NoSuchBoundary,
 )
-from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.read import external_sort, fold
 from laredo_archive.reader import Archive
 from laredo_model.change import Action, Change
 from tests.support.archive.building import START, Builder, State, row, state
 from tests.support.archive.rows import changes
-
-
-def rows_at(archive: Archive, boundary: Boundary) -> State:
-    found: list[tuple[bytes, bytes]] = []
-    for keys, lines in archive.rows(boundary):
-        found += zip(keys, lines, strict=True)
-    assert [key for key, _ in found] == sorted({key for key, _ in found})
-    return dict(found)
-
-
-ONE = state(row(1, "Ada"), row(2, "Bob"), row(10, "Zoé", '{"a": 1}'))
-TWO = state(row(1, "Ada"), row(2, "Rob"), row(3, "Cy"))
-THREE = state(row(7, "Eve"))
-FOUR = state(row(7, "Eve"), row(8, "Dan"))
-
-
-def several_epochs(directory: Path, **more) -> Builder:
-    return (
-        Builder(directory, **more)
-        .base(100, ONE)
-        .diff(200, TWO)
-        .diff(300, THREE, truncate=True)
-        .base(300, THREE)
-        .diff(400, FOUR)
-        .base(600, ONE, continues=False)
-        .diff(700, TWO)
-    )
-
+from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, rows_at, several_epochs
 
 KINDS = {
     "jsonl": {"formats": ("jsonl",)},

@@ -15,9 +15,9 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_model import history as histories
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
-from tests.archive.conftest import S3Maker
 from tests.support.archive.building import HISTORY, START, State
 from tests.support.archive.rows import Table, changes, tables
+from tests.support.archive.s3_maker import S3Maker
 from tests.support.drawn import examples
 
 

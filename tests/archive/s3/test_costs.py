@@ -9,8 +9,6 @@ import pytest
 
 from benchmarks import costs
 from laredo_archive.maintain.collect import Policy, collect
-from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import LARGE
 from tests.support.archive.archiving import (
     ONE,
     PREFIX,
@@ -21,6 +19,8 @@ from tests.support.archive.archiving import (
     opened,
     rebased,
 )
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.s3_way import LARGE
 
 PAGE = Path(__file__).parents[3] / "docs" / "costs.md"
 AT_ONCE = Policy(timedelta(days=-1), timedelta(days=-1))

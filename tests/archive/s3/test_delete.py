@@ -4,7 +4,7 @@ import pytest
 
 from laredo_archive.errors import CommitStateUnknown, DestinationDenied, DestinationUnavailable
 from laredo_archive.storage.s3.requests import ATTEMPTS
-from tests.archive.s3.conftest import Way
+from tests.support.archive.s3_way import Way
 from tests.support.faults.fault import Fault, answer, drop, late, reset
 
 KEY = "t/epoch=1/a"

@@ -18,8 +18,8 @@ from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.s3.requests import ATTEMPTS
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.uploads import Content, place
-from tests.archive.s3.conftest import LARGE, Way
 from tests.support.archive.archiving import anybodys
+from tests.support.archive.s3_way import LARGE, Way
 from tests.support.faults.fault import (
     Fault,
     answer,

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from laredo_archive.errors import DestinationUnavailable
-from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import LARGE, Way
 from tests.support.archive.archiving import anybodys
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.s3_way import LARGE, Way
 from tests.support.faults.fault import Exchange, Fault, answer, truncate_answer
 
 

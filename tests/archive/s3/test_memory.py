@@ -11,7 +11,7 @@ import pytest
 
 from laredo_archive.storage.s3.requests import PARALLEL_PARTS
 from laredo_archive.storage.s3.upload import PART_BYTES
-from tests.archive.s3.conftest import Way
+from tests.support.archive.s3_way import Way
 from tests.support.faults.fault import Exchange, Fault, Rule
 from tests.support.processes import wait_until
 

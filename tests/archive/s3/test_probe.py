@@ -12,26 +12,10 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
-from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import Way
 from tests.support.archive.archiving import anybodys
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.s3_way import IGNORES_ALL, Way, ignoring
 from tests.support.faults.fault import Exchange, Fault, answer, drop, reset
-from tests.support.faults.http1 import Head
-
-
-def ignoring(*headers: str) -> Fault:
-    """A store that doesn't know these headers."""
-
-    async def happen(exchange: Exchange) -> None:
-        head: Head = exchange.request.head
-        for header in headers:
-            head = head.without(header)
-        await exchange.respond(await exchange.forward(replace(exchange.request, head=head)))
-
-    return Fault(f"ignores {', '.join(headers)}", happen)
-
-
-IGNORES_ALL = ignoring("If-Match", "If-None-Match")
 
 
 def nothing_left(way: Way, s3: S3Maker) -> bool:

@@ -16,9 +16,9 @@ from laredo_archive.errors import (
 )
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.storage.s3.requests import ATTEMPTS
-from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import Way
 from tests.support.archive.archiving import anybodys
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.s3_way import Way
 from tests.support.faults.fault import (
     Exchange,
     Fault,

@@ -12,8 +12,8 @@ import pytest
 
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.storage.s3.upload import PART_BYTES, part_bytes
-from tests.archive.conftest import S3Maker
-from tests.archive.s3.conftest import LARGE, Way
+from tests.support.archive.s3_maker import S3Maker
+from tests.support.archive.s3_way import LARGE, Way
 from tests.support.faults.fault import Exchange, Fault, Rule, refusal
 from tests.support.faults.http1 import Message
 from tests.support.faults.operation import Operation

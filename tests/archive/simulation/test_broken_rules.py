@@ -25,7 +25,7 @@ from laredo_archive.write import (
 )
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.pending_commit import PendingCommit
-from tests.archive.simulation.test_simulation import simulate
+from tests.archive.simulation.simulation import simulate
 from tests.support.archive.simulated_store import MemoryDestination, MemoryStore, etag_of
 
 MOST_SEEDS = 120

@@ -13,19 +13,19 @@ the point's number. ``DIRECTORY`` is where the writer says what it was promised.
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 import structlog
 
-from laredo_archive import failpoint
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.storage.s3 import upload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, base_of, diffed, rebased
+from tests.support.archive.forked_child import in_child
 from tests.support.archive.inspection import (
     assert_nothing_left_over,
     assert_true,
@@ -109,21 +109,6 @@ def look(directory: Path, places: Sequence[str], *, finished: bool) -> None:
             assert unfinished(where) == []
     if finished:
         assert heads == {(3, 50)}
-
-
-def in_child(work: Callable[[], None], kill_at: int | None) -> int:
-    """The child's wait status."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    if kill_at is not None:
-        failpoint._reached = failpoint._kill_at("*", kill_at)
-    try:
-        work()
-    except BaseException:  # noqa: BLE001  # a forked child must not go on in its parent's code
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
 
 
 def kill_at(points: Iterable[int], directory: Path, templates: Sequence[str]) -> int:

@@ -20,7 +20,6 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_model.position import Position
-from tests.archive.conftest import NewStores
 from tests.support.archive.archiving import (
     EMPTY,
     HISTORY,
@@ -29,6 +28,7 @@ from tests.support.archive.archiving import (
     OTHER_HISTORY,
     THREE,
     TWO,
+    NewStores,
     ScriptedDestination,
     base_of,
     begun_base,

@@ -21,13 +21,13 @@ from laredo_archive.errors import (
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
-from tests.archive.conftest import NewStores
 from tests.support.archive.archiving import (
     DAY,
     MANIFEST,
     ONE,
     THREE,
     TWO,
+    NewStores,
     ScriptedDestination,
     base_of,
     diffed,

@@ -11,13 +11,13 @@ from laredo_archive.manifest import rules
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
-from tests.archive.conftest import NewStores
 from tests.support.archive.archiving import (
     MANIFEST,
     ONE,
     OTHER_HISTORY,
     THREE,
     TWO,
+    NewStores,
     ScriptedDestination,
     base_of,
     diffed,

@@ -11,32 +11,9 @@ import pytest
 
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
+from tests.fanout.app.checking import check, missing
 from tests.support.postgres import Database
 from tests.support.processes import BIN
-
-
-def check(
-    tmp_path: Path, dsn: str, tables: str, extra: str = ""
-) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit code and the findings, by what they are about."""
-    file = tmp_path / "fanout.conf"
-    file.write_text(
-        f'state.path = "{tmp_path}/state"\n'
-        f'sources {{ pg {{ connection = "{dsn}" }} }}\ntables = [ {tables} ]\n{extra}'
-    )
-    done = subprocess.run(
-        [str(BIN / "laredo-fanout"), "check", "--config", str(file), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)}
-
-
-def missing(findings: dict[str, dict[str, Any]]) -> set[str]:
-    return {what for what, finding in findings.items() if finding["verdict"] == "missing"}
 
 
 def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> None:

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from laredo_archive.maintain.postgres_table import Database as Measuring
-from tests.fanout.app.test_check import check, missing
+from tests.fanout.app.checking import check, missing
 from tests.support.clusters import Clusters
 from tests.support.postgres import Database
 from tests.support.processes import wait_until

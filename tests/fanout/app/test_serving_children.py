@@ -4,9 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.client import (
-    Backoff,
     Changes,
     Crowded,
     Endpoint,
@@ -28,62 +24,14 @@ from laredo_fanout.client import (
     SyncOptions,
     open_stream,
 )
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
+from tests.fanout.app.running_server import running
 from tests.support.processes import PATIENCE_S
-from tests.support.server.serving_world import USERS, Writer, line, rows
+from tests.support.server.serving_world import USERS, line
 
 INSERT = Action.INSERT
-QUICK = Backoff(initial=0.01, maximum=0.2)
-
-
-@dataclass
-class Running:
-    children: ServingChildren
-    clients: Clients
-    writer: Writer
-    port: int
-
-    def subscription(self, name: str) -> Subscription:
-        endpoint = Endpoint(f"127.0.0.1:{self.port}")
-        return Subscription(endpoint, SyncOptions(USERS, name), backoff=QUICK)
-
-    async def until(self, condition: Callable[[], object], what: str) -> None:
-        async with asyncio.timeout(120):
-            while not condition():
-                await asyncio.sleep(0.01)  # poll
-
-
-@asynccontextmanager
-async def running(
-    tmp_path: Path, *, workers: int = 1, max_clients: int = 100, grace: float = 5.0
-) -> AsyncIterator[Running]:
-    wake_ups, clients = WakeUps(), Clients(max_clients)
-    with (
-        await listener_port.reserve("127.0.0.1", 0, "fanout.grpc.port") as held,
-        Store.open(tmp_path / "state", max_size=1 << 28) as store,
-    ):
-        writer = Writer(store, wake_ups)  # type: ignore[arg-type]
-        writer.begin()
-        writer.publish(rows(0, 10))
-        port = held.getsockname()[1]
-        listener = ListenerOptions("127.0.0.1", port, drain_grace_s=grace)
-        children = ServingChildren(
-            workers=workers,
-            state=store.path,
-            options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=3600)}),
-            clients=clients,
-            wake_ups=wake_ups,
-            log_settings=logs.LogSettings(logs.JSON),
-        )
-        children.start()
-        try:
-            world = Running(children, clients, writer, port)
-            await world.until(lambda: children.listening == workers, "all serving")
-            yield world
-        finally:
-            await children.drain()
 
 
 async def read_until(events: Subscription, kind: type, timeout: float = PATIENCE_S) -> object:

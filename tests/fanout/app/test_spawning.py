@@ -22,7 +22,7 @@ from laredo_fanout.serving.options import ListenerOptions, ServingOptions, Table
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_model.retry import Backoff
-from tests.fanout.app.test_serving_children import Running, running
+from tests.fanout.app.running_server import Running, running
 from tests.support.server.serving_world import USERS, Writer, rows
 
 SERVING = ("-m", "laredo_fanout.app.processes.serving_process")

@@ -2,10 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,12 +19,12 @@ from laredo_fanout.client import (
     FanoutClient,
     NotReadyInTime,
     TableNotFound,
-    background,
     equals,
 )
 from laredo_fanout.client.table.rows import Row, parse
 from laredo_model.change import Action
 from laredo_model.column import Column
+from tests.fanout.client.kept_copy import Server, row, soon, until
 from tests.fanout.client.real_server import (
     COLUMNS,
     HISTORY,
@@ -40,73 +38,6 @@ from tests.support.processes import PATIENCE_S
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
 QUICK = Backoff(initial=0.01, maximum=0.05)
-
-
-def row(instance: str, key: str, tenant: str, size: int) -> Row:
-    return parse(line_of(instance, key, tenant, size))
-
-
-def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    deadline = monotonic() + timeout
-    while not condition():
-        assert monotonic() < deadline, "the condition never came true"
-        sleep(0.002)
-
-
-async def soon(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-class Server:
-    """The server for thread-safe clients: on the loop that they share."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.port = 0
-        self._stack: AsyncExitStack | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        background.call(self._start())
-
-    def stop(self) -> None:
-        if self._stack is not None:
-            background.call(self._stack.aclose())
-            self._stack = None
-
-    async def _start(self) -> None:
-        self._stack = AsyncExitStack()
-        self.port = await self._stack.enter_async_context(serving(self.source, self.port))
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Iterator[Source]:
-    source = Source(tmp_path / "store")
-    source.write(
-        [(INSERT, "a", "x", "acme", 1), (INSERT, "a", "y", "acme", 2)],
-        [(INSERT, "b", "x", "zeta", 9007199254740993)],
-    )
-    yield source
-    source.store.close()
-
-
-@pytest.fixture
-def server(source: Source) -> Iterator[Server]:
-    server = Server(source)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def port(source: Source) -> AsyncIterator[int]:
-    async with serving(source) as port:
-        yield port
 
 
 def test_the_example_of_the_documentation(server: Server, tmp_path: Path) -> None:

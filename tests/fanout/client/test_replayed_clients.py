@@ -21,12 +21,18 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import history as history_
 from laredo_model.change import Action
 from laredo_model.position import Position
-from tests.fanout.client.test_replica import COLUMNS, as_changes, filled, greeting, rows_of
-from tests.fanout.client.test_subscription import CUT, insert
-from tests.fanout.serving.replay.test_replay import archived
-from tests.fanout.serving.replay.test_replay_random import names_of
+from tests.fanout.client.scripted_replica import (
+    COLUMNS,
+    CUT,
+    as_changes,
+    filled,
+    greeting,
+    insert,
+    rows_of,
+)
 from tests.support.processes import PATIENCE_S
 from tests.support.server.archived import Archived
+from tests.support.server.replay_reader import archived, names_of
 from tests.support.server.scripted_server import Hold, batch, handshake, line, playing, snapshot
 from tests.support.server.serving_world import HISTORY, USERS, World
 

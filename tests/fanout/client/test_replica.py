@@ -6,80 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.client import (
-    BadField,
-    Changes,
-    Handshake,
-    Heartbeat,
-    Mode,
-    SnapshotEnd,
-    SnapshotRows,
-)
-from laredo_fanout.client.table.replica import Difference, Replica
+from laredo_fanout.client import BadField, Changes, Heartbeat, Mode, SnapshotRows
 from laredo_model.column import Column
 from laredo_model.position import Position
-
-COLUMNS = (
-    Column("id", "int8", ordinal=1, key_ordinal=1),
-    Column("name", "text", ordinal=2),
+from tests.fanout.client.scripted_replica import (
+    Row,
+    Transaction,
+    as_changes,
+    filled,
+    greeting,
+    keys,
+    load,
+    rows_of,
 )
+
 PAIR = (
     Column("instance_id", "text", ordinal=1, key_ordinal=1),
     Column("key", "int4", ordinal=2, key_ordinal=2),
     Column("tenant", "text", ordinal=3),
     Column("weight", "float8", ordinal=4),
 )
-
-
-def greeting(mode: Mode, columns: tuple[Column, ...] = COLUMNS) -> Handshake:
-    return Handshake(mode, None, None, columns, 0, 0, 0, "", True)
-
-
-def filled(
-    rows: dict[bytes, bytes],
-    *,
-    columns: tuple[Column, ...] = COLUMNS,
-    lookup_fields: Sequence[str] | None = None,
-    indexes: dict[str, tuple[str, ...]] | None = None,
-    position: int = 0x10,
-) -> Replica:
-    replica = Replica(lookup_fields, indexes or {})
-    replica.begin_stream(greeting(Mode.FULL_SNAPSHOT, columns))
-    load(replica, rows, position)
-    return replica
-
-
-def load(replica: Replica, rows: dict[bytes, bytes], position: int) -> list[Difference]:
-    replica.begin_snapshot()
-    replica.add_rows(SnapshotRows(list(rows), list(rows.values())))
-    end = SnapshotEnd(Position(position), 5, len(rows), None, None)
-    return list(replica.show(replica.end_snapshot(end)))
-
-
-def rows_of(replica: Replica) -> dict[bytes, bytes]:
-    _, _, keys, lines = replica.freeze()
-    return dict(zip(keys, lines, strict=True))
-
-
-Row = tuple[int, bytes, bytes]
-Transaction = tuple[int, list[Row]]  # position, changes
-
-
-def as_changes(
-    transactions: Sequence[Transaction], first: int = 6, *, goes_on: bool = False
-) -> Changes:
-    rows = [row for _, changes in transactions for row in changes]
-    return Changes(
-        first,
-        bytes(row[0] for row in rows),
-        [row[1] for row in rows],
-        [row[2] for row in rows],
-        None,
-        [len(changes) for _, changes in transactions],
-        [position for position, _ in transactions],
-        [0] * len(transactions),
-        goes_on,
-    )
 
 
 def model(rows: dict[bytes, bytes], changes: Sequence[Row]) -> dict[bytes, bytes]:
@@ -94,7 +40,6 @@ def model(rows: dict[bytes, bytes], changes: Sequence[Row]) -> dict[bytes, bytes
     return after
 
 
-keys = st.sampled_from([b"1", b"2", b"3"])
 names = st.sampled_from([b"a", b"b", b"c"])
 
 

@@ -16,12 +16,9 @@ from laredo_fanout.client.table.rows import Row
 from laredo_model.change import Action
 from laredo_model.files.hashing import Digest
 from laredo_model.position import Position
-from tests.fanout.client import test_clients
+from tests.fanout.client.kept_copy import Server, row, until
 from tests.fanout.client.real_server import TABLE, Source, key_of, line_of
-from tests.fanout.client.test_clients import Server, row, until
 from tests.support.processes import PATIENCE_S
-
-source, server, port = test_clients.source, test_clients.server, test_clients.port
 
 INSERT, UPDATE = Action.INSERT, Action.UPDATE
 

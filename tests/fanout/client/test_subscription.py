@@ -40,6 +40,7 @@ from laredo_fanout.client import (
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import history as history_
 from laredo_model.position import Position
+from tests.fanout.client.scripted_replica import CUT, insert
 from tests.support.server.scripted_server import (
     HISTORY,
     End,
@@ -57,7 +58,6 @@ from tests.support.server.stuck_proxy import Proxy
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
 OPTIONS = SyncOptions("public.users", "test-client")
-CUT = End(grpc.StatusCode.UNAVAILABLE)
 
 
 async def events_of(*script: object, options: SyncOptions = OPTIONS) -> list[Event]:
@@ -285,10 +285,6 @@ def flat(events: Sequence[Event]) -> list[tuple[int, bytes]]:
         for part in event.transactions()
         for key in event.keys[part.start : part.stop]
     ]
-
-
-def insert(number: int) -> tuple[int, bytes, bytes]:
-    return (1, str(number).encode(), line(number, "x"))
 
 
 async def test_resumes_at_the_last_whole_transaction() -> None:

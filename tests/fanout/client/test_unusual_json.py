@@ -21,8 +21,8 @@ from laredo_fanout.store.rows.changes import TableChanges
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
+from tests.fanout.client.kept_copy import Server, soon, until
 from tests.fanout.client.real_server import TABLE, Source, serving
-from tests.fanout.client.test_clients import Server, soon, until
 from tests.support.processes import PATIENCE_S
 
 COLUMNS = (

@@ -20,7 +20,7 @@ from laredo_fanout.postgres.errors import StreamBroken
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
 from laredo_model.rule import Rule, TypeInfo, rule_of
-from tests.fanout.decode.test_row_decoder import NULL, TYPES, UNCHANGED, drawn_rows, tuple_of
+from tests.fanout.decode.row_tuples import NULL, TYPES, UNCHANGED, drawn_rows, tuple_of
 
 SCANS = [row_scan.scan_plainly, row_scan.scan]
 _COMPILER = str(sysconfig.get_config_var("CC")).split()[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.catchup.options import CatchupOptions
-from tests.fanout.ingest.test_partitions_between_snapshots import CASES
+from tests.fanout.ingest.partition_cases import CASES
 from tests.support.ingest import Gate, RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.server.behind import splitting_little, start_behind, status_of, wait_level

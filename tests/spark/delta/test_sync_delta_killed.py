@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from laredo_archive import failpoint
 from laredo_spark import read_table, sync_table
 from laredo_spark.sync.sync import Outcome
-from tests.spark.test_sync_parquet import many
 from tests.support.archive.building import Builder
+from tests.support.archive.many_rows import many
 from tests.support.processes import wait_until
 
 COUNT = 20_000

@@ -187,3 +187,6 @@ def diffed(
         checksum=checksum.hex(),
         formats=formats,
     )
+
+
+NewStores = Callable[..., list[ScriptedDestination]]

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import orjson
 import pytest
-from google.protobuf import struct_pb2
 
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.errors import BadRequest
@@ -16,6 +15,7 @@ from laredo_fanout.serving.filters.row_filter import RowFilter
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 from laredo_model.column import Column
+from tests.support.server.filters import equals, value
 from tests.support.server.serving_world import COLUMNS, line, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -25,25 +25,6 @@ ALL_KINDS = (
     Column("score", "float8", ordinal=5),
     Column("paid", "bool", ordinal=6),
 )
-
-
-def value(plain: Any) -> struct_pb2.Value:
-    made = struct_pb2.Value()
-    if plain is None:
-        made.null_value = struct_pb2.NULL_VALUE
-    elif isinstance(plain, bool):
-        made.bool_value = plain
-    elif isinstance(plain, str):
-        made.string_value = plain
-    elif isinstance(plain, list):
-        made.list_value.SetInParent()
-    else:
-        made.number_value = plain
-    return made
-
-
-def equals(field: str, plain: Any) -> wire.FieldPredicate:
-    return wire.FieldPredicate(field=field, equals=value(plain))
 
 
 def prefix(field: str, start: str) -> wire.FieldPredicate:

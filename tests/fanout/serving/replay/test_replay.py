@@ -2,122 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from laredo_archive.storage.destination import Destination
-from laredo_fanout.serving.options import TableOptions
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
-from laredo_model.change import Action
 from laredo_model.position import Position
-from tests.support.server.archived import Archived, State, local, options
-from tests.support.server.serving_world import COLUMNS, HISTORY, Stream, World, line, running
-
-REPLAY, FULL, DELTA = (
-    wire.SYNC_MODE_REPLAY_ARCHIVE,
-    wire.SYNC_MODE_FULL_SNAPSHOT,
-    wire.SYNC_MODE_DELTA,
+from tests.support.server.replay_reader import (
+    DELETE,
+    DELTA,
+    FULL,
+    INSERT,
+    REPLAY,
+    TRUNCATE,
+    UPDATE,
+    Reader,
+    archived,
+    read,
 )
-INSERT, UPDATE, DELETE, TRUNCATE = Action
-
-
-@asynccontextmanager
-async def archived(
-    tmp_path: Path,
-    *,
-    destination: Destination | None = None,
-    outcomes: list[Outcome] | None = None,
-    heartbeat_interval_s: float = 0.1,
-    **more: Any,
-) -> AsyncIterator[tuple[World, Archived]]:
-    """A served table with an archive."""
-    table = TableOptions(
-        archive=options(tmp_path / "archive"), heartbeat_interval_s=heartbeat_interval_s
-    )
-    told: Callable[[str, Outcome], None] = lambda _, outcome: (  # noqa: E731
-        outcomes.append(outcome) if outcomes is not None else None
-    )
-    async with running(tmp_path / "state", table=table, on_replay=told, **more) as world:
-        yield world, Archived(world.writer, destination or local(tmp_path / "archive"))
-
-
-class Reader:
-    """A batch client that held `state` at `position`, reading until it is level."""
-
-    def __init__(self, world: World, state: State, position: int, **request: Any) -> None:
-        self.state = dict(state)
-        self.position = position
-        self.sequences: list[int] = []
-        self.positions: list[int] = []
-        self.since: dict[int, int] = {}
-        """Where a transaction stands for others before it, by its position."""
-        self.changes: list[tuple[int, bytes, bytes, bytes]] = []
-        self.mode = 0
-        self.handshake: Any = None
-        self._world = world
-        self._open = False
-        self._stream: Stream = world.sync(
-            batch=True,
-            last_known_source_position=position_.text(position),
-            history=str(request.pop("history", HISTORY)),
-            **request,
-        )
-
-    async def level(self) -> int:
-        """Read until all that the server has was sent; the mode."""
-        self.handshake = await self._stream.next("handshake")
-        self.mode = self.handshake.mode
-        wanted = self._world.writer.position
-        while True:
-            message = await self._stream.next_of_any()
-            self.take(message)
-            if isinstance(message, wire.Heartbeat):
-                at = position_.parse(message.source_position)
-                assert not (self._open and at > self.position)
-                if at >= wanted:
-                    self._stream.cancel()
-                    return self.mode
-
-    def take(self, message: Any) -> None:
-        if isinstance(message, wire.SnapshotBegin):
-            self.state = {}
-        elif isinstance(message, wire.SnapshotBatch):
-            self.state |= dict(zip(message.keys, message.lines, strict=True))
-        elif isinstance(message, wire.ChangeBatch):
-            self.apply(message)
-
-    def apply(self, batch: wire.ChangeBatch) -> None:
-        sequences = batch.sequences or range(
-            batch.first_sequence, batch.first_sequence + len(batch.actions)
-        )
-        self.sequences += sequences
-        olds = batch.old_lines or [b""] * len(batch.keys)
-        for action, key, row, old in zip(batch.actions, batch.keys, batch.lines, olds, strict=True):
-            self.changes.append((action, key, row, old))
-            if action == TRUNCATE:
-                self.state = {}
-            elif action == DELETE:
-                self.state.pop(key, None)
-            else:
-                self.state[key] = row
-        self._open = batch.open
-        if batch.since_position:
-            self.since[batch.positions[0]] = batch.since_position
-        for position in batch.positions[: len(batch.positions) - batch.open]:
-            assert position > self.position, "a position that was there before"
-            self.position = position
-            self.positions.append(position)
-
-
-async def read(world: World, table: Archived, position: int, **request: Any) -> Reader:
-    reader = Reader(world, table.state_at(position), position, **request)
-    await reader.level()
-    return reader
+from tests.support.server.serving_world import COLUMNS, line
 
 
 async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.sync import replay
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
-from tests.fanout.serving.replay.test_replay import FULL, REPLAY, Reader, archived, read
-from tests.fanout.serving.sync.test_slow_clients import until
+from tests.support.processes import until
 from tests.support.server.archived import Archived
+from tests.support.server.replay_reader import FULL, REPLAY, Reader, archived, read
 from tests.support.server.serving_world import COLUMNS, Stream, World, line
 
 

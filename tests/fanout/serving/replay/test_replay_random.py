@@ -18,8 +18,8 @@ import pytest
 from laredo_archive.manifest import timeline
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
-from tests.fanout.serving.replay.test_replay import FULL, REPLAY, Reader, archived
 from tests.support.server.archived import TRUNCATE, Archived, Moment, State
+from tests.support.server.replay_reader import FULL, REPLAY, Reader, archived, names_of
 from tests.support.server.serving_world import Stream, World, line
 
 KEYS = 12
@@ -159,10 +159,6 @@ class BaseReader:
             else:
                 self.names[int(message.new_values["id"])] = message.new_values["name"]
             self.position = position_.parse(message.source_position)
-
-
-def names_of(state: State) -> dict[int, str]:
-    return {int(key): orjson.loads(row)["name"] for key, row in state.items()}
 
 
 def red(state: State) -> State:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from laredo_model.change import Action
-from tests.fanout.serving.filters.test_filters import equals
+from tests.support.server.filters import equals
 from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows, running
 
 BATCH, BOUNDARY = "batch/json.v1", "boundary.v1"

@@ -1,7 +1,6 @@
 """Clients that don't read: what they cost the others (nothing), and what becomes of them."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -12,7 +11,7 @@ from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, TableOp
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Action
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import until
 from tests.support.server.serving_world import Stream, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -20,12 +19,6 @@ INSERT, UPDATE, DELETE, TRUNCATE = Action
 DROP = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
 SLOW_DOWN = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOWN)
 WIDE = "w" * 200_000
-
-
-async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def live_client(world: World, client_id: str) -> Stream:

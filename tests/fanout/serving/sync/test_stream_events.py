@@ -13,7 +13,7 @@ from laredo_fanout.store.table import Status
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.position import parse, text
-from tests.fanout.serving.filters.test_filters import equals
+from tests.support.server.filters import equals
 from tests.support.server.serving_world import (
     COLUMNS,
     HISTORY,

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.golden.written import key_of
+from tests.support.golden.written import key_of
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "golden"
 ARCHIVES = HERE / "archives"
 TRUTHS = HERE / "truth"
 

@@ -1,6 +1,6 @@
 """Runs a console script with multipart uploads of small parts, so that small objects have some.
 
-python -m tests.archive.chaos.small_parts SCRIPT ARGUMENT...
+python -m tests.support.archive.small_parts SCRIPT ARGUMENT...
 """
 
 import runpy

@@ -1,6 +1,6 @@
 """A copy that is killed at every one of its steps, and begun again.
 
-    python -m tests.archive.maintain.killed_copy DIRECTORY
+    python -m tests.support.archive.killed_copy DIRECTORY
 
 Each time: with kill -9 at the first point, then at the second, and so on through
 all of them. After each kill the target has no manifest or a whole one; the next
@@ -23,8 +23,8 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.local.upload import UNFINISHED
-from tests.archive.write.killed_writer import in_child
 from tests.support.archive.archiving import ONE, TABLE, TWO, anybodys, diffed, opened, rebased
+from tests.support.archive.forked_child import in_child
 
 
 def make(source: Path) -> None:

@@ -1,0 +1,53 @@
+"""What the tests of clients that keep a copy share: the server, and waiting for it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from time import monotonic, sleep
+
+from laredo_fanout.client import background
+from laredo_fanout.client.table.rows import Row, parse
+from tests.fanout.client.real_server import Source, line_of, serving
+from tests.support.processes import PATIENCE_S
+
+
+def row(instance: str, key: str, tenant: str, size: int) -> Row:
+    return parse(line_of(instance, key, tenant, size))
+
+
+def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
+    deadline = monotonic() + timeout
+    while not condition():
+        assert monotonic() < deadline, "the condition never came true"
+        sleep(0.002)
+
+
+async def soon(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Server:
+    """The server for thread-safe clients: on the loop that they share."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.port = 0
+        self._stack: AsyncExitStack | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        background.call(self._start())
+
+    def stop(self) -> None:
+        if self._stack is not None:
+            background.call(self._stack.aclose())
+            self._stack = None
+
+    async def _start(self) -> None:
+        self._stack = AsyncExitStack()
+        self.port = await self._stack.enter_async_context(serving(self.source, self.port))

@@ -1,0 +1,24 @@
+"""A copy in Parquet that is synced in this process, without Spark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laredo_spark.sync.directory import SyncDirectory
+from laredo_spark.sync.parquet import Engine, ParquetSync, Written, given_options
+
+
+def here(task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Tasks in this process; test_sync.py has them on Spark."""
+    return [task(item) for item in items]
+
+
+def no_join(pinned: Mapping[str, str], place: str) -> None:
+    raise AssertionError("an archive with ranges is written by tasks")
+
+
+def sync(archive: Path, target: Path, *, rebuild: bool = False, **given: object) -> Written:
+    asked = given_options({"path": archive, **given})
+    directory = SyncDirectory(target)
+    with directory.locked():
+        return ParquetSync(directory, asked, Engine(here, no_join, 2)).run(rebuild=rebuild)

@@ -1,0 +1,59 @@
+"""laredo-archive's console script, as a test runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.postgres import Database
+
+PROGRAM = Path(sys.executable).with_name("laredo-archive")
+
+
+def run(*arguments: object, **more) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, check=False, **more,
+    )  # fmt: skip
+
+
+def rows(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split("\n")[:-1]
+
+
+def lines(of: dict[bytes, bytes]) -> list[str]:
+    return [line.decode() for line in of.values()]
+
+
+def drawn_on(terminal: int) -> str:
+    """All that comes until the other end is closed."""
+    text = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(terminal)
+    return text.decode()
+
+
+def wrong_hash(directory: Path) -> None:
+    file = directory / "epoch=3" / "snapshot-0_258.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"Ada", b"Eva"))
+
+
+def users_in(database: Database) -> str:
+    """A table with Ada in it; the database's history."""
+    with database.connect() as connection:
+        connection.autocommit = True
+        connection.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, doc jsonb)")
+        connection.execute("INSERT INTO users VALUES (1, 'Ada', NULL)")
+        ((history,),) = connection.execute(
+            "SELECT system_identifier || ':1:' || oid FROM pg_control_system(), pg_database"
+            " WHERE datname = current_database()"
+        ).fetchall()
+    return str(history)
