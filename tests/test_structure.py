@@ -19,6 +19,18 @@ PACKAGES = [
 ]
 MOST_LINES = 400
 MOST_FILES = 16
+LEAST_WAIT_S = 60
+WAITS = {
+    "join": 0,
+    "result": 0,
+    "settimeout": 0,
+    "timeout": 0,
+    "until": 1,
+    "wait": 0,
+    "wait_for": 1,
+    "wait_until": 2,
+}
+"""What waits for something to come, and which of its arguments says how long."""
 
 
 def sources(package: str) -> list[Path]:
@@ -85,3 +97,27 @@ def test_tests_share_what_is_in_support() -> None:
 def test_what_tests_share_is_small_too() -> None:
     for path in sorted((ROOT / "tests" / "support").rglob("*.py")):
         assert len(path.read_text().splitlines()) <= MOST_LINES, path
+
+
+def patience(path: Path) -> Iterator[tuple[int, float]]:
+    """Lines that wait for something, and for how long at most."""
+    for call in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(call, ast.Call):
+            continue
+        name = ast.unparse(call.func).rpartition(".")[2]
+        given = [word.value for word in call.keywords if word.arg == "timeout"]
+        given += call.args[WAITS[name] : WAITS[name] + 1] if name in WAITS else []
+        for value in given:
+            if isinstance(value, ast.Constant) and isinstance(value.value, (int, float)):
+                yield call.lineno, value.value
+
+
+def test_a_slow_machine_is_no_failure() -> None:
+    """Who waits for something waits a minute; less than a second shows that nothing comes."""
+    short = [
+        f"{path.relative_to(ROOT)}:{line} waits {seconds} s"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, seconds in patience(path)
+        if 1 <= seconds < LEAST_WAIT_S
+    ]
+    assert short == []

@@ -55,7 +55,6 @@ LATENESS_S = 0.5
 """Shorter than the grace period; the cut-off is longer than a base takes on a busy machine."""
 
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
-PATIENCE_S = 150
 LONGEST_LIFE_S = 10
 
 
@@ -266,7 +265,7 @@ class Run:
 
     def _wait(self, condition: Any, what: str) -> None:
         try:
-            wait_until(condition, what, PATIENCE_S)
+            wait_until(condition, what)
         except AssertionError as late:
             raise AssertionError(f"{late}\n{self.writers[0].tail()}") from None
 

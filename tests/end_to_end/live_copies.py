@@ -19,6 +19,7 @@ from laredo_fanout.client import (
     TableNotFound,
 )
 from laredo_model.change import Action
+from tests.support.processes import PATIENCE_S
 
 _Change = tuple[int, bytes, bytes]
 
@@ -121,7 +122,7 @@ class LiveCopies(threading.Thread):
         """End them."""
         if self.is_alive() and self._all is not None:
             self._loop.call_soon_threadsafe(self._all.cancel)
-        self.join(120)
+        self.join(PATIENCE_S)
         self.check()
 
     async def _follow_all(self) -> None:

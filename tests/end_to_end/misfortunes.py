@@ -13,10 +13,14 @@ import httpx
 import psutil
 
 from tests.support.clusters import position_of, promote, wait_replayed, wait_synced
+from tests.support.processes import PATIENCE_S
 
 if TYPE_CHECKING:
     from examples.snapshotter.embedded_postgres import EmbeddedPostgres
     from tests.end_to_end.upheaval import Upheaval
+
+RECOPY_ANSWER_S = 10
+"""For an operator's request: without an answer the upheaval goes on."""
 
 
 def crash(server: EmbeddedPostgres) -> None:
@@ -24,7 +28,7 @@ def crash(server: EmbeddedPostgres) -> None:
     pid = int((server.data / "postmaster.pid").read_text().splitlines()[0])
     children = psutil.Process(pid).children(recursive=True)
     server.stop(how=signal.SIGKILL)
-    _, left = psutil.wait_procs(children, 30)
+    _, left = psutil.wait_procs(children, PATIENCE_S)
     assert not left, f"they outlive their postmaster: {left}"
 
 
@@ -198,7 +202,7 @@ class Misfortunes:
         table = self.chance.choice(self._world.database.tables).name
         with suppress(httpx.TransportError):
             answer = httpx.post(
-                f"{self._world.server.http}/tables/public.{table}/recopy", timeout=10
+                f"{self._world.server.http}/tables/public.{table}/recopy", timeout=RECOPY_ANSWER_S
             )
             self._world.tell(f"{table}: {answer.status_code}")
 

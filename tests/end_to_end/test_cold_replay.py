@@ -393,7 +393,7 @@ async def _check_all_moments(
         assert found.sequences == sorted(set(found.sequences)), "a number came twice"
         return found.mode
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         modes = await asyncio.gather(*[resume(*moment) for moment in moments])
     assert {Mode.FULL_SNAPSHOT, Mode.DELTA, Mode.REPLAY_ARCHIVE} == set(modes)
     assert as_rows(rows_now) == in_postgresql(connection)
@@ -467,7 +467,7 @@ async def _stopped_base(tmp_path: Path, road: Road, code: Path, connection: Conn
     with connection.transaction():
         for number in range(600, 606):
             connection.execute("INSERT INTO things VALUES (%s, 'base', 1, '{}')", (number,))
-    _, err = await asyncio.wait_for(client.communicate(), 120)
+    _, err = await asyncio.wait_for(client.communicate(), PATIENCE_S)
     assert client.returncode == 0, err.decode()
     saved = json.loads(file.read_text())
     assert saved["taken"] == 4 and "603" in saved["rows"] and "604" not in saved["rows"]
@@ -481,7 +481,7 @@ async def _check_base(file: Path, road: Road, code: Path, connection: Connection
     # window it would stand before the others, and the client would leave too soon.
     await client.stderr.readline()
     connection.execute("INSERT INTO things VALUES (-1, 'end', 0, '{}')")
-    _, err = await asyncio.wait_for(client.communicate(), 120)
+    _, err = await asyncio.wait_for(client.communicate(), PATIENCE_S)
     assert client.returncode == 0, err.decode()
     saved = json.loads(file.read_text())
     wanted = in_postgresql(connection)

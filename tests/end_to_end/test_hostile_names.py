@@ -10,7 +10,7 @@ from psycopg import sql
 
 from tests.end_to_end.archiving_programs import Named, configured
 from tests.support.postgres import Database
-from tests.support.processes import BIN, wait_until
+from tests.support.processes import BIN, PATIENCE_S, wait_until
 
 NAMES = [
     'quo"te',
@@ -86,7 +86,7 @@ def test_tables_of_any_name_are_archived_and_proven_equal(
         for table in tables:
             _insert(database, table, 4)
         for table in tables:
-            wait_until(lambda table=table: _has_four(programs, table), f"{table} has all", 120)
+            wait_until(lambda table=table: _has_four(programs, table), f"{table} has all")
             programs.equal(table)
         for table in tables[:8]:
             shown = _run("verify", str(tmp_path / "archive" / str(table.key_prefix)))
@@ -150,7 +150,7 @@ def test_tables_that_would_share_a_place_are_refused(
 ) -> None:
     programs = configured(tmp_path, database, [Named(*table) for table in tables])
     with programs.writer:
-        assert programs.writer.wait(120) == 2, programs.writer.tail()
+        assert programs.writer.wait(PATIENCE_S) == 2, programs.writer.tail()
         assert "key_prefix" in programs.writer.tail()
         assert "Traceback" not in programs.writer.tail()
 
@@ -161,6 +161,6 @@ def test_a_schema_with_a_dot_is_refused(tmp_path: Path, database: Database) -> N
     programs = configured(tmp_path, database, tables)
     for program in (programs.server, programs.writer):
         with program:
-            assert program.wait(120) != 0
+            assert program.wait(PATIENCE_S) != 0
             assert 'a schema with a dot in its name ("a.b")' in program.tail()
             assert "Traceback" not in program.tail()

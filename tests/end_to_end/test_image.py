@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import Program, free_port, wait_until
+from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 
 DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 OTHER_ADDRESS = "127.0.0.2"
@@ -52,7 +52,7 @@ def program(directory: Path, name: str, more: str = "") -> tuple[Program, int, i
 
 def reaches(port: int) -> bool:
     with socket.socket() as probe:
-        probe.settimeout(60)
+        probe.settimeout(PATIENCE_S)
         return probe.connect_ex((OTHER_ADDRESS, port)) == 0
 
 

@@ -87,7 +87,7 @@ def test_poison_rows_are_archived_and_proven_equal(tmp_path: Path, database: Dat
             owner.execute("UPDATE poison SET f = 0 WHERE k LIKE '%line%'")
             owner.execute("DELETE FROM poison WHERE k IN ('', 'streamed null', 'null')")
             count = int(str((owner.execute("SELECT count(*) FROM poison").fetchone() or (0,))[0]))
-        wait_until(lambda: _archived_rows(programs) == count, "all are archived", 120)
+        wait_until(lambda: _archived_rows(programs) == count, "all are archived")
         programs.equal(TABLE)
         assert programs.server.is_running() and programs.writer.is_running()
     for program in (programs.server, programs.writer):

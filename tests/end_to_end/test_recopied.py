@@ -10,7 +10,7 @@ import pytest
 
 from laredo_archive.reader import Archive
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, free_port, wait_until
+from tests.support.processes import BIN, PATIENCE_S, Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 ROWS = 300
@@ -56,7 +56,7 @@ def test_an_archive_of_wrong_rows_is_put_right(
     with Program("laredo-snapshotter", config, http, log=tmp_path / "writer.log") as writer:
         writer.wait_ready()
         wait_until(lambda: b"wrong" in _archived(tmp_path)[b'{"id":7'], "the archive is begun")
-        asked = httpx.post(f"{server.program.http}/tables/public.t/recopy", timeout=120)
+        asked = httpx.post(f"{server.program.http}/tables/public.t/recopy", timeout=PATIENCE_S)
         assert asked.status_code == 202
         wait_until(
             lambda: b"wrong" not in _archived(tmp_path)[b'{"id":7'], "the archive has the changes"

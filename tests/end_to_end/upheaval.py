@@ -31,7 +31,6 @@ from tests.support.processes import BIN, wait_until
 
 PUBLICATIONS = ("laredo", "laredo_append")
 POSTGRES = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "10"}
-PATIENCE_S = 240
 
 
 class Upheaval:
@@ -216,7 +215,7 @@ class Upheaval:
 
         began = time.monotonic()
         try:
-            wait_until(holds, what, PATIENCE_S)
+            wait_until(holds, what)
         except AssertionError as late:
             tails = f"{self.server.tail()}\n{self.snapshotter.tail()}"
             raise AssertionError(f"{late}\n{tails}") from None

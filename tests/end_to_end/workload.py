@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from tests.support.oracle import SESSION, Connection, Oracle
+from tests.support.processes import PATIENCE_S
 
 TEXTS = ["", " ", "plain", 'quote " and \\ back', "línea\nnueva\ttab", "\u2028 \U0001f600"]
 TEXTS += ["\x01\x7f", "NULL", "{}", "x" * 300]
@@ -134,7 +135,7 @@ class Writer(threading.Thread):
         :raises BaseException: what ended the writer early.
         """
         self._stop_asked.set()
-        self.join(120)
+        self.join(PATIENCE_S)
         if self.failure is not None:
             raise self.failure
 

@@ -15,7 +15,7 @@ import pytest
 from tests.fuzz import budget
 from tests.fuzz.mutation import mutated
 from tests.support.postgres import Database
-from tests.support.processes import Program, wait_until
+from tests.support.processes import PATIENCE_S, Program, wait_until
 from tests.support.server.fanout_program import fanout, started
 from tests.support.writer.served import Served, rows
 from tests.support.writer.writing import Writer
@@ -182,7 +182,7 @@ def _connected(port: int) -> socket.socket:
     deadline = time.monotonic() + 90
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=120)
+            return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         except OSError:
             assert time.monotonic() < deadline, "nobody listens any more"
             time.sleep(0.05)  # poll

@@ -17,7 +17,7 @@ from laredo_fanout.client import Endpoint
 from laredo_fanout.serving.service import SERVICE
 from tests.fuzz import budget, hostile_calls
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server.fanout_program import Fanout, Follower, fanout, started
 
 TOKEN = "the-token-of-the-test"
@@ -96,10 +96,10 @@ async def _call(channel: grpc.aio.Channel, draw: random.Random) -> str:
     streams = method in ("Sync", "FetchSnapshot")
     try:
         if streams:
-            call = channel.unary_stream(path)(data, timeout=90, metadata=metadata)
+            call = channel.unary_stream(path)(data, timeout=PATIENCE_S, metadata=metadata)
             await _read_some(call, draw)
         else:
-            call = channel.unary_unary(path)(data, timeout=90, metadata=metadata)
+            call = channel.unary_unary(path)(data, timeout=PATIENCE_S, metadata=metadata)
             with suppress(grpc.aio.AioRpcError):
                 await call
         code = await call.code()

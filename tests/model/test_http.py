@@ -17,7 +17,7 @@ from laredo_model.http import connection, exposure
 from laredo_model.http.room import Ended, HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_model.http.settings import HttpSettings
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +40,7 @@ class Served:
         self._thread = threading.Thread(target=self.loop.run_forever)
         # A connection for each request.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(timeout=60, limits=limits)
+        self._client = httpx.Client(timeout=PATIENCE_S, limits=limits)
 
     def __enter__(self) -> Served:
         self._thread.start()
@@ -50,14 +50,14 @@ class Served:
             server.start()
             return server
 
-        self._server = asyncio.run_coroutine_threadsafe(start(), self.loop).result(60)
+        self._server = asyncio.run_coroutine_threadsafe(start(), self.loop).result(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self.loop).result(60)
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self.loop).result(PATIENCE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         self.loop.close()
 
     def ask(self, method: str = "GET", path: str = "/status", **headers: str) -> httpx.Response:
@@ -67,7 +67,7 @@ class Served:
 
     @contextmanager
     def opened(self, sent: bytes = b"") -> Iterator[socket.socket]:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as opened:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as opened:
             opened.sendall(sent)
             yield opened
 

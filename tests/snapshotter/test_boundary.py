@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_model import position
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.waiting import waits
 from tests.support.writer.writing import Writer
@@ -113,7 +113,7 @@ def test_sigterm_waits_for_what_is_not_verified(served: Served, writer: Writer) 
     # What comes now is no debt: nobody ever verifies it.
     served.look()
     later = served.commit("users", put(2, "y"))
-    assert writer.program.wait(60) == 0
+    assert writer.program.wait(PATIENCE_S) == 0
     assert last <= writer.head() < later
     assert writer.not_written() == []
     writer.assert_equal()

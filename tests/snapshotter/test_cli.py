@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.aws import AwsServer
-from tests.support.processes import BIN, free_port
+from tests.support.processes import BIN, PATIENCE_S, free_port
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
 
@@ -30,7 +30,7 @@ def run(
         [BIN / "laredo-snapshotter", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env=env,
     )

@@ -178,7 +178,7 @@ def test_a_stop_doesnt_wait_for_a_bucket_that_hangs_at_the_start(
     with Writer(tmp_path, served, destinations=(through(proxy, bucket),)) as writer:
         wait_until(asked.is_set, "asked")
         # READ_TIMEOUT_S, and what is tried again after it, is minutes.
-        assert writer.program.stop(timeout=60) == 0
+        assert writer.program.stop() == 0
 
 
 def test_what_one_destination_lacks_is_copied_at_the_next_start(

@@ -103,7 +103,7 @@ def test_the_base_that_a_diff_calls_for_waits_for_no_interval(
         writer.program.wait_ready()
         many = [put(number, "x" * 50) for number in range(1000)]
         position = served.commit("users", *many)
-        writer.wait_epoch(2, timeout=120)
+        writer.wait_epoch(2)
         base = writer.artifacts()[-1]
         assert (base["kind"], base["to_position"]) == ("snapshot", f"0/{position:X}")
         assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff", "snapshot"]

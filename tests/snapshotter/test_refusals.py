@@ -16,7 +16,7 @@ from tests.support.aws import AwsServer
 from tests.support.faults.fault import Fault, Rule, answer
 from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
-from tests.support.processes import BIN, wait_until
+from tests.support.processes import BIN, PATIENCE_S, wait_until
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
@@ -114,7 +114,7 @@ def test_check_finds_each_before_the_first_write(world: World) -> None:
         [BIN / "laredo-snapshotter", "check", "--config", world.writer.program.config],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 1, ended.stderr

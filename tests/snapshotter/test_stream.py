@@ -21,6 +21,7 @@ from laredo_snapshotter.status import State
 from laredo_snapshotter.table import status
 from laredo_snapshotter.table.writer import TableWriter
 from tests.support.oracle import boundaries
+from tests.support.processes import PATIENCE_S
 from tests.support.server.scripted_server import (
     End,
     Hold,
@@ -80,7 +81,7 @@ class Writing:
         )
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while not (value := condition()):
                 await asyncio.sleep(0.01)  # poll
         return value
@@ -112,7 +113,7 @@ async def writing(directory: Path, endpoint: Endpoint, **settings: Any) -> Async
         yield world
     finally:
         world.writer.stop()
-        await asyncio.wait_for(task, 120)
+        await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def test_half_a_transaction_is_dropped_and_taken_again(tmp_path: Path) -> None:
@@ -206,7 +207,9 @@ async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
     async with playing(live, stale, fresh) as (endpoint, scripted):
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1030)
-            epoch = await asyncio.wait_for(world.writer.request_snapshot(datetime.now(UTC)), 120)
+            epoch = await asyncio.wait_for(
+                world.writer.request_snapshot(datetime.now(UTC)), PATIENCE_S
+            )
             assert epoch == 2
         assert len(scripted.requests) == 3
         kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
@@ -220,7 +223,7 @@ async def test_a_base_that_isnt_what_the_diffs_lead_to_fails_the_table(tmp_path:
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1030)
             asked = world.writer.request_snapshot(datetime.now(UTC))
-            await asyncio.wait([asked], timeout=120)
+            await asyncio.wait([asked], timeout=PATIENCE_S)
             assert asked.exception() is not None
             failed = status.of(world.writer)
             assert failed.state is State.FAILED
@@ -346,8 +349,8 @@ async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -
         await world.position(0x1030)
         running = world.writer.request_snapshot(datetime.now(UTC))
         meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
-        assert await asyncio.wait_for(running, 120) == 2
-        assert await asyncio.wait_for(meanwhile, 120) > 2
+        assert await asyncio.wait_for(running, PATIENCE_S) == 2
+        assert await asyncio.wait_for(meanwhile, PATIENCE_S) > 2
 
 
 async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_model import position as positions
 from tests.support.postgres import Database
-from tests.support.processes import Program, free_port, wait_until
+from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 DIFF_FORMATS = ("jsonl", "protobuf")
@@ -165,7 +165,7 @@ class Road:
 
     def re_base(self, table: str) -> None:
         answer = httpx.post(
-            f"{self.snapshotter.http}/snapshot?wait=true&table=public.{table}", timeout=60
+            f"{self.snapshotter.http}/snapshot?wait=true&table=public.{table}", timeout=PATIENCE_S
         )
         assert answer.status_code == 200, answer.text
 

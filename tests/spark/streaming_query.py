@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 
 class Query:
@@ -54,11 +54,11 @@ class Query:
             assert self._running.poll() is None, self.log
             return bool(condition())
 
-        wait_until(holds, what, 240)
+        wait_until(holds, what)
 
     def wait(self) -> int:
         """Until it ends by itself; its status."""
-        return self._running.wait(240)
+        return self._running.wait(PATIENCE_S)
 
     @property
     def log(self) -> str:

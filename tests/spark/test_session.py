@@ -9,6 +9,7 @@ import pytest
 
 from laredo_spark.errors import JavaMissing
 from laredo_spark.session import check_java
+from tests.support.processes import PATIENCE_S
 
 
 def java(directory: Path, version: str) -> Path:
@@ -56,4 +57,4 @@ def test_pandas_isnt_needed(tmp_path: Path) -> None:
         "assert not [name for name in sys.modules if name.startswith(('grpc', 'laredo_fanout'))]\n"
     )
     surroundings = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    subprocess.run([sys.executable, "-c", script], env=surroundings, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], env=surroundings, check=True, timeout=PATIENCE_S)

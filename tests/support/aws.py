@@ -152,7 +152,7 @@ def _served(
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -161,6 +161,6 @@ def _served(
 def _answers(process: "subprocess.Popen[bytes]", url: str, log: Path) -> bool:
     assert process.poll() is None, f"the server ended:\n{log.read_text(errors='replace')[-4000:]}"
     try:
-        return httpx.get(url, timeout=5).status_code == 200
+        return httpx.get(url, timeout=60).status_code == 200
     except httpx.TransportError:
         return False

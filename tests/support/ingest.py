@@ -273,7 +273,7 @@ class Gate:
     @contextmanager
     def holding(self, ingest: RunningIngest) -> Iterator[None]:
         """A chunk has been read and isn't written; it is, after the block."""
-        assert self._reading.wait(120), "no chunk was read"
+        assert self._reading.wait(PATIENCE_S), "no chunk was read"
         _wait_for_readers(ingest)
         yield
         self._open.set()

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 BIN = Path(sys.executable).parent
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 """For what is to come: enough for a machine that does much else. What comes late is no failure."""
 
 

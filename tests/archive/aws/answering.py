@@ -10,6 +10,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.support.processes import PATIENCE_S
+
 REQUEST_ID = "4442587FB7D0A2F9"
 
 
@@ -112,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler, socketserver.StreamRequestHandler):
         body = self.rfile.read(length)
         answer = self.server.told.next(Asked(self.command, self.path, dict(self.headers), body))
         if answer.silent:
-            self.server.told.closing.wait(120)
+            self.server.told.closing.wait(PATIENCE_S)
             return
         self.wfile.write(answer.to_bytes()[: answer.cut])
 

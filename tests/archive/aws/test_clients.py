@@ -14,6 +14,7 @@ from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, answering
 from tests.support.aws import AwsServer
+from tests.support.processes import PATIENCE_S
 
 ROLE = "arn:aws:iam::123456789012:role/writer"
 
@@ -183,7 +184,11 @@ def test_a_profile_that_is_not_in_the_files_is_refused() -> None:
 
 def _python(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

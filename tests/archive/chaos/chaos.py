@@ -36,13 +36,13 @@ from tests.support.faults.fault import Rule, drop
 from tests.support.faults.proxy import FaultProxy
 from tests.support.faults.weather import Weather
 from tests.support.faults.witness import StoreWitness
+from tests.support.processes import PATIENCE_S
 
 KILLED = -9
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.archive.chaos.random_writer"])
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 LATENESS_S = 0.4
-WAIT_S = 150
 STORM_S = 15
 """How long a writer may take: seconds on a machine at rest."""
 
@@ -110,7 +110,7 @@ class Run:
             collector.join()
         self._fair_weather()
         final = self._start(self._reach())
-        final.join(WAIT_S)
+        final.join(PATIENCE_S)
         self.exits.append(final.exitcode)
         assert final.exitcode == 0, self._log()
         self.check()
@@ -165,7 +165,7 @@ class Run:
         if writer.is_alive():
             # How long it takes through a storm is luck; once that is over it has to end.
             self._fair_weather()
-            writer.join(WAIT_S)
+            writer.join(PATIENCE_S)
             for proxy, how_bad in self._storms:
                 self._bad_weather(proxy, how_bad)
         self.exits.append(writer.exitcode)

@@ -34,6 +34,7 @@ from tests.archive.chaos.random_table import STEP, RandomTable
 from tests.support.archive.archiving import HISTORY, PREFIX, TABLE
 from tests.support.archive.inspection import destination_at, read_descriptions
 from tests.support.archive.truth import COLUMNS, checksum_of
+from tests.support.processes import PATIENCE_S
 
 FENCED, GAVE_UP = 3, 4
 CUT_OFF = GRACE = timedelta(seconds=1.5)
@@ -63,7 +64,7 @@ class Orders:
     keep_epochs: int | None = None
     part_bytes: int = upload.PART_BYTES
     kill_at: str = ""
-    patience_s: float = 60.0
+    patience_s: float = PATIENCE_S
 
 
 class RandomWriter:

@@ -68,7 +68,7 @@ def s3(proxy: FaultProxy):  # type: ignore[no-untyped-def]
         config=Config(
             retries={"total_max_attempts": 1},
             s3={"addressing_style": "path"},
-            read_timeout=5,
+            read_timeout=60,
             request_checksum_calculation="when_required",
         ),
     )

@@ -9,6 +9,7 @@ import pytest
 from laredo_archive.reader import Archive
 from tests.support.archive.building import Builder
 from tests.support.archive.unusual_json import COLUMNS, DOCS, HUGE, rows
+from tests.support.processes import PATIENCE_S
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def archive(tmp_path: Path) -> Path:
 def ran(*arguments: object) -> bytes:
     program = Path(sys.executable).with_name("laredo-archive")
     done = subprocess.run(
-        [program, *map(str, arguments)], capture_output=True, timeout=120, check=False
+        [program, *map(str, arguments)], capture_output=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"Traceback" not in done.stderr

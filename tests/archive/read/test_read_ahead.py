@@ -12,7 +12,7 @@ import pytest
 from laredo_archive.errors import ArtifactMissing, DestinationUnavailable
 from laredo_archive.read.read_ahead import HELD_BYTES, PIECE_BYTES, WINDOW, ReadAhead, opener
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 KEYS = [f"{number:03}" for number in range(100)]
 LONG = bytes(range(256)) * (16 * HELD_BYTES // 256)
@@ -74,7 +74,7 @@ def test_the_next_ones_are_under_way_at_the_same_time() -> None:
     all_sent = threading.Barrier(WINDOW)
 
     def fetch(key: str) -> BinaryIO:
-        all_sent.wait(20)
+        all_sent.wait(PATIENCE_S)
         return io.BytesIO(key.encode())
 
     ahead = ReadAhead(fetch)

@@ -13,7 +13,7 @@ from laredo_archive.storage.s3.requests import PARALLEL_PARTS
 from laredo_archive.storage.s3.upload import PART_BYTES
 from tests.support.archive.s3_way import Way
 from tests.support.faults.fault import Exchange, Fault, Rule
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("real_parts")
 
@@ -69,7 +69,7 @@ def test_a_writer_waits_for_a_slow_store(way: Way) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     for _ in range(PARALLEL_PARTS):
-        assert arrived.acquire(timeout=120)
+        assert arrived.acquire(timeout=PATIENCE_S)
     wait_until(lambda: written == (PARALLEL_PARTS + 1) * PART_MB, "one more part is filled")
     assert not arrived.acquire(timeout=0.2), "another part was sent"
     assert written == (PARALLEL_PARTS + 1) * PART_MB

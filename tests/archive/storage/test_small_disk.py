@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.archive.storage.on_small_disk import SCENARIOS
+from tests.support.processes import PATIENCE_S
 
 
 @cache
@@ -35,7 +36,7 @@ def test_on_a_small_disk(scenario: str, tmp_path: Path) -> None:
         ["unshare", "-Urm", *program, scenario, str(tmp_path / "disk")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

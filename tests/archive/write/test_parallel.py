@@ -16,9 +16,9 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action, Change
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
 from tests.support.archive.truth import COLUMNS
+from tests.support.processes import PATIENCE_S
 
 FORMATS = ("jsonl", "protobuf")
-PATIENCE_S = 120.0
 
 
 class Meeting:

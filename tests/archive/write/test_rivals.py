@@ -14,7 +14,7 @@ from tests.support.archive.inspection import assert_true, destination_at, manife
 from tests.support.aws import AwsServer
 from tests.support.faults.proxy import FaultProxy
 from tests.support.faults.witness import StoreWitness
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 ENDLESS = 10**9
 
@@ -77,7 +77,7 @@ def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
         before = rivals.head()
         newest = rivals.start(ENDLESS)
         if losers:
-            told, _ = losers[-1].communicate(timeout=60)
+            told, _ = losers[-1].communicate(timeout=PATIENCE_S)
             assert losers[-1].returncode == FENCED
             assert "has taken over from this one" in told
             writer = rivals.manifests()[0].writer_id
@@ -86,9 +86,9 @@ def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
         wait_until(lambda before=before: rivals.head() > before + 50, "it writes")  # type: ignore[misc]
     end = rivals.head() + 200
     last = rivals.start(end)
-    last.communicate(timeout=60)
+    last.communicate(timeout=PATIENCE_S)
     assert last.returncode == 0
-    losers[-1].communicate(timeout=60)
+    losers[-1].communicate(timeout=PATIENCE_S)
     assert [loser.returncode for loser in losers] == [FENCED] * 3
     rivals.check()
     for manifest in rivals.manifests():
@@ -101,7 +101,7 @@ def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_of_writers_that_start_together_one_writes(rivals: Rivals, count: int) -> None:
     writers = [rivals.start(300) for _ in range(count)]
-    told = [writer.communicate(timeout=60)[0] for writer in writers]
+    told = [writer.communicate(timeout=PATIENCE_S)[0] for writer in writers]
     codes = [writer.returncode for writer in writers]
     assert set(codes) <= {0, FENCED}
     assert codes.count(0) >= 1, told

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import BIN
+from tests.support.processes import BIN, PATIENCE_S
 
 
 def check(
@@ -21,7 +21,7 @@ def check(
         [str(BIN / "laredo-fanout"), "check", "--config", str(file), "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.stdout, done.stderr

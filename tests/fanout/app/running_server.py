@@ -14,6 +14,7 @@ from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.client import Backoff, Endpoint, Subscription, SyncOptions
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
 from laredo_fanout.store.writer import Store
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Writer, rows
 
 QUICK = Backoff(initial=0.01, maximum=0.2)
@@ -31,7 +32,7 @@ class Running:
         return Subscription(endpoint, SyncOptions(USERS, name), backoff=QUICK)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.01)  # poll
 

@@ -14,6 +14,7 @@ from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.serving.replay import archives
 from laredo_fanout.store.writer import Store
 from laredo_model import position
+from tests.support.processes import PATIENCE_S
 from tests.support.server.archived import Archived, local
 from tests.support.server.serving_world import USERS, Wakeups, Writer
 
@@ -41,7 +42,7 @@ async def watching(tmp_path: Path) -> AsyncIterator[tuple[ArchiveWatch, Archived
 
 async def seen(watch: ArchiveWatch, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """The first status that is as wanted."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = watch.status(USERS)
             assert found is not None

@@ -13,7 +13,7 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from tests.fanout.app.checking import check, missing
 from tests.support.postgres import Database
-from tests.support.processes import BIN
+from tests.support.processes import BIN, PATIENCE_S
 
 
 def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> None:
@@ -153,7 +153,7 @@ def test_on_a_terminal_it_is_a_table_with_the_statements_whole(
         [str(BIN / "laredo-fanout"), "--config", str(tmp_path / "fanout.conf"), "check"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "COLUMNS": "60"},
     )
@@ -174,7 +174,7 @@ def test_a_wrong_configuration_ends_every_command_with_its_message(
         [str(BIN / "laredo-fanout"), "--config", str(file), *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 2
@@ -191,7 +191,7 @@ def test_without_a_configuration_it_says_how_to_give_one() -> None:
         [str(BIN / "laredo-fanout")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env={key: value for key, value in os.environ.items() if key != "LAREDO_CONFIG"},
     )
@@ -209,7 +209,7 @@ def test_the_configuration_may_be_named_by_the_environment(
         [str(BIN / "laredo-fanout"), "check", "--set", "tables.0.table=a"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "LAREDO_CONFIG": str(tmp_path / "fanout.conf")},
     )

@@ -8,6 +8,7 @@ import pytest
 from laredo_fanout.app.processes.clients import Clients, deepest
 from laredo_fanout.app.processes.wake_up import SocketWakeups, WakeUps
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
+from tests.support.processes import PATIENCE_S
 
 
 def info(name: str, table: str = "public.a", at: int = 0) -> ClientInfo:
@@ -62,12 +63,12 @@ async def test_every_wait_that_began_before_a_notification_is_woken() -> None:
         wakeups = SocketWakeups(theirs)
         first = wakeups.current()
         wake_ups.add(ours)
-        await asyncio.wait_for(asyncio.shield(first), 120)
+        await asyncio.wait_for(asyncio.shield(first), PATIENCE_S)
         for _ in range(3):
             waiting = wakeups.current()
             assert not waiting.done()
             wake_ups.notify()
-            await asyncio.wait_for(asyncio.shield(waiting), 120)
+            await asyncio.wait_for(asyncio.shield(waiting), PATIENCE_S)
         wake_ups.remove(ours)
 
 
@@ -79,7 +80,7 @@ async def test_notifying_never_waits_and_loses_nothing_that_matters() -> None:
         for _ in range(1_000_000):
             wake_ups.notify()
         wakeups = SocketWakeups(theirs)
-        await asyncio.wait_for(asyncio.shield(wakeups.current()), 120)
+        await asyncio.wait_for(asyncio.shield(wakeups.current()), PATIENCE_S)
         wake_ups.remove(ours)
         wake_ups.notify()
 

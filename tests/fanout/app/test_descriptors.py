@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 LIMIT = 1024
@@ -38,7 +38,7 @@ def half_sent(port: int, count: int, sent: bytes = HALF) -> Iterator[None]:
     with ExitStack() as opened:
         for _ in range(count):
             connection = opened.enter_context(socket.socket())
-            connection.settimeout(60)
+            connection.settimeout(PATIENCE_S)
             connection.connect(("127.0.0.1", port))
             connection.send(sent)
         yield

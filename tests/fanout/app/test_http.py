@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.postgres import Database
-from tests.support.processes import BIN
+from tests.support.processes import BIN, PATIENCE_S
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 TOKEN = "s3cret-of-the-server"
@@ -34,7 +34,7 @@ def by_url(server: Fanout, *arguments: str, token: str | None) -> subprocess.Com
         [str(BIN / "laredo-fanout"), *arguments, "--url", server.program.http],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env=environment,
         check=False,
     )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 ROWS = 900
@@ -32,7 +32,7 @@ def _recopy(server: Fanout) -> dict[str, Any]:
 
 
 def _post(server: Fanout, table: str) -> httpx.Response:
-    return httpx.post(f"{server.program.http}/tables/{table}/recopy", timeout=120)
+    return httpx.post(f"{server.program.http}/tables/{table}/recopy", timeout=PATIENCE_S)
 
 
 async def test_readers_see_what_differed_as_changes_although_the_server_is_killed(

@@ -16,7 +16,7 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
 from tests.support.postgres import Database, data_directory
-from tests.support.processes import BIN, wait_until
+from tests.support.processes import BIN, PATIENCE_S, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 # No heartbeat may hide that nobody was woken.
@@ -164,7 +164,7 @@ async def test_a_signal_drains_and_ends_with_0(
             await a.until(keys(*range(1, 101)))
             others = children(server)
             stopping = asyncio.create_task(asyncio.to_thread(server.program.stop, how))
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE_S):
                 while not a.goaways:
                     await asyncio.sleep(0.01)  # poll
             assert await stopping == 0, server.program.tail()
@@ -319,7 +319,7 @@ def _watching_ends_with_ctrl_c(server: Fanout) -> None:
     try:
         wait_until(lambda: shown.read_bytes().count(b"watcher-1") >= 2, "the client shown twice")
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(120) == 0
+        assert watching.wait(PATIENCE_S) == 0
     finally:
         watching.kill()
         watching.wait()

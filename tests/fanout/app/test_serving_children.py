@@ -110,7 +110,7 @@ async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
         endpoint = Endpoint(f"127.0.0.1:{world.port}")
         async with open_stream(endpoint, SyncOptions(USERS, "a")) as events:
             draining: asyncio.Task[None] | None = None
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE_S):
                 async for event in events:
                     if isinstance(event, SnapshotEnd):
                         draining = asyncio.create_task(world.children.drain())
@@ -118,7 +118,7 @@ async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
                         break
         assert draining is not None
         # The client has left: nobody waits for the grace.
-        await asyncio.wait_for(draining, 120)
+        await asyncio.wait_for(draining, PATIENCE_S)
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -139,7 +139,7 @@ async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None
         )
         children.start()
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE_S):
                 while children.error is None:
                     await asyncio.sleep(0.01)  # poll
             assert "nosuch" in children.error
@@ -162,5 +162,5 @@ async def test_a_port_that_is_given_back_soon_is_waited_for() -> None:
     await asyncio.sleep(0.2)  # the first tries must fail
     assert not reserving.done()
     other.close()
-    with await asyncio.wait_for(reserving, 120) as held:
+    with await asyncio.wait_for(reserving, PATIENCE_S) as held:
         assert held.getsockname()[1] == port

@@ -23,13 +23,14 @@ from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_model.retry import Backoff
 from tests.fanout.app.running_server import Running, running
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Writer, rows
 
 SERVING = ("-m", "laredo_fanout.app.processes.serving_process")
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)  # poll
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from laredo_fanout.tables.status import CommitInfo
 from tests.support.ingest import RunningIngest
+from tests.support.processes import PATIENCE_S
 from tests.support.server.behind import status_of
 
 
@@ -22,12 +23,12 @@ class Held:
     def _committed(self, _: CommitInfo) -> None:
         if status_of(self._ingest).segments and self._when():
             self.reached.set()
-            self.go_on.wait(60)
+            self.go_on.wait(PATIENCE_S)
 
     @contextmanager
     def holding(self) -> Iterator[None]:
         """It is held within the block."""
-        assert self.reached.wait(60), "no commit while the backlog was split"
+        assert self.reached.wait(PATIENCE_S), "no commit while the backlog was split"
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo, Counters
 from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S
 
 SLOT, PUBLICATION = "reading", "reading"
 BEGUN_ANEW = b""
@@ -178,8 +179,8 @@ class SegmentedReading:
             connection=self.database.dsn,
             slot=slot_of(self.database),
             publication=PUBLICATION,
-            connect_timeout=5.0,
-            receive_timeout=30.0,
+            connect_timeout=PATIENCE_S,
+            receive_timeout=PATIENCE_S,
             temporary="",
             segment=0,
             start=0,

@@ -38,7 +38,6 @@ def _following(clusters: Clusters, path: Path, version: int) -> Iterator[Running
             keep_interval=0.1,
         ),
         heartbeat_interval=0.2,
-        receive_timeout=30,
     )
     ingest.start()
     try:

@@ -32,7 +32,6 @@ from tests.support.server.journal_oracle import Replay
 
 Start = Callable[..., RunningIngest]
 _STEPS = 400
-_PATIENCE_S = 120
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ def test_slots_that_went_meanwhile_are_done_without(
                     connection.execute("SELECT pg_create_physical_replication_slot(%s)", (name,))
                     made.append(name)
             ingest.start()
-            wait_until(lambda: status_of(ingest).given_up, "the plan is given up", _PATIENCE_S)
+            wait_until(lambda: status_of(ingest).given_up, "the plan is given up")
             ingest.assert_equal()
         finally:
             for name in made:

@@ -101,7 +101,7 @@ async def test_segments_give_way_where_there_is_no_room(
             ingest.resume()
             if not given_up:
                 _let_the_others_fill_the_disk(server)
-            await follower.until([str(number).encode() for number in range(2, _ROWS + 1)], 60)
+            await follower.until([str(number).encode() for number in range(2, _ROWS + 1)])
             assert _sum(follower.rows) == _ROWS * (_ROWS + 1) // 2 - 1
         wait_until(
             lambda: not server.status["sources"]["pg"]["catchup"]["active"],

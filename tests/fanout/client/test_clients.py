@@ -129,7 +129,7 @@ def test_a_listener_may_stop_the_client_and_look_up(server: Server) -> None:
     client.await_ready(PATIENCE_S)
     client.listen(stop)
     server.source.write([(INSERT, "n", "1", "t", 1)])
-    assert done.wait(120)
+    assert done.wait(PATIENCE_S)
 
 
 def test_resumes_after_the_server_was_away(server: Server) -> None:
@@ -357,7 +357,7 @@ async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
         stop_listening = await client.listen(listener)
         changes = client.changes()
         source.write([(UPDATE, "a", "x", "acme", 6)])
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             change = await anext(changes)
         assert change.old == row("a", "x", "acme", 1)
         assert change.new == row("a", "x", "acme", 6)
@@ -382,7 +382,7 @@ async def test_changes_raise_what_ended_the_client(port: int) -> None:
     changes = client.changes()
     async with client:
         with pytest.raises(TableNotFound):
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE_S):
                 await anext(changes)
 
 
@@ -396,7 +396,7 @@ async def test_a_dropped_reader_of_changes_holds_nobody_up(
         source.write([(INSERT, "n", str(number), "t", number) for number in range(50)])
         await soon(lambda: len(client) == 53)
         del dropped
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             got = [await anext(kept) for _ in range(50)]
     assert [change.new for change in got] == [row("n", str(n), "t", n) for n in range(50)]
 
@@ -406,14 +406,14 @@ async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> No
     heard: list[int] = []
     async with AsyncExitStack() as stack:
         first = AsyncExitStack()
-        port = await first.enter_async_context(serving(source))
+        port = await first.enter_async_context(serving(source, grace=3600))
         client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, backoff=QUICK)
         await stack.enter_async_context(client)
         await client.await_ready(PATIENCE_S)
         await client.listen(lambda old, new: heard.append(new["size"] if new else -1))
         for number in range(20):
             source.write([(INSERT, "n", str(number), "t", number)])
-        await asyncio.wait_for(first.aclose(), 4)  # well before the grace is over
+        await asyncio.wait_for(first.aclose(), PATIENCE_S)  # well before the grace is over
         for number in range(20, 30):
             source.write([(INSERT, "n", str(number), "t", number)])
         await stack.enter_async_context(serving(source, port))

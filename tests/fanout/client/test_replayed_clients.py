@@ -89,7 +89,7 @@ async def test_a_client_that_applied_a_part_starts_over() -> None:
     fresh = [handshake(), *snapshot({b"1": line(1, "y")}, "0/50", 200), Hold()]
     async with playing(first, replay, fresh) as (endpoint, server):
         client = AsyncFanoutClient(endpoint.server, USERS, client_id="c", backoff=QUICK)
-        async with client, asyncio.timeout(120):
+        async with client, asyncio.timeout(PATIENCE_S):
             while client.position != 0x50:
                 await asyncio.sleep(0.002)  # poll
             assert len(client) == 1
@@ -108,7 +108,7 @@ async def windows(table: Archived, count: int = 4) -> None:
 
 async def level(client: AsyncFanoutClient, table: Archived) -> None:
     """Until the client has come to where the server is; its rows are the table's."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         while client.position != table.position:
             await asyncio.sleep(0.005)  # poll
     assert len(client) == len(table.state)
@@ -182,7 +182,7 @@ async def test_a_subscription_takes_each_window_as_a_transaction(tmp_path: Path)
         options = SyncOptions(USERS, "c", Position(start), history, want_old=True)
         subscription = Subscription(Endpoint(world.address), options, backoff=QUICK)
         ends: list[int] = []
-        async with subscription as events, asyncio.timeout(120):
+        async with subscription as events, asyncio.timeout(PATIENCE_S):
             async for event in events:
                 if isinstance(event, Handshake):
                     assert event.mode is Mode.REPLAY_ARCHIVE
@@ -207,7 +207,7 @@ async def test_the_base_form_of_our_own_subscription(tmp_path: Path) -> None:
         options = SyncOptions(USERS, "c", Position(start), batches=False)
         subscription = Subscription(Endpoint(world.address), options, backoff=QUICK)
         held = dict(table.state_at(start))
-        async with subscription as events, asyncio.timeout(120):
+        async with subscription as events, asyncio.timeout(PATIENCE_S):
             async for event in events:
                 if isinstance(event, Handshake):
                     assert event.mode is Mode.REPLAY_ARCHIVE

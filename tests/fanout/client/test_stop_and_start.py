@@ -33,7 +33,7 @@ class Gate:
     def pass_through(self) -> None:
         if not self.reached.is_set():
             self.reached.set()
-            assert self.open.wait(60)
+            assert self.open.wait(PATIENCE_S)
 
 
 class GatedExecutor(ThreadPoolExecutor):
@@ -63,7 +63,7 @@ async def test_a_snapshot_that_ends_after_stop_and_start_changes_nothing(
     client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, indexes={"t": ("tenant",)})
     try:
         await client.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not gate.reached.is_set():
                 await asyncio.sleep(0.002)
         await client.stop()
@@ -76,7 +76,7 @@ async def test_a_snapshot_that_ends_after_stop_and_start_changes_nothing(
     finally:
         gate.open.set()
     assert threads.first is not None
-    await asyncio.wait_for(asyncio.wrap_future(threads.first), 60)
+    await asyncio.wait_for(asyncio.wrap_future(threads.first), PATIENCE_S)
     try:
         assert client.position == position
         assert await client.lookup("a", "x") == row("a", "x", "newer", 6)
@@ -106,11 +106,11 @@ def test_two_saves_at_once_leave_one_of_them_whole(
     one, two = (SnapshotFile(tmp_path / "cache", TABLE, ()) for _ in range(2))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(one.save, snapshot_of(1, 3))
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(PATIENCE_S)
         second = threads.submit(two.save, snapshot_of(2, 4000))
         gate.open.set()
-        first.result(60)
-        second.result(60)
+        first.result(PATIENCE_S)
+        second.result(PATIENCE_S)
     assert one.load() in (snapshot_of(1, 3), snapshot_of(2, 4000))
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
@@ -134,14 +134,14 @@ def test_stop_waits_for_the_save_by_the_timer(
     client = FanoutClient(server.address, TABLE, local_snapshot_path=path, save_interval=0.01)
     client.start()
     client.await_ready(PATIENCE_S)
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(PATIENCE_S)
     server.source.write([(INSERT, "n", "1", "t", 1)])
     until(lambda: len(client) == 4)
     stopping = threading.Thread(target=client.stop)
     stopping.start()
     until(lambda: client.error is not None or not stopping.is_alive() or stopped_following(client))
     gate.open.set()
-    stopping.join(60)
+    stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
     assert saved == [3, 4]
     found = SnapshotFile(path, TABLE, ()).load()
@@ -177,7 +177,7 @@ def test_listeners_hear_one_session_after_another(server: Server) -> None:
     server.source.write(
         [(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 2), (INSERT, "n", "3", "t", 3)]
     )
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(PATIENCE_S)
     until(lambda: client.position == server.source.position)
     client.stop()
     server.source.write([(INSERT, "n", "4", "t", 4)])

@@ -41,6 +41,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import history as history_
 from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import CUT, insert
+from tests.support.processes import PATIENCE_S
 from tests.support.server.scripted_server import (
     HISTORY,
     End,
@@ -69,7 +70,7 @@ async def events_of(*script: object, options: SyncOptions = OPTIONS) -> list[Eve
 
 
 async def take(subscription: Subscription, many: int) -> list[Event]:
-    async with asyncio.timeout(120), subscription as stream:
+    async with asyncio.timeout(PATIENCE_S), subscription as stream:
         found: list[Event] = []
         async for event in stream:
             found.append(event)
@@ -213,7 +214,7 @@ async def test_leaving_the_block_ends_the_call_at_the_server() -> None:
     async with playing([handshake("DELTA"), Hold()]) as (endpoint, server):
         async with open_stream(endpoint, OPTIONS) as stream:
             await anext(stream)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             await server.left.wait()
 
 
@@ -445,7 +446,7 @@ async def test_a_connection_that_dies_without_a_word_is_noticed() -> None:
     async with playing([handshake("DELTA"), Hold()]) as (endpoint, _):
         with closing(Proxy(int(endpoint.server.rpartition(":")[2]))) as proxy:
             quick = Endpoint(f"127.0.0.1:{proxy.port}", keepalive_s=0.3, keepalive_timeout_s=0.3)
-            async with asyncio.timeout(120), open_stream(quick, OPTIONS) as stream:
+            async with asyncio.timeout(PATIENCE_S), open_stream(quick, OPTIONS) as stream:
                 await anext(stream)
                 proxy.stuck.set()
                 with pytest.raises(ServerUnavailable):

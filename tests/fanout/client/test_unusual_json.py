@@ -198,7 +198,7 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         assert len(client.lookup_index("by_name", "old")) == many
         client.listen(lambda old, new: heard.append(new) if new else None)
         rename_all(server.source, "new")
-        until(lambda: len(heard) == many, 60)
+        until(lambda: len(heard) == many)
         assert client.lookup_index("by_name", "old") == []
         assert len(client.lookup_index("by_name", "new")) == many
         found = client.lookup_index("by_doc", HUGE.decode())
@@ -226,7 +226,7 @@ async def test_the_asyncio_twin_too(port: int, source: Source) -> None:
         changes = client.changes()
         await client.listen(lambda old, new: heard.append(new) if new else None)
         rename_all(source, "new")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             got = [await anext(changes) for _ in range(many)]
         assert [change.new for change in got] == heard
         assert isinstance(got[0].new and got[0].new["doc"], RawJson)
@@ -251,9 +251,9 @@ def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseExc
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         rename_all(server.source, "new")
-        until(lambda: len(heard) == many, 60)
+        until(lambda: len(heard) == many)
         rename_all(server.source, "newer")
-        until(lambda: len(heard) == 2 * many, 60)
+        until(lambda: len(heard) == 2 * many)
         assert client.error is None
         assert client.listener_errors == 2 * many
     told = [entry for entry in logs if "a listener failed" in entry["event"]]

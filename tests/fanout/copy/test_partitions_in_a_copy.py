@@ -14,6 +14,7 @@ from laredo_fanout.copy import chunk_leaves
 from laredo_fanout.source_options import CopyOptions
 from tests.support.ingest import Gate, RunningIngest
 from tests.support.postgres import Database, on_versions
+from tests.support.processes import PATIENCE_S
 from tests.support.server.moving_partitions import ROOT, settle, watched
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def test_read_by_a_re_copy(database: Database, ingesting: Start, gate: Gate, det
         settle(ingest)
     gate.close_again()
     with _no_chunk_begins(database):
-        ingest.ingest.recopy("public.a").result(60)
+        ingest.ingest.recopy("public.a").result(PATIENCE_S)
         _attach_when_it_waits(ingest)
     with gate.holding(ingest):
         _run(database, detach)
@@ -167,7 +168,7 @@ def test_a_known_partition_goes_between_the_chunks_of_a_re_copy(
     before = ingest.record("public.a")
     gate.close_again(after=1500)
     with watched(ingest) as history:
-        ingest.ingest.recopy("public.a").result(60)
+        ingest.ingest.recopy("public.a").result(PATIENCE_S)
         with gate.holding(ingest):
             progress = ingest.status.tables["public.a"].copy
             assert progress is not None

@@ -14,6 +14,7 @@ from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.ingest.relation_routes import RelationRoutes
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
+from tests.support.processes import PATIENCE_S
 from tests.support.server.interleaving import TABLES, Interleaving
 from tests.support.server.journal_oracle import Replay
 
@@ -235,11 +236,11 @@ def test_stopped_while_a_giant_transaction_is_applied(
         before.append(ingest.store.position)
         apply(to, routes)
         within.set()
-        assert go_on.wait(120)
+        assert go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(RelationRoutes, "apply", held)
     _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
-    assert within.wait(120), "pieces are handed over"
+    assert within.wait(PATIENCE_S), "pieces are handed over"
     ingest.ingest.stop()
     go_on.set()
     ingest.stop()

@@ -33,7 +33,7 @@ class Gulps:
         self.count += 1
         if self.fails is not None:
             raise self.fails
-        assert self.may_end.wait(120)
+        assert self.may_end.wait(PATIENCE_S)
 
     def wait_for_more(self, *, than: int, timeout: float = PATIENCE_S) -> None:
         wait_until(lambda: self.count > than, "it gulps again", timeout)

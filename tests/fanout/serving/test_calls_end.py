@@ -15,6 +15,7 @@ from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.snapshots.take import take
 from laredo_fanout.wire import replication_pb2 as wire
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Lease, Stream, World, line, rows, running
 
 Code = grpc.StatusCode
@@ -22,7 +23,7 @@ WIDE = "w" * 20_000
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)  # poll
 
@@ -115,7 +116,7 @@ async def test_a_call_that_still_registers_ends_with_the_server(tmp_path: Path) 
         registry = SlowRegistry(world)
         waiting = world.sync()
         ends = asyncio.create_task(waiting.ends())
-        await asyncio.wait_for(registry.asked.wait(), 60)
+        await asyncio.wait_for(registry.asked.wait(), PATIENCE_S)
         world.drain.set()
         code, _ = await ends
         assert code is Code.UNAVAILABLE

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from laredo_fanout.serving.daemon_threads import DaemonThreads
+from tests.support.processes import PATIENCE_S
 
 
 def test_work_is_done_at_once_up_to_the_limit() -> None:
@@ -15,23 +16,23 @@ def test_work_is_done_at_once_up_to_the_limit() -> None:
     gate, barrier = threading.Event(), threading.Barrier(4)
 
     def meet() -> None:
-        barrier.wait(120)
-        assert gate.wait(120)
+        barrier.wait(PATIENCE_S)
+        assert gate.wait(PATIENCE_S)
 
     busy = [pool.submit(meet) for _ in range(3)]
     waiting = pool.submit(lambda: "done")
-    barrier.wait(120)  # all three run together, whoever asked when
+    barrier.wait(PATIENCE_S)  # all three run together, whoever asked when
     assert not waiting.done()
     gate.set()
-    assert waiting.result(120) == "done"
-    assert all(future.result(120) is None for future in busy)
+    assert waiting.result(PATIENCE_S) == "done"
+    assert all(future.result(PATIENCE_S) is None for future in busy)
     pool.shutdown()
 
 
 def test_an_idle_thread_is_used_again() -> None:
     pool = DaemonThreads(8, "again")
-    first = pool.submit(threading.get_ident).result(120)
-    found = {pool.submit(threading.get_ident).result(120) for _ in range(20)}
+    first = pool.submit(threading.get_ident).result(PATIENCE_S)
+    found = {pool.submit(threading.get_ident).result(PATIENCE_S) for _ in range(20)}
     assert len(found | {first}) <= 2, "a thread that is about to ask counts as busy"
     pool.shutdown()
 
@@ -45,7 +46,7 @@ def test_failures_and_cancelled_work() -> None:
     assert cancelled.cancel()
     gate.set()
     with pytest.raises(ZeroDivisionError):
-        failing.result(120)
+        failing.result(PATIENCE_S)
     pool.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         pool.submit(lambda: None)
@@ -61,4 +62,7 @@ def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
         "assert begun.wait(120)\n"
         "pool.shutdown()\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode
+        == 0
+    )

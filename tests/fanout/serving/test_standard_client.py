@@ -9,6 +9,7 @@ from typing import Any
 
 from laredo_model import position
 from laredo_model.change import Action
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -25,7 +26,7 @@ async def start(generated: Path, world: World, *arguments: int) -> asyncio.subpr
 
 
 async def result(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 0, err.decode()
     saw: dict[str, Any] = json.loads(out)
     return saw
@@ -41,7 +42,7 @@ async def test_snapshot_and_changes_in_order_without_gaps(generated: Path, tmp_p
         # Changes from before, during and after its snapshot.
         for number in range(700):
             if number == 350:
-                await asyncio.wait_for(client.stderr.readline(), 60)
+                await asyncio.wait_for(client.stderr.readline(), PATIENCE_S)
             changed = line(number % 2500, f"changed {number}", tags={"n": [number, None, True]})
             known = float(number % 2500) in expected
             world.writer.commit((UPDATE if known else INSERT, changed))

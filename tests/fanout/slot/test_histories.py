@@ -29,7 +29,7 @@ from tests.support.clusters import (
 )
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 Follow = Callable[..., RunningIngest]
 TABLE = "public.t"
@@ -385,7 +385,7 @@ def test_a_slot_that_is_invalidated_while_it_is_streamed_from(
 
     over = threading.Event()
     ingest.on_commit = overrun
-    assert over.wait(60)
+    assert over.wait(PATIENCE_S)
     copied_anew(ingest, record)
     assert "invalidated" in source_of(ingest).because
     assert ingest.status.reconnects >= 1

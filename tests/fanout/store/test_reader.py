@@ -14,6 +14,7 @@ from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed, TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.writer import Store
+from tests.support.processes import PATIENCE_S
 from tests.support.server.store_sample import (
     TRUNCATION,
     commit,
@@ -220,7 +221,7 @@ with StoreReader.open(sys.argv[1]) as reader:
             commit(store, table, (11 + n, [insert(f"new{n}", "x" * 3000)]))
     finally:
         reader.stdin.close()
-        assert reader.wait(120) == 0
+        assert reader.wait(PATIENCE_S) == 0
         reader.stdout.close()
 
 

@@ -25,6 +25,7 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
 from laredo_model.history import History
+from tests.support.processes import PATIENCE_S
 from tests.support.server.store_sample import (
     COLUMNS,
     apply,
@@ -265,7 +266,7 @@ time.sleep(600)
             reader.kill()
             reader.wait()
             reader.stdout.close()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while (
             store._environment.info()["num_readers"]
             and len(store._environment.readers().splitlines()) > 1

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S
 
 PROGRAM = Path(sys.executable).with_name("laredo-archive")
 
@@ -13,7 +14,7 @@ PROGRAM = Path(sys.executable).with_name("laredo-archive")
 def run(*arguments: object, **more) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [PROGRAM, *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False, **more,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, **more,
     )  # fmt: skip
 
 

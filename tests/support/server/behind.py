@@ -11,8 +11,6 @@ from laredo_fanout.catchup.status import CatchupStatus
 from tests.support.ingest import RunningIngest
 from tests.support.processes import wait_until
 
-_PATIENCE_S = 120
-
 
 def splitting_little(path: Path) -> CatchupOptions:
     """Options that split as small a backlog as tests make; ``path`` is for the spools."""
@@ -40,7 +38,7 @@ def wait_split(ingest: RunningIngest) -> CatchupStatus:
         status = status_of(ingest)
         return status if status.segments else None
 
-    found: CatchupStatus = wait_until(split, "the backlog is split", _PATIENCE_S)
+    found: CatchupStatus = wait_until(split, "the backlog is split")
     return found
 
 
@@ -51,7 +49,7 @@ def wait_level(ingest: RunningIngest) -> None:
         assert ingest.error is None
         return ingest.status.phase == "streaming" and not status_of(ingest).segments
 
-    wait_until(streams, "the slot's own stream goes on", _PATIENCE_S)
+    wait_until(streams, "the slot's own stream goes on")
 
 
 def start_behind(ingest: RunningIngest, *tables: str) -> None:

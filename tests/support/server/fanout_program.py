@@ -76,7 +76,7 @@ class Fanout:
             [str(BIN / "laredo-fanout"), "--config", str(self.program.config), *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 

@@ -22,7 +22,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.history import History
-from tests.support.processes import free_port
+from tests.support.processes import PATIENCE_S, free_port
 
 HISTORY = History(7300000000000000001, 1, 16384)
 COLUMNS = (
@@ -167,13 +167,13 @@ class Served:
                 )
 
         self._serving = self._submit(run())
-        listening.result(120)
+        listening.result(PATIENCE_S)
 
     def stop(self) -> None:
         """Be away."""
         if self._serving is not None and self._drain is not None:
             self._loop.call_soon_threadsafe(self._drain.set)
-            self._serving.result(120)
+            self._serving.result(PATIENCE_S)
             self._serving = None
 
     def clients(self) -> list[str]:
@@ -296,7 +296,7 @@ class Served:
             work()
             self._wakeups.notify()
 
-        self._submit(run()).result(120)
+        self._submit(run()).result(PATIENCE_S)
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -74,7 +74,7 @@ class Writer:
             self.program.kill()
 
     def post(self, path: str, **headers: str) -> httpx.Response:
-        return httpx.post(self.program.http + path, headers=headers, timeout=120)
+        return httpx.post(self.program.http + path, headers=headers, timeout=PATIENCE_S)
 
     def status(self, table: str = "users") -> dict[str, Any]:
         answer = self.program.get("/status")

@@ -22,6 +22,7 @@ from laredo_fanout.snapshots.take import take
 from laredo_fanout.store import reader
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -206,7 +207,7 @@ async def test_backlogs_are_counted_in_turns(
                 wide = (UPDATE, line(1, "w" * 100_000 + str(number)))
                 world.writer.commit_all([[wide]] * 2 + [[(UPDATE, line(2))]] * 98)
                 await asyncio.sleep(0)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while world.registry.leases:
                     world.writer.advance()
                     await asyncio.sleep(0.01)
@@ -225,7 +226,7 @@ async def test_others_are_served_while_one_scans(tmp_path: Path, parsed: Passes)
         busy = world.sync(batch=True, filters=[NOTHING])
         await busy.next("handshake")
         await busy.next("snapshot_begin")
-        ends = asyncio.create_task(busy.next("snapshot_end", timeout=120))
+        ends = asyncio.create_task(busy.next("snapshot_end"))
         served = await _served_until(world, other, ends)
         assert (await ends).rows == 60_000
         assert served >= 5
@@ -235,6 +236,6 @@ async def _served_until(world: World, other: Any, ends: asyncio.Task[Any]) -> in
     served = 0
     while not ends.done():
         world.writer.commit((UPDATE, line(1, f"mine {served}")))
-        await other.next("change_batch", timeout=120)
+        await other.next("change_batch")
         served += 1
     return served

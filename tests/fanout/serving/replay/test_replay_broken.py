@@ -17,7 +17,7 @@ from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.sync import replay
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
-from tests.support.processes import until
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.archived import Archived
 from tests.support.server.replay_reader import FULL, REPLAY, Reader, archived, read
 from tests.support.server.serving_world import COLUMNS, Stream, World, line
@@ -42,7 +42,7 @@ class Gated(LocalDestination):
 
     def open(self, key: str, offset: int = 0) -> BinaryIO:
         self.opened.append(key)
-        assert self.gate.wait(120)
+        assert self.gate.wait(PATIENCE_S)
         return super().open(key, offset)
 
 
@@ -99,7 +99,7 @@ async def test_an_archive_that_does_not_answer(
     monkeypatch.setattr(archives, "MANIFEST_WAIT_S", 0.1)
     release = threading.Event()
     get = gated.get
-    monkeypatch.setattr(gated, "get", lambda key: (release.wait(120), get(key))[1])
+    monkeypatch.setattr(gated, "get", lambda key: (release.wait(PATIENCE_S), get(key))[1])
     try:
         async with archived(tmp_path) as (world, table):
             start = windows(table, 2)

@@ -12,6 +12,7 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_model.change import Action
 from laredo_model.history import Ancestor, History
 from laredo_model.position import text
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import HISTORY, USERS, World, Writer, line, rows, running
 
 UPDATE = Action.UPDATE
@@ -224,7 +225,7 @@ async def test_a_table_that_is_copied_anew_after_a_lost_slot_says_so_in_the_stre
         late = world.sync(
             batch=True, last_known_source_position=text(writer.position), history=str(HISTORY)
         )
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await late.next("handshake")).mode == DELTA
         writer.publish(rows(0, 6))
         await stream.next("schema_change")

@@ -19,6 +19,7 @@ from laredo_fanout.store.errors import JournalPruned
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
+from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import COLUMNS, Wakeups, Writer, line
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -134,13 +135,13 @@ async def test_a_ring_while_looking_is_not_lost() -> None:
     wake_up = WakeUp()
     wake_up.clear()
     wake_up.notify()
-    await asyncio.wait_for(wake_up.wait(), 120)
+    await asyncio.wait_for(wake_up.wait(), PATIENCE_S)
     wake_up.clear()
     waiting = asyncio.create_task(wake_up.wait())
     await asyncio.sleep(0)
     wake_up.notify()
     wake_up.notify()
-    await asyncio.wait_for(waiting, 120)
+    await asyncio.wait_for(waiting, PATIENCE_S)
     wake_up.clear()
     waiting = asyncio.create_task(wake_up.wait())
     await asyncio.sleep(0)

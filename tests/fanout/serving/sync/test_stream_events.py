@@ -13,6 +13,7 @@ from laredo_fanout.store.table import Status
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.position import parse, text
+from tests.support.processes import PATIENCE_S
 from tests.support.server.filters import equals
 from tests.support.server.serving_world import (
     COLUMNS,
@@ -134,20 +135,20 @@ async def test_go_away_and_then_the_deadline(tmp_path: Path) -> None:
         assert list((await stays.next("change_batch")).keys) == [b"1"]
         code, details = await stays.ends()
         assert code is grpc.StatusCode.UNAVAILABLE and "draining" in details
-        await asyncio.wait_for(asyncio.shield(world.serving), 5)
+        await asyncio.wait_for(asyncio.shield(world.serving), PATIENCE_S)
         assert ("test", "drain") in world.registry.closed
         assert ("leaves", "client") in world.registry.closed
 
 
 async def test_draining_ends_early_when_everybody_has_left(tmp_path: Path) -> None:
-    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=60)
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=3600)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish(rows(0, 3))
         stream = await begun(world)
         world.drain.set()
         await stream.next("go_away")
         stream.cancel()
-        await asyncio.wait_for(asyncio.shield(world.serving), 5)
+        await asyncio.wait_for(asyncio.shield(world.serving), PATIENCE_S)
 
 
 async def test_a_draining_server_takes_no_new_sessions(tmp_path: Path) -> None:
