@@ -283,7 +283,9 @@ def expected_mode(manifest: dict[str, Any], position: int, floor: int) -> Mode:
 LOCAL_JSONL, S3_PROTOBUF = ("local", "jsonl"), ("s3", "protobuf")
 
 
-@pytest.fixture(params=[LOCAL_JSONL, S3_PROTOBUF], ids="-".join)
+@pytest.fixture(
+    params=[S3_PROTOBUF, pytest.param(LOCAL_JSONL, marks=pytest.mark.thorough)], ids="-".join
+)
 def road(tmp_path: Path, database: Database, request: pytest.FixtureRequest) -> Road:
     store, format_id = request.param
     if store == "local":

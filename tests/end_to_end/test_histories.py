@@ -13,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest import rules
 from laredo_archive.reader import Archive
@@ -135,6 +137,7 @@ def running(directory: Path, clusters: Clusters) -> Iterator[World]:
         yield world
 
 
+@pytest.mark.thorough
 def test_no_history_is_mixed_with_another(tmp_path: Path, clusters: Clusters) -> None:
     with running(tmp_path, clusters) as world:
         # Else the first base might wait for a look, and take the changes with it.

@@ -39,14 +39,17 @@ from tests.spark.simple_archive import (
     simple,
     value,
 )
+from tests.support import drawn
 from tests.support.archive.building import COLUMNS, HISTORY, START, Builder, row, state
 from tests.support.spark_reading import Reading
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
-@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(
+    ("format_id", "shuffled"),
+    drawn.first(2, [("jsonl", False), ("protobuf", True), ("jsonl", True), ("protobuf", False)]),
+)
 def test_all_of_them_through_an_epoch_that_continues(
     spark: SparkSession, tmp_path: Path, format_id: str, shuffled: bool
 ) -> None:

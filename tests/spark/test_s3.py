@@ -16,6 +16,7 @@ from laredo_spark.objects import UpTo
 from tests.spark.change_stream import Stream
 from tests.spark.s3_archive import put, reached
 from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, found, simple
+from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.aws import AwsServer
 from tests.support.spark_reading import Reading, names
@@ -29,8 +30,10 @@ def built(directory: Path, *, shuffled: bool = False) -> Path:
     return builder.base(0x10, names(FIRST)).diff(0x20, names(SECOND)).write()
 
 
-@pytest.mark.parametrize("scheme", ["s3", "s3a"])
-@pytest.mark.parametrize("shuffled", [False, True], ids=["sorted", "unsorted"])
+@pytest.mark.parametrize(
+    ("scheme", "shuffled"),
+    drawn.first(2, [("s3", False), ("s3a", True), ("s3", True), ("s3a", False)]),
+)
 def test_read_by_tasks(
     spark: SparkSession, moto: AwsServer, tmp_path: Path, scheme: str, shuffled: bool
 ) -> None:

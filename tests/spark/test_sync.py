@@ -55,6 +55,7 @@ def test_level_again_and_again(
     assert plain.count() == COUNT - 1
 
 
+@pytest.mark.thorough
 def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
     builder = Builder(tmp_path / "archive", plain=True, shuffled=True).base(0x10, names(FIRST))
     archive, target = builder.write(), tmp_path / "a target, 100%20"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
 from laredo_spark.sync.directory import SyncDirectory
@@ -101,6 +102,7 @@ def lose_history(made: Road, database: Database) -> None:
     made.snapshotter.wait_ready()
 
 
+@pytest.mark.thorough
 def test_level_with_postgres(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     with road(tmp_path, database) as made:
         kinds = Copies(spark, made, "kinds", tmp_path / "kinds")

@@ -7,9 +7,14 @@ a failure.
 """
 
 import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 FIRST = int(os.environ.get("LAREDO_TEST_SEED", "1"))
 _PUSH, _THOROUGH = 25, 100
@@ -36,10 +41,19 @@ def seeds(push: int, thorough: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seed", first(push, chosen))
 
 
-def first(count: int, values: "range | list[int]") -> list[object]:
-    """As a test's parameters; all but the first ``count`` are for `make test-all` alone."""
-    more = [pytest.param(value, marks=pytest.mark.thorough) for value in values[count:]]
-    return [*values[:count], *more]
+def first(count: int, values: Iterable[object]) -> list[object]:
+    """As a test's parameters; all but the first ``count`` are for `make test-all` alone.
+
+    Each value is of one parameter; a tuple is of as many as it has members.
+    """
+    chosen = list(values)
+    return [*chosen[:count], *map(thorough, chosen[count:])]
+
+
+def thorough(value: object) -> "ParameterSet":
+    """As a test's parameter, for `make test-all` alone."""
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 def examples(thorough: int) -> int:

@@ -34,12 +34,17 @@ def local(directory: Path) -> list[str]:
     return [str(directory / "archive{}" / name) for name in ("one", "other")]
 
 
-def test_between_any_two_steps() -> None:
+@pytest.mark.parametrize("every", drawn.first(1, [5, 1]))
+def test_between_any_two_steps(every: int) -> None:
     # A kill loses nothing that was written, so memory does, and its fsync takes no time.
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as fast:
-        done = run("kill-at", "all", fast, *local(Path(fast)))
+        places = local(Path(fast))
+        passed = trace(Path(fast), [place.replace("{}", "unkilled") for place in places])
+        points = list(range(1, len(passed) + 1, every))
+        done = run("kill-at", ",".join(map(str, points)), fast, *places)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 200, "points of the whole protocol"
+    assert int(done.stdout) == points[-1]
+    assert len(passed) > 200, "points of the whole protocol"
 
 
 OF_THE_PROTOCOL = {

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fanout.ingest.partition_cases import CASES
+from tests.support import drawn
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.server.moving_partitions import ROOT, settle, watched
@@ -18,7 +19,7 @@ def _run(database: Database, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", drawn.first(8, CASES))
 @on_versions(18, also=(16,))
 def test_followed(database: Database, ingesting: Start, kind: str) -> None:
     _run(database, *ROOT)
@@ -35,7 +36,7 @@ def test_followed(database: Database, ingesting: Start, kind: str) -> None:
     assert before is not None and now is not None and now.id == before.id
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", drawn.first(4, CASES))
 @on_versions(18, also=(16,))
 def test_followed_while_the_server_is_down(database: Database, ingesting: Start, kind: str) -> None:
     _run(database, *ROOT)

@@ -11,6 +11,7 @@ import pytest
 
 from laredo_fanout.catchup.options import CatchupOptions
 from tests.fanout.ingest.partition_cases import CASES
+from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.server.behind import splitting_little, start_behind, status_of, wait_level
@@ -44,7 +45,7 @@ def options(tmp_path: Path) -> CatchupOptions:
     return splitting_little(tmp_path)
 
 
-@pytest.mark.parametrize("kind", _FEW)
+@pytest.mark.parametrize("kind", drawn.first(2, _FEW))
 @on_versions(18, also=(16,))
 def test_in_a_split_backlog(
     database: Database, ingesting: Start, options: CatchupOptions, kind: str
@@ -69,7 +70,7 @@ def test_in_a_split_backlog(
     assert not status_of(ingest).segments
 
 
-@pytest.mark.parametrize("kind", _FEW)
+@pytest.mark.parametrize("kind", drawn.first(1, _FEW))
 @on_versions(18, also=(16,))
 def test_in_parts(database: Database, ingesting: Start, kind: str) -> None:
     _run(database, *ROOT, f"ALTER DATABASE {database.name} SET {_AT_ONCE}")
@@ -108,7 +109,7 @@ def test_announced_in_a_subtransaction_that_is_rolled_back(
     ingest.assert_equal()
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", drawn.first(4, CASES))
 def test_while_it_is_copied(database: Database, ingesting: Start, gate: Gate, kind: str) -> None:
     _run(database, *ROOT)
     ingest = ingesting("public.a", heartbeat_interval=0.2)
@@ -120,7 +121,10 @@ def test_while_it_is_copied(database: Database, ingesting: Start, gate: Gate, ki
         assert history.assert_right_where_verified()
 
 
-@pytest.mark.parametrize("kind", [*_FEW, "truncate, in one transaction", "detach, change, attach"])
+@pytest.mark.parametrize(
+    "kind",
+    drawn.first(2, [*_FEW, "truncate, in one transaction", "detach, change, attach"]),
+)
 def test_while_it_is_put_right(database: Database, ingesting: Start, gate: Gate, kind: str) -> None:
     gate.open()
     _run(database, *ROOT, "CREATE TABLE a9 PARTITION OF a FOR VALUES FROM (900) TO (999)")
@@ -161,7 +165,7 @@ Ingest(options, (TableOptions("public", "a"),), store, lambda commit: None).run(
 """
 
 
-@pytest.mark.parametrize("kind", _FEW)
+@pytest.mark.parametrize("kind", drawn.first(1, _FEW))
 @on_versions(18, also=(15, 16))
 def test_killed_at_any_moment(database: Database, ingesting: Start, kind: str) -> None:
     """kill -9 after every statement, and while the table is put right."""

@@ -18,6 +18,7 @@ from laredo_fanout.postgres.errors import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_model.history import History
+from tests.support import drawn
 from tests.support.clusters import (
     Clusters,
     invalidate,
@@ -116,7 +117,7 @@ def failed_over(clusters: Clusters, follow: Follow, version: int) -> tuple[Runni
     return ingest, record
 
 
-@pytest.mark.parametrize("version", [17, 18])
+@pytest.mark.parametrize("version", drawn.first(1, [18, 17]))
 def test_failover_with_the_slot_on_the_standby_goes_on(
     clusters: Clusters, follow: Follow, version: int
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_backup_that_was_recovered_to_a_new_timeline(clusters: Clusters, follo
     assert "timeline 2 left the store's 1 at" in source.because
 
 
+@pytest.mark.thorough
 def test_a_backup_that_was_recovered_twice_to_timelines_of_one_number(
     clusters: Clusters, follow: Follow
 ) -> None:
@@ -326,7 +328,7 @@ def test_a_crash_that_moves_the_slot_back_is_not_a_restored_backup(
 # ---------------------------------------------------------------- lost slots
 
 
-@pytest.mark.parametrize("version", [14, 15, 16, 17, 18])
+@pytest.mark.parametrize("version", drawn.first(1, [18, 17, 16, 15, 14]))
 def test_an_invalidated_slot_is_made_anew(clusters: Clusters, follow: Follow, version: int) -> None:
     server = clusters.new(version, max_slot_wal_keep_size="16MB", max_wal_size="32MB")
     ingest = follow(clusters.lead_to(server))

@@ -13,6 +13,7 @@ import pytest
 
 from laredo_archive.failpoint import VARIABLE
 from laredo_snapshotter.config_places import SinkConfig
+from tests.support import drawn
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Rule, answer, delay
 from tests.support.faults.proxy import FaultProxy
@@ -138,7 +139,7 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", drawn.first(1, POINTS))
 def test_killed_between_a_commit_and_its_record_it_tells_again(
     point: str, tmp_path: Path, served: Served, ministack: AwsServer
 ) -> None:
