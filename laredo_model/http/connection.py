@@ -8,8 +8,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from laredo_model.http.connection_limit import Ended, Room
 from laredo_model.http.guard import MAX_BODY
-from laredo_model.http.room import Ended, Room
 
 REQUEST_S = 10.0
 """For a request to be whole, headers and body, from the connection or the answer before it."""

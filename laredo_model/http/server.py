@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from laredo_model.http.connection import Connection
+from laredo_model.http.connection_limit import HttpCounts, Room
 from laredo_model.http.guard import Guard
-from laredo_model.http.room import HttpCounts, Room
 from laredo_model.http.settings import HttpSettings
 
 _GOODBYE_S = 2

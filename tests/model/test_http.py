@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from laredo_model.http import connection, exposure
-from laredo_model.http.room import Ended, HttpCounts
+from laredo_model.http.connection_limit import Ended, HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_model.http.settings import HttpSettings
 from tests.support.processes import PATIENCE_S, wait_until

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from laredo_model.http.room import Ended, HttpCounts
+from laredo_model.http.connection_limit import Ended, HttpCounts
 
 
 def families(counts: HttpCounts, prefix: str) -> Iterator[Metric]:
