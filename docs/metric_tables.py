@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from docs import markdown
 from laredo_fanout.app import metrics as of_fanout
-from laredo_model.http.connection_limit import HttpCounts
+from laredo_model.http.counts import HttpCounts
 from laredo_snapshotter import metrics as of_snapshotter
 
 OWN = ("laredo_", "snapshotter_")

@@ -1,1 +1,1 @@
-"""The ground: WAL positions, histories, columns, rows, keys, changes and the JSON value rules."""
+"""What all packages share: WAL positions, histories, columns, rows, keys, changes, JSON rules."""

@@ -1,11 +1,11 @@
-"""Changes: what happened to one row, or to all of them."""
+"""A change: the INSERT, UPDATE or DELETE of one row, or a TRUNCATE of the table."""
 
 from enum import IntEnum
 from typing import NamedTuple
 
 
 class Action(IntEnum):
-    """What a change does; the numbers are those of the journal and the batch wire form."""
+    """The kind of a change; the numbers are those of the journal and the batch wire form."""
 
     INSERT = 1
     UPDATE = 2
@@ -14,15 +14,15 @@ class Action(IntEnum):
 
 
 class Change(NamedTuple):
-    """One change of one row, by its key.
+    """One change of one row. An UPDATE of a row's key is a DELETE and an INSERT."""
 
-    ``old`` is None on INSERT, ``new`` on DELETE; a TRUNCATE has neither and an
-    empty key. A change of a row's key is a DELETE and an INSERT.
-    """
-
+    #: INSERT, UPDATE, DELETE or TRUNCATE.
     action: Action
+    #: The row's key (:mod:`laredo_model.key`); empty on TRUNCATE.
     key: bytes
+    #: The row's line before; None on INSERT and TRUNCATE.
     old: bytes | None
+    #: The row's line after; None on DELETE and TRUNCATE.
     new: bytes | None
 
 

@@ -1,4 +1,4 @@
-"""The checksum of a table's state: order-free, kept up to date change by change.
+"""The checksum of a table's rows: independent of their order, updated change by change.
 
 The sum, modulo 2^128, over the rows of the md5 of the line (UTF-8) read as an
 unsigned big-endian integer. md5 because PostgreSQL, Spark and Python all have
@@ -32,7 +32,7 @@ def sum_of(lines: Iterable[bytes]) -> int:
 
 
 class StateChecksum:
-    """Row count and checksum of one table's state."""
+    """The row count and the checksum of one table's rows."""
 
     __slots__ = ("rows", "value")
 
@@ -42,7 +42,7 @@ class StateChecksum:
 
     @classmethod
     def from_hex(cls, rows: int, text: str) -> "StateChecksum":
-        """The state with ``rows`` rows whose checksum is written ``text``.
+        """Parse a checksum that is written as ``text``.
 
         :raises ModelError: if ``text`` isn't 32 hex digits.
         """
@@ -54,22 +54,22 @@ class StateChecksum:
             raise ModelError(f"{text!r} is not a state checksum; expected 32 hex digits") from wrong
 
     def add(self, lines: list[bytes]) -> None:
-        """Rows that appeared."""
+        """Count rows that were inserted."""
         self.rows += len(lines)
         self.value = (self.value + sum_of(lines)) % MODULUS
 
     def remove(self, lines: list[bytes]) -> None:
-        """Rows that went."""
+        """Subtract rows that were deleted."""
         self.rows -= len(lines)
         self.value = (self.value - sum_of(lines)) % MODULUS
 
     def truncate(self) -> None:
-        """All rows went."""
+        """Set both to 0: the table was truncated."""
         self.rows = 0
         self.value = 0
 
     def copy(self) -> "StateChecksum":
-        """The same state, changed apart from this one."""
+        """An independent copy."""
         return StateChecksum(self.rows, self.value)
 
     def hex(self) -> str:

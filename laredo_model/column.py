@@ -1,4 +1,4 @@
-"""Columns: enough of a table's definition to restore every value's exact type."""
+"""A table's columns, described well enough to restore every value's exact type."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from laredo_model.errors import BadColumn
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column, as PostgreSQL's catalog describes it.
+    """One column, as PostgreSQL's catalog describes it."""
 
-    ``type`` is pg_type.typname, with ``_`` in front for an array (``_int4``);
-    a domain's column carries the base type. ``type_modifier`` is atttypmod
-    (-1 for none). ``ordinal`` counts from 1 in the order of the row's line;
-    ``key_ordinal`` counts from 1 in the key's order, None outside the key.
-    """
-
+    #: pg_attribute.attname.
     name: str
+    #: pg_type.typname, with ``_`` in front for an array (``_int4``); a domain's base type.
     type: str
+    #: pg_attribute.atttypmod, such as a numeric's precision and scale; -1 for none.
     type_modifier: int = -1
+    #: Whether the column may be NULL.
     nullable: bool = True
+    #: The column's number in the row's line, from 1.
     ordinal: int = 0
+    #: The column's number in the key, from 1; None outside the key.
     key_ordinal: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The object that manifests and stores keep."""
+        """The JSON object that manifests and stores keep."""
         return {
             "name": self.name,
             "type": self.type,
@@ -37,7 +37,7 @@ class Column:
 
 
 def from_json(described: Mapping[str, Any]) -> Column:
-    """The column that :meth:`Column.to_json` described; unknown fields are ignored.
+    """Parse the object that :meth:`Column.to_json` makes; unknown fields are ignored.
 
     :raises BadColumn: if name or type is missing, or a part has the wrong type.
     """

@@ -1,4 +1,4 @@
-"""What can be wrong with the ground itself.
+"""Errors of positions, histories, columns and rows that can't be parsed.
 
 ModelError (ValueError)
 ├── BadPosition      not a WAL position
@@ -9,7 +9,7 @@ ModelError (ValueError)
 
 
 class ModelError(ValueError):
-    """Something isn't what its text claims to be."""
+    """The root: a text or a row that can't be parsed."""
 
 
 class BadPosition(ModelError):

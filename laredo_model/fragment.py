@@ -1,4 +1,4 @@
-"""From the stream's text to JSON: the bytes of one value, by its type's rule.
+"""Convert a value from pgoutput's text to JSON, by its type's rule.
 
 The text is what a type's output function prints under the session settings of
 ``select.SESSION``; pgoutput sends it so
@@ -22,7 +22,7 @@ _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def text(value: bytes) -> bytes:
-    """A JSON string; every code point but the escapes JSON demands stays raw, as to_json does."""
+    """A JSON string; only what JSON must escape is escaped, as in to_json."""
     return orjson.dumps(value.decode())
 
 
@@ -37,7 +37,7 @@ def number(value: bytes) -> bytes:
 
 
 def floating(value: bytes) -> bytes:
-    """The digits as PostgreSQL prints them; what JSON has no number for is a string."""
+    """The digits as PostgreSQL prints them; NaN and the infinities are JSON strings."""
     return b'"' + value + b'"' if value[-1:] in b"Ny" else value
 
 
@@ -69,7 +69,7 @@ _SCALARS: dict[Rule, Encode] = {
 
 
 def encoder(type_info: TypeInfo) -> Encode:
-    """What turns a value's text into its JSON, for values of this type (never NULL)."""
+    """The function that converts a value of this type (never NULL) from text to JSON."""
     rule = rule_of(type_info)
     if rule is not Rule.ARRAY:
         return _SCALARS[rule]
@@ -84,7 +84,7 @@ def encoder(type_info: TypeInfo) -> Encode:
 
 
 def array_of(value: bytes, encode_element: Encode, delimiter: bytes) -> bytes:
-    """The JSON array that an array's text (``{1,NULL,"a b"}``) stands for; bounds are dropped.
+    """Convert an array's text (``{1,NULL,"a b"}``) to a JSON array; bounds are dropped.
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 

@@ -1,7 +1,6 @@
-"""Histories: what a position needs to mean something.
+"""A database's history: the identity within which its WAL positions can be compared.
 
-A position is only comparable within one history; a failover, another cluster
-or a restored backup starts another one.
+A failover, another cluster or a restored backup starts another history.
 """
 
 import re
@@ -14,16 +13,16 @@ _TEXT = re.compile(r"(\d{1,20}):(\d{1,10}):(\d{1,10})(?:\+([1-9]\d{0,9}))?\Z")
 
 
 class History(NamedTuple):
-    """One line of a database's history: ``system_identifier:timeline:database_oid``.
+    """The identity of one line of WAL: ``system_identifier:timeline:database_oid``."""
 
-    ``restored`` is 0, but for a database that went back to an earlier state without a
-    new timeline (a disk's copy put back): then it is the Unix time, in seconds, at which
-    that was noticed, written after a plus sign. The three numbers alone are what they were.
-    """
-
+    #: The cluster's, from pg_control_system().
     system_identifier: int
+    #: The WAL timeline; a failover starts a new one.
     timeline: int
+    #: pg_database.oid.
     database_oid: int
+    #: 0, except for a database that went back to an earlier state without a new timeline (a
+    #: disk's copy was restored): the Unix time at which that was noticed, written as ``+time``.
     restored: int = 0
 
     def __str__(self) -> str:
@@ -32,7 +31,7 @@ class History(NamedTuple):
 
 
 def parse(history: str) -> History:
-    """The history that ``history`` writes.
+    """Parse a history's text.
 
     :raises BadHistory: if it isn't three decimal numbers with colons between, and perhaps
         a plus sign and a fourth.
@@ -44,9 +43,11 @@ def parse(history: str) -> History:
 
 
 class Ancestor(NamedTuple):
-    """A history that goes on in a later one: it is the same up to ``until``, the switch point."""
+    """An earlier history of the same database, up to the failover that ended it."""
 
+    #: The earlier history.
     history: History
+    #: The switch point: the last position that both histories share.
     until: int
 
 
@@ -54,10 +55,12 @@ class Lineage(NamedTuple):
     """A history, and those that it comes from by failovers.
 
     https://www.postgresql.org/docs/current/continuous-archiving.html, Timelines: a promoted
-    server's history file says where its timeline left each of those before.
+    server's history file has the switch point of each timeline before its own.
     """
 
+    #: The database's present history.
     now: History
+    #: The histories before it.
     ancestors: tuple[Ancestor, ...] = ()
 
     def holds(self, history: History, position: int) -> bool:
@@ -71,10 +74,10 @@ class Lineage(NamedTuple):
 
 
 def ancestors_to_json(ancestors: tuple[Ancestor, ...]) -> list[list[str]]:
-    """What :func:`ancestors_from_json` reads."""
+    """The ancestors as JSON; :func:`ancestors_from_json` reads it."""
     return [[str(ancestor.history), positions.text(ancestor.until)] for ancestor in ancestors]
 
 
 def ancestors_from_json(stored: list[list[str]]) -> tuple[Ancestor, ...]:
-    """What :func:`ancestors_to_json` wrote."""
+    """Parse what :func:`ancestors_to_json` wrote."""
     return tuple(Ancestor(parse(text), positions.parse(until)) for text, until in stored)

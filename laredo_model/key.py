@@ -1,12 +1,12 @@
-"""The key of a row, as a string: what identifies it in state, journal, wire and archive.
+"""The key of a row, as a string that identifies it in store, journal, wire and archive.
 
 For one key column it is the value as unescaped text (``42``, ``a"b``), for
 several the compact JSON array of the row's JSON values, in the key's order
 (``["a",7]``). Keys order by their UTF-8 bytes.
 
-A row of a table without a key is known by the md5 of its line, and by a number
-that tells equal rows apart (``9e107d9d372bb6826bd81d3542a419d6-0000000001``).
-Which of several equal rows has which number says nothing.
+In a table without a key, a row's key is the md5 of its line and a number for
+each of several equal rows (``9e107d9d372bb6826bd81d3542a419d6-0000000001``).
+Equal rows are interchangeable: their numbers mean nothing else.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def number_of(key: bytes) -> int:
 
 
 class EqualRows:
-    """Keys for a keyless table's lines that come in the order of their keys, from the first on."""
+    """Makes the keys of a keyless table's rows, which must come in the order of their keys."""
 
     def __init__(self) -> None:
         self._digest, self._number = b"", 0
@@ -70,7 +70,7 @@ class EqualRows:
     def of(self, line: bytes) -> bytes:
         """The key of the next row.
 
-        :raises BadLine: if its place is before the one that came last.
+        :raises BadLine: if it comes before the last one in that order.
         """
         found = digest(line)
         if found == self._digest:

@@ -29,7 +29,7 @@ _NESTED_STOP = re.compile(rb'["\[\]{}]')
 
 
 def names_prefix(names: Iterable[str]) -> list[bytes]:
-    """What stands before each value: ``{"id":``, ``,"name":``, ..."""
+    """The bytes before each value: ``{"id":``, ``,"name":``, ..."""
     prefixes = [b"," + orjson.dumps(name) + b":" for name in names]
     if prefixes:
         prefixes[0] = b"{" + prefixes[0][1:]
@@ -136,7 +136,7 @@ def elements(array: bytes) -> list[bytes]:
 
 
 def _value_end(line: bytes, start: int) -> int:
-    """Where the value from ``start`` ends; a json column's may have blanks before and behind it."""
+    """The end of the value from ``start``; a json column's may have blanks on both sides."""
     if line[start : start + 1] in _BLANK:
         start = _behind_blanks(line, start)
     end = _bare_value_end(line, start)

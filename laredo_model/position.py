@@ -17,7 +17,7 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")
 
 
 def parse(position: str) -> Position:
-    """The position that ``position`` writes.
+    """Parse a position's text.
 
     :raises BadPosition: if it isn't of the form X/X.
     """
@@ -28,10 +28,10 @@ def parse(position: str) -> Position:
 
 
 def text(position: int) -> str:
-    """As PostgreSQL writes it: ``0/19F000``."""
+    """A position as PostgreSQL writes it: ``0/19F000``."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
 def object_name(position: int) -> str:
-    """As object keys write it, with ``_`` for ``/``: ``0_19F000``."""
+    """A position as object keys have it, with ``_`` for ``/``: ``0_19F000``."""
     return f"{position >> 32:X}_{position & 0xFFFFFFFF:X}"

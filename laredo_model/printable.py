@@ -1,9 +1,8 @@
-r"""Text of others, as a terminal may show it: names, keys, URIs and messages from outside.
+r"""Escape control characters in text from outside (names, keys, URIs) before a terminal shows it.
 
-A name can hold what a terminal obeys: escape sequences (ESC, and the C1 controls such as
-U+009B), line breaks that forge a second message, and marks that reverse or hide what is read
-(bidirectional and other format characters, https://www.unicode.org/reports/tr9/). Here they
-become visible, as Python writes them: ``\x1b``, ``\u202e``.
+A name can hold escape sequences (ESC, and the C1 controls such as U+009B), line breaks that forge
+a second message, and marks that reverse or hide text (bidirectional and other format characters,
+https://www.unicode.org/reports/tr9/). They are written as Python does: ``\x1b``, ``\u202e``.
 """
 
 import re
@@ -12,32 +11,32 @@ from collections.abc import MutableMapping
 from typing import Any
 
 _UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's categories of what has no glyph of its own, or may have none."""
+"""Unicode's categories of characters that may have no glyph."""
 
 _OF_LINES = frozenset({"event", "exception", "stack"})
-"""Fields of a log record that have several lines, of our own and of libraries'."""
+"""Fields of a log record that may have several lines."""
 
 _SUSPECT = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: str) -> str:
-    """``text`` with every character that a terminal obeys, or doesn't show, escaped.
+    """``text`` with control characters and invisible ones escaped.
 
-    Letters of all scripts, marks and symbols stay. A backslash stays too, so this is for
-    reading, not for reading back.
+    Letters of all scripts, marks and symbols stay. A backslash stays too, so the result can't be
+    parsed back.
     """
     return _SUSPECT.sub(_shown, text)
 
 
 def printable_lines(text: str) -> str:
-    """The same with its line breaks left: for text of our own that has several lines."""
+    """:func:`printable` for text of several lines: line breaks stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable_event(
     logger: object, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """structlog's processor before a renderer of readable lines: a record's fields, printable."""
+    """A structlog processor that makes a record's fields printable; it comes before a renderer."""
     del logger, method
     for name, value in event.items():
         # What isn't text is shown by repr, which escapes such characters.

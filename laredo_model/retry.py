@@ -1,4 +1,4 @@
-"""How long to wait before another try: one rule for every retry and every reconnect."""
+"""The waiting time between retries and reconnects, the same rule for all of them."""
 
 import random
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from tenacity.wait import wait_base
 
 @dataclass(frozen=True, slots=True)
 class Backoff(wait_base):
-    """How long to wait before the next attempt, in seconds.
+    """Exponential backoff with jitter.
 
-    ``initial`` doubles with every attempt that brought nothing, up to ``maximum``; a random
-    part of up to a half is taken off, so that many clients don't come back at
-    once. ``attempts``: give up after so many in a row; None: never.
-
-    It is a ``wait`` of tenacity. A loop that reconnects, and so has its own idea of when the
-    failures in a row are over, asks :meth:`delay`.
+    It is a ``wait`` of tenacity. A loop that reconnects counts failures in a row itself, and
+    calls :meth:`delay`.
     """
 
+    #: Seconds before the second attempt; doubled with every failed attempt. A random part of up
+    #: to a half is subtracted, so that many clients don't return at once.
     initial: float = 0.2
+    #: The most seconds between two attempts.
     maximum: float = 5.0
+    #: Give up after so many failures in a row; None: never.
     attempts: int | None = None
 
     def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:

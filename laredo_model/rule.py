@@ -1,8 +1,8 @@
-"""The JSON value rules: which of a handful of rules each PostgreSQL type follows.
+"""The JSON rule of each PostgreSQL type: how its values look in a row's line.
 
-A value reaches a line by one of two ways, the copy's SQL (``select.py``) and the
-stream's text (``fragment.py``); both go by the rule named here, and a property
-test holds their bytes equal for every type.
+A line is made in two ways, by the copy's SQL (``select.py``) and from pgoutput's
+text (``fragment.py``); both follow the rule named here, and a property test holds
+their bytes equal for every type.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from laredo_model.errors import ModelError
 
 
 class Rule(Enum):
-    """How a type's values look in JSON; its letter is what C calls it (``_row_scan.c``)."""
+    """How a type's values look in JSON; the letter is its name in C (``_row_scan.c``)."""
 
     BOOLEAN = "b"
     """true or false; pgoutput sends t and f."""
@@ -40,26 +40,30 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """One row of pg_type, with the types it is made of.
+    """One row of pg_type, with the types it is made of."""
 
-    ``element`` is an array's element type, ``base`` a domain's base type (one
-    step down).
-    """
-
+    #: pg_type.oid.
     oid: int
+    #: pg_type.typname.
     name: str
+    #: The schema of the type.
     namespace: str = "pg_catalog"
+    #: pg_type.typtype: b base, c composite, d domain, e enum, r range, m multirange.
     typtype: str = "b"
+    #: An array's element type; None for any other type.
     element: "TypeInfo | None" = None
+    #: pg_type.typdelim: the character between the elements of an array of this type.
     delimiter: str = ","
+    #: A domain's base type, which may be a domain too; None for any other type.
     base: "TypeInfo | None" = None
+    #: pg_type.typtypmod: the type modifier that a domain gives its base type.
     base_modifier: int = -1
 
     @property
     def is_built_in(self) -> bool:
-        """Whether PostgreSQL itself brings it, so that its casts are PostgreSQL's too.
+        """Whether the type and its casts are PostgreSQL's own.
 
-        Who owns any other type may define what a cast of it does, to text and to json as well.
+        The owner of any other type may define its casts, to text and to json as well.
         """
         return self.namespace == "pg_catalog" and self.oid < _FIRST_NORMAL_OID
 
@@ -116,7 +120,7 @@ def element_of(array: TypeInfo) -> TypeInfo:
 
 
 class TypeRow(NamedTuple):
-    """What :data:`TYPES_SQL` selects."""
+    """One row that :data:`TYPES_SQL` selects: a :class:`TypeInfo` whose types are still oids."""
 
     oid: int
     name: str

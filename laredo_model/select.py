@@ -1,7 +1,7 @@
-"""From SQL to JSON: the SELECT that makes a table's lines and keys inside PostgreSQL.
+"""The SELECT that makes the lines and keys of a table's rows inside PostgreSQL.
 
-The copy and ``laredo-archive verify --against`` read by it. It gives the very
-bytes that ``fragment.py`` makes of the stream's text.
+The copy and ``laredo-archive verify --against`` use it. Its lines have the same
+bytes as those that ``fragment.py`` makes from pgoutput's text.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ SESSION = {
     "bytea_output": "hex",
     "search_path": "pg_catalog",
 }
-"""What every session that reads rows sets at start-up, copy and replication alike: ALTER
-DATABASE and ALTER ROLE settings change the text of values otherwise."""
+"""The settings of every connection that reads rows, copy and replication alike: ALTER DATABASE
+and ALTER ROLE settings change the text of values otherwise."""
 
 
 def session_options() -> str:
@@ -29,9 +29,11 @@ def session_options() -> str:
 
 
 class Selected(NamedTuple):
-    """A column as the SELECT needs it."""
+    """A column to select."""
 
+    #: The column's name.
     name: str
+    #: Its type, by whose rule the SELECT makes JSON.
     type_info: TypeInfo
 
 
@@ -116,10 +118,11 @@ def lines_sql(
     key: Sequence[Selected] = (),
     only: bool = True,
 ) -> str:
-    """The SELECT of every row's line (json); with ``key``, its key (text) stands in front.
+    """The SELECT of every row's line (json).
 
-    ``where`` is an SQL condition on the table's columns. ``only`` leaves out the
-    rows of inheritance children, which a partitioned table needs.
+    :param where: an SQL condition on the table's columns.
+    :param key: the key's columns; with them a row's key (text) is selected before its line.
+    :param only: leaves out the rows of inheritance children, which a partitioned table needs.
     """
     # A column named like the sub-select would be taken for it, so its name is an unlikely one.
     row = identifier("laredo row")

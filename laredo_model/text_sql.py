@@ -1,9 +1,8 @@
-"""SQL expressions for the text of values of types that anybody may own.
+"""SQL expressions for the text of values whose types aren't PostgreSQL's own.
 
-It is what the type's output function gives, as in the stream, and never a cast: who owns a type
-may define casts of it (CREATE CAST) to text and to json, which ``::text`` and to_json would call
-with the rights of whoever reads.
-https://www.postgresql.org/docs/current/sql-createcast.html
+They call the type's output function, as pgoutput does, and never a cast: the owner of a type may
+define casts (CREATE CAST) to text and to json, which ``::text`` and to_json would call with the
+rights of the role that reads. https://www.postgresql.org/docs/current/sql-createcast.html
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ def of_value(value: str, base: TypeInfo) -> str:
 
 
 def of_elements(value: str, element_sql: Callable[[str], str]) -> str:
-    """The JSON (json) of the array ``value`` by its elements, one by one.
+    """The JSON array (json) of the array ``value``, made element by element.
 
-    ``element_sql`` gives, for an element's expression, the one whose to_json is its value. It is
-    slow, and for arrays whose text isn't that of a text[]: with a delimiter of their own, or of
-    domains over arrays.
+    It is slow, and for arrays whose text isn't that of a text[]: those with a delimiter of their
+    own, and those of domains over arrays.
+
+    :param element_sql: gives, for an element's expression, the one whose to_json is its value.
     """
     lengths = [f"array_length(s.a, {number})" for number in range(1, _MOST_DIMENSIONS + 1)]
     # Elements below each dimension: what the number of an element is divided by says where

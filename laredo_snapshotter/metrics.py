@@ -20,8 +20,7 @@ from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
-from laredo_model.http.connection_limit import HttpCounts
-from laredo_model.http.counts import families
+from laredo_model.http.counts import HttpCounts, families
 from laredo_snapshotter.status import TableStatus
 
 

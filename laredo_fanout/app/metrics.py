@@ -17,8 +17,7 @@ from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
-from laredo_model.http.connection_limit import HttpCounts
-from laredo_model.http.counts import families
+from laredo_model.http.counts import HttpCounts, families
 
 
 @dataclass

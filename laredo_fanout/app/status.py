@@ -22,7 +22,7 @@ from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CopyProgress, IngestStatus, TableStatus
 from laredo_model import position
-from laredo_model.http.connection_limit import HttpCounts
+from laredo_model.http.counts import HttpCounts
 
 _WAITING = "waiting"
 

@@ -1,1 +1,1 @@
-"""Files of our own: made whole, made private, and their sums."""
+"""Files on local disks: durable replacement, private directories, sha256."""

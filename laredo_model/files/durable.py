@@ -1,4 +1,4 @@
-"""Files that are still there, whole, after a power failure."""
+"""Durable files: fsync, and replacement in one step that survives a power failure."""
 
 import os
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from typing import IO, Any
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Make what was written durable.
+    """Flush and fsync ``file``.
 
-    :raises OSError: if it can't be; a second try may succeed without the data, so make none.
+    :raises OSError: if that fails; a second fsync may succeed without the data, so don't retry.
     """
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_directory(path: Path | str, *, dir_fd: int | None = None) -> None:
-    """Make durable which names a directory holds; ``dir_fd``: what ``path`` is relative to."""
+    """fsync a directory, which makes its file names durable; ``path`` is relative to ``dir_fd``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         os.fsync(descriptor)
@@ -27,9 +27,9 @@ def sync_directory(path: Path | str, *, dir_fd: int | None = None) -> None:
 
 @contextmanager
 def replacing(path: Path, beside: Path, file: IO[Any]) -> Iterator[None]:
-    """The block fills ``file``, which is open at ``beside``; then that becomes ``path``, durably.
+    """Replace ``path`` durably by the file that the block writes to ``file``, open at ``beside``.
 
-    If the block or the renaming raises, ``path`` stays as it was and ``beside`` is removed.
+    If the block or the rename raises, ``path`` stays as it was and ``beside`` is removed.
     """
     try:
         yield

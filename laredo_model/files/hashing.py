@@ -1,4 +1,4 @@
-"""What bytes come to while they pass: their sha256 and their number."""
+"""The sha256 and the size of bytes, computed while they are read or written."""
 
 from hashlib import sha256
 
@@ -6,7 +6,7 @@ Data = bytes | bytearray | memoryview
 
 
 class Digest:
-    """The sha256 and the size of all that :meth:`update` was given."""
+    """The sha256 and the size of the bytes given to :meth:`update`."""
 
     __slots__ = ("_hash", "size")
 
@@ -16,12 +16,12 @@ class Digest:
         """Bytes so far."""
 
     def update(self, data: Data) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         self._hash.update(data)
         self.size += len(data)
 
     def hex(self) -> str:
-        """The sha256 so far, as manifests say it."""
+        """The sha256 so far, in hex, as manifests have it."""
         return self._hash.hexdigest()
 
     def digest(self) -> bytes:

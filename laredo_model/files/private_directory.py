@@ -1,4 +1,4 @@
-"""Directories and files that hold the tables' rows: for their owner alone."""
+"""Directories and files with tables' rows, readable by their owner alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ log = structlog.get_logger(__name__)
 
 
 def make(directory: Path, marks: Collection[str] = ()) -> None:
-    """The directory, made with mode 0700 if it is missing.
+    """Make the directory, with mode 0700, if it is missing.
 
-    One that others may enter is tightened if it is provably ours: our user's, and empty or with
-    one of ``marks`` in it, the files that only we make. Another's (``/tmp``, a shared volume) is
-    left as it is, with a warning: what we write there is our user's alone all the same.
+    An existing one that others may enter is set to 0700 if it is provably ours: owned by our user,
+    and empty or with one of ``marks`` in it, files that only this program makes. Any other
+    (``/tmp``, a shared volume) stays as it is, with a warning; the files that we write there are
+    private all the same.
 
-    :raises OSError: if it can't be made or looked at.
+    :raises OSError: if it can't be made or read.
     """
     try:
         directory.mkdir(mode=_DIRECTORY)
@@ -34,7 +35,7 @@ def make(directory: Path, marks: Collection[str] = ()) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """``open``'s opener for a file that only its owner may read."""
+    """An opener for ``open``: makes a file that only its owner may read."""
     return os.open(path, flags | os.O_CLOEXEC, _FILE)
 
 

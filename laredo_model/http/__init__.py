@@ -1,7 +1,6 @@
-"""The HTTP side that both programs have: who may ask, from where, and how much it may take up.
+"""The HTTP server of both programs: its configuration, authorization and limits.
 
-:mod:`~laredo_model.http.exposure` chooses the address, :mod:`~laredo_model.http.settings` is the
-configuration, :mod:`~laredo_model.http.guard` lets requests in or not, and
-:mod:`~laredo_model.http.server` serves them within limits. What is asked and answered is each
-program's own.
+:mod:`~laredo_model.http.settings` is the configuration, :mod:`~laredo_model.http.exposure` chooses
+the address, :mod:`~laredo_model.http.guard` authorizes requests, and
+:mod:`~laredo_model.http.server` serves them within limits. Each program adds its own endpoints.
 """

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with limits on what it may send and for how long."""
+"""uvicorn's HTTP connection with time limits and a limit on the bytes of a request."""
 
 import asyncio
 from typing import Any
@@ -8,19 +8,20 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from laredo_model.http.connection_limit import Ended, Room
+from laredo_model.http.connection_limit import ConnectionLimit
+from laredo_model.http.counts import EndReason
 from laredo_model.http.guard import MAX_BODY
 
 REQUEST_S = 10.0
-"""For a request to be whole, headers and body, from the connection or the answer before it."""
-TAKEN_S = 30.0
-"""For a client to take what waits for it."""
+"""Seconds for a request to be whole, headers and body, from the connection or the last answer."""
+WRITE_S = 30.0
+"""Seconds for a client to read what waits for it."""
 _MAX_HEADERS = 16 << 10
 _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 
 
 class Connection(H11Protocol):
-    """Ended when its request isn't whole in time or has too many bytes, or when nobody reads."""
+    """A connection that ends when a request is late or too large, or its answer isn't read."""
 
     def __init__(
         self,
@@ -28,25 +29,25 @@ class Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
-        room: Room,
+        limit: ConnectionLimit,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
-        self._room = room
+        self._limit = limit
         self._received = 0
         self._request_timer: asyncio.TimerHandle | None = None
-        self._taken_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # The transport then tells of anything that the client hasn't taken, not of 64 KB only.
+        # The transport then reports any unread byte, not only 64 KB of them.
         transport.set_write_buffer_limits(high=0)
-        self._request_timer = self.loop.call_later(REQUEST_S, self.end, Ended.SLOW)
-        self._room.enter(self)
+        self._request_timer = self.loop.call_later(REQUEST_S, self.end, EndReason.SLOW)
+        self._limit.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room.leave(self)
+        self._limit.remove(self)
         self._stop_request_timer()
-        self._stop_taken_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -54,13 +55,13 @@ class Connection(H11Protocol):
             return
         self._received += len(data)
         if self._received > _MAX_HEADERS + MAX_BODY:
-            self.end(Ended.OVERSIZED)
+            self.end(EndReason.OVERSIZED)
             return
         super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
-        self._look_at_request()
+        self._check_request()
 
     def send_400_response(self, msg: str) -> None:
         # uvicorn would go on answering a request whose body turned out to be none, and log a
@@ -75,29 +76,29 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look_at_request()
+        self._check_request()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._taken_timer = self.loop.call_later(TAKEN_S, self.end, Ended.SLOW)
+        self._write_timer = self.loop.call_later(WRITE_S, self.end, EndReason.SLOW)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_taken_timer()
+        self._stop_write_timer()
 
-    def end(self, why: Ended) -> None:
-        """Close it now, whatever it still has to send or to take."""
-        self._room.counts.ended[why] += 1
-        self._room.leave(self)
+    def end(self, why: EndReason) -> None:
+        """Close it now, with whatever is still unsent or unread."""
+        self._limit.counts.ended[why] += 1
+        self._limit.remove(self)
         self.transport.abort()
 
-    def _look_at_request(self) -> None:
+    def _check_request(self) -> None:
         if self.conn.their_state in _INCOMPLETE:
-            self._room.waits(self)
+            self._limit.mark_waiting(self)
             if self._request_timer is None:
-                self._request_timer = self.loop.call_later(REQUEST_S, self.end, Ended.SLOW)
+                self._request_timer = self.loop.call_later(REQUEST_S, self.end, EndReason.SLOW)
         else:
-            self._room.is_answered(self)
+            self._limit.mark_answering(self)
             self._received = 0
             self._stop_request_timer()
 
@@ -106,7 +107,7 @@ class Connection(H11Protocol):
             self._request_timer.cancel()
             self._request_timer = None
 
-    def _stop_taken_timer(self) -> None:
-        if self._taken_timer is not None:
-            self._taken_timer.cancel()
-            self._taken_timer = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,20 +1,42 @@
-"""What became of HTTP connections, as Prometheus metrics."""
+"""Counts of HTTP connections that were ended or refused, and the metrics that show them."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from laredo_model.http.connection_limit import Ended, HttpCounts
+
+class EndReason(StrEnum):
+    """Why this program ended a connection."""
+
+    SLOW = "slow"
+    """Its request wasn't whole, or its answer not read, in time."""
+    FULL = "full"
+    """Too many were open."""
+    OVERSIZED = "oversized"
+    """Its request had too many bytes."""
+
+
+@dataclass
+class HttpCounts:
+    """How many connections were ended, by reason, and how many couldn't be accepted."""
+
+    #: Connections that this program ended.
+    ended: Counter[EndReason] = field(default_factory=Counter)
+    #: Times that a connection couldn't be accepted, mostly for want of file descriptors.
+    accept_failures: int = 0
 
 
 def families(counts: HttpCounts, prefix: str) -> Iterator[Metric]:
-    """The metrics, each named ``prefix`` and what it counts."""
+    """The counts as Prometheus metrics whose names begin with ``prefix``."""
     ended = CounterMetricFamily(
         f"{prefix}_http_connections_ended",
         "HTTP connections ended by this program: slow, one too many, an oversized request",
         labels=["reason"],
     )
-    for reason in Ended:
+    for reason in EndReason:
         ended.add_metric([reason.value], counts.ended[reason])
     yield ended
     failures = CounterMetricFamily(

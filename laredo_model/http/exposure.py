@@ -1,4 +1,4 @@
-"""On which address a listener listens, and whether others than this machine reach it."""
+"""The address that a listener binds, and whether other machines can reach it."""
 
 import ipaddress
 import os
@@ -7,16 +7,16 @@ import socket
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
 DEFAULT_HOST_VARIABLE = "LAREDO_DEFAULT_HOST"
-"""The environment variable that replaces the default host, where a network of its own is around
-the program: the container image sets it. A configured ``host`` wins over it."""
+"""The environment variable that replaces the default host where the program has a network of its
+own: the container image sets it. A configured ``host`` wins over it."""
 _BACKLOG = 128
 
 
 def listening_host(configured: str | None, *, protected: bool) -> str:
-    """The address to listen on: what is configured, else the variable's, else a safe one.
+    """The address to bind: the configured one, else the variable's, else a safe default.
 
-    ``protected``: whether a token or TLS is asked for; then every address of the machine, without
-    it only the machine itself.
+    :param protected: whether a token or TLS is required; then the default is every address of the
+        machine, without it the loopback address.
     """
     if configured is not None:
         return configured
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that ``text`` is; None for a name."""
+    """``text`` parsed as an IP address; None for a name."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -40,19 +40,19 @@ def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def warning(key: str, host: str, danger: str, cure: str) -> str | None:
-    """What to warn of, as ``path: text``, if a listener that asks nobody who they are is reachable.
+    """A warning, as ``path: text``, if other machines reach a listener without authentication.
 
     :param key: the configuration path of the host, such as ``http.host``.
-    :param danger: what whoever reaches it may do.
-    :param cure: the setting that asks for a token.
+    :param danger: what anyone who reaches it can do.
+    :param cure: the setting that requires a token.
     """
     if is_loopback(host):
         return None
-    return f"{key}: whoever reaches {host or EVERYWHERE} {danger}; {cure}, or host = {LOOPBACK}"
+    return f"{key}: anyone who reaches {host or EVERYWHERE} {danger}; {cure}, or host = {LOOPBACK}"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, for this process alone.
+    """A listening socket, for this process alone.
 
     :raises OSError: if the address can't be had.
     """
@@ -61,7 +61,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def local_url(host: str, port: int) -> str:
-    """Where a program of this machine finds an HTTP listener on ``host``."""
+    """The URL by which a program of this machine reaches an HTTP listener on ``host``."""
     address = ip_address(host or EVERYWHERE)
     if address is not None and address.is_unspecified:
         host = "::1" if address.version == 6 else LOOPBACK

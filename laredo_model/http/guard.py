@@ -1,13 +1,13 @@
-"""Which HTTP requests are let in.
+"""Authorization of HTTP requests: by token, and against web pages of other sites.
 
-With a token: those that bring it. Without one, whatever reaches the address is let in but for what
-a web page can make its reader's browser send:
+With a token configured, a request must carry it. Without one, every request is answered except
+those that a web page can make its reader's browser send:
 
 * Every request's Host must be an IP address or a known name. A page whose name was pointed at this
   address (DNS rebinding) could read the answers as its own; its requests carry the page's name.
-  Only a name can be pointed anywhere, so that an IP address as Host is nobody's trick, and probes
-  and Prometheus, which ask by address, need no configuration.
-* A request that changes something, with a token too, must not come from another site's page.
+  An IP address can't be pointed elsewhere, so it is always accepted as Host: probes and
+  Prometheus, which ask by address, need no configuration.
+* A request that changes something, even with a token, must not come from another site's page.
   Browsers say so in Origin and Sec-Fetch-Site; programs send neither.
 """
 
@@ -23,7 +23,7 @@ from laredo_model.http.exposure import ip_address
 from laredo_model.http.settings import HttpSettings
 
 MAX_BODY = 64 << 10
-"""Bytes; no request of ours needs one."""
+"""Bytes; no endpoint reads a body."""
 
 _PUBLIC: Mapping[str, frozenset[str]] = {
     "health": frozenset({"/health/live", "/health/ready"}),
@@ -39,7 +39,7 @@ class _Refusal(NamedTuple):
 
 
 class Guard:
-    """ASGI middleware: refuses what the module says, and marks what is answered."""
+    """ASGI middleware: refuses unauthorized requests, and adds security headers to answers."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Guard:
         self._hosts = frozenset(name.lower().rstrip(".") for name in names if name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or have the application answer."""
+        """Refuse the request, or pass it on to the application."""
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -67,10 +67,10 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
         headers = Headers(scope=scope)
-        return _unfit(scope["method"], headers) or self._unknown(scope, headers)
+        return _unfit(scope["method"], headers) or self._unauthorized(scope, headers)
 
-    def _unknown(self, scope: Scope, headers: Headers) -> _Refusal | None:
-        """Why whoever asks isn't let in."""
+    def _unauthorized(self, scope: Scope, headers: Headers) -> _Refusal | None:
+        """The refusal of a request without the token, or with a foreign Host; None if neither."""
         if scope["method"] in _READING and scope["path"] in self._public:
             return None
         if self._token is not None:
@@ -103,7 +103,7 @@ _FOREIGN_HOST = _Refusal(
 
 
 def _unfit(method: str, headers: Headers) -> _Refusal | None:
-    """Why nobody may ask this."""
+    """The refusal of a request that no token would help: method, origin or size; else None."""
     if method not in _READING:
         if method != "POST":
             return _Refusal(405, "only GET, HEAD and POST are answered")
@@ -115,7 +115,7 @@ def _unfit(method: str, headers: Headers) -> _Refusal | None:
 
 
 def _of_another_site(headers: Headers) -> str | None:
-    """Why a request comes from another site's page; None if it doesn't."""
+    """The sign that a request comes from another site's page; None if it doesn't."""
     if headers.get("sec-fetch-site", "none") not in _OF_OUR_OWN:
         return "a web page of another site sent this (Sec-Fetch-Site)"
     origin = headers.get("origin")

@@ -1,4 +1,4 @@
-"""An ASGI application served over HTTP in the running event loop, within limits."""
+"""An HTTP server for an ASGI application, within the running event loop and within limits."""
 
 import asyncio
 import contextlib
@@ -12,19 +12,20 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from laredo_model.http.connection import Connection
-from laredo_model.http.connection_limit import HttpCounts, Room
+from laredo_model.http.connection_limit import ConnectionLimit
+from laredo_model.http.counts import HttpCounts
 from laredo_model.http.guard import Guard
 from laredo_model.http.settings import HttpSettings
 
 _GOODBYE_S = 2
 _ACCEPT_AGAIN_S = 1.0
-_TOLD_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 
 log = structlog.get_logger("laredo.http")
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until stopped. Signals are the program's own business."""
+    """uvicorn's server, started and stopped by the program, which handles signals itself."""
 
     def __init__(
         self,
@@ -33,15 +34,15 @@ class HttpServer(uvicorn.Server):
         listener: socket.socket,
         counts: HttpCounts,
     ) -> None:
-        """``listener`` listens; it is closed in the end. ``counts`` is kept up to date."""
+        """``listener`` is a listening socket, which ``stop`` closes; ``counts`` is updated."""
         config = uvicorn.Config(
             Guard(app, settings),
             log_config=None,
-            # Whoever sends what isn't HTTP fills no log.
+            # A client that sends something else than HTTP must not fill the log.
             log_level="error",
             access_log=False,
             server_header=False,
-            # Nobody in front of us is trusted to say who asks.
+            # No proxy is trusted to name the client.
             proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=_GOODBYE_S,
@@ -52,10 +53,10 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._counts = counts
         self._listener = listener
-        self._room = Room(counts)
+        self._limit = ConnectionLimit(counts)
         self._accepting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._tell_after = 0.0
+        self._log_after = 0.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -72,8 +73,8 @@ class HttpServer(uvicorn.Server):
             await self._serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn would have asyncio accept, which in want of descriptors tries 2,048 times a
-        # second, each with a traceback in the log.
+        # uvicorn would have asyncio accept, which tries 2,048 times a second when descriptors run
+        # out, each with a traceback in the log.
         await super().startup(sockets=[])
         self._listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
@@ -85,7 +86,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets=[self._listener])
 
     async def _accept(self) -> None:
-        """Take connections; what the system can't give now (descriptors, memory) is waited for."""
+        """Accept connections; wait while the system is out of descriptors or memory."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -93,24 +94,24 @@ class HttpServer(uvicorn.Server):
             except ConnectionAbortedError:
                 continue
             except OSError as failure:
-                self._tell(failure)
+                self._log_failure(failure)
                 await asyncio.sleep(_ACCEPT_AGAIN_S * random.uniform(0.5, 1.0))
                 continue
             try:
                 await loop.connect_accepted_socket(self._connection, accepted)
             except OSError as failure:
                 accepted.close()
-                self._tell(failure)
+                self._log_failure(failure)
 
     def _connection(self) -> Connection:
         loop = asyncio.get_running_loop()
         state = self.lifespan.state
-        return Connection(self.config, self.server_state, state, loop, self._room)
+        return Connection(self.config, self.server_state, state, loop, self._limit)
 
-    def _tell(self, failure: OSError) -> None:
+    def _log_failure(self, failure: OSError) -> None:
         self._counts.accept_failures += 1
-        if time.monotonic() >= self._tell_after:
-            self._tell_after = time.monotonic() + _TOLD_EVERY_S
+        if time.monotonic() >= self._log_after:
+            self._log_after = time.monotonic() + _LOG_EVERY_S
             log.error(
                 "no HTTP connection can be accepted; tried again until one can",
                 error=str(failure),

@@ -1,4 +1,4 @@
-"""The ``http`` block that both programs' configurations have."""
+"""The ``http`` block of both programs' configurations."""
 
 import re
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ _NAME = re.compile(r"\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
 class HttpSettings(Section):
-    """Where HTTP is served, and who may ask."""
+    """The address and port of the HTTP server, and the token that requests must carry."""
 
     host: str | None = None
     """Address to listen on. By default 127.0.0.1; with ``token`` every address."""
@@ -29,7 +29,7 @@ class HttpSettings(Section):
 
     @property
     def listening_host(self) -> str:
-        """The address to listen on."""
+        """The address to bind."""
         return exposure.listening_host(self.host, protected=self.token is not None)
 
     @field_validator("token")
@@ -50,10 +50,10 @@ class HttpSettings(Section):
         return names
 
     def warnings(self, key: str, danger: str) -> list[str]:
-        """What is dangerous in it, as ``path: text``.
+        """Warnings about an open listener, as ``path: text``.
 
         :param key: the block's configuration path.
-        :param danger: what whoever reaches an open listener may do.
+        :param danger: what anyone who reaches an open listener can do.
         """
         if self.token is not None:
             return []

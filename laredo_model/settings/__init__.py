@@ -1,4 +1,4 @@
-"""One loader for both programs' HOCON configuration, checked by pydantic.
+"""The loader of all programs' HOCON configuration, checked by pydantic.
 
 A program declares its schema with :class:`Section` and the value types, and
 calls :func:`load`::

@@ -1,11 +1,11 @@
-"""What can be wrong with a configuration, and how it is said."""
+"""Errors of a configuration, each with its location and configuration path."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laredo_model.errors import ModelError
 
-_SAID_CHARACTERS = 1000
+_MOST_CHARACTERS = 1000
 
 Path = tuple[str | int, ...]
 """Keys and list indexes from the configuration's top."""
@@ -23,29 +23,28 @@ def path_text(path: Sequence[str | int]) -> str:
 
 
 def _shortened(text: str) -> str:
-    """A value or a key may be of any length."""
-    return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]} ..."
+    """``text`` cut for a message: values and keys may be of any length."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One error of a configuration."""
 
-    :param place: ``file:line``, an environment variable or a ``--set``; None if it is nowhere.
-    :param path: the configuration path, such as ``tables[0].schema``; empty if it has none.
-    """
-
-    place: str | None
+    #: ``file:line``, an environment variable or a ``--set``; None if the value has no location.
+    location: str | None
+    #: The configuration path, such as ``tables[0].schema``; empty if there is none.
     path: str
+    #: What is wrong, and what to write instead.
     message: str
 
     def __str__(self) -> str:
-        parts = (self.place, self.path, self.message)
+        parts = (self.location, self.path, self.message)
         return ": ".join(_shortened(part) for part in parts if part)
 
 
 class WrongAt(ValueError):
-    """For a validator that looks at several keys: which one (below its own section) is wrong."""
+    """Raised by a validator of several keys: names the wrong one, relative to its own section."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""HOCON text to plain dictionaries and lists, by pyhocon, with errors that name the place."""
+"""HOCON text to plain dictionaries and lists, by pyhocon, with errors that name file and line."""
 
 import errno
 import re
@@ -27,7 +27,7 @@ _parse_included = ConfigFactory.parse_file
 
 
 def _parse_regular(filename: str, *arguments: Any, **options: Any) -> Any:
-    """In the place of pyhocon's, which only its includes call: a device or a pipe has no end."""
+    """pyhocon's parse_file, which only its includes call, but a device or a pipe is refused."""
     file = FilePath(filename)
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "isn't a regular file", filename)
@@ -38,8 +38,9 @@ ConfigFactory.parse_file = _parse_regular
 
 
 def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]:
-    """The files merged in order, later ones over earlier ones, substitutions resolved.
+    """Merge the files, later ones over earlier ones, and resolve substitutions.
 
+    :returns: the merged values, and the file and line of each path.
     :raises SettingsError: for a file that can't be read or isn't HOCON, or a
         substitution without a value.
     """
@@ -47,7 +48,7 @@ def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]
     where = lines.Lines()
     for file in files:
         tree, found = _parse(file, _text(file))
-        where.places |= found.places
+        where.locations |= found.locations
         merged = ConfigTree.merge_configs(merged, tree)
     try:
         _resolve(merged)
@@ -58,10 +59,11 @@ def parse_files(files: Sequence[FilePath]) -> tuple[dict[str, Any], lines.Lines]
     return plain, where
 
 
-def parse_value(text: str, place: str, path: str) -> Any:
-    """One HOCON value, such as ``[a, b]``.
+def parse_value(text: str, location: str, path: str) -> Any:
+    """Parse one HOCON value, such as ``[a, b]``.
 
-    :raises SettingsError: if it isn't one; ``place`` and ``path`` are for the message.
+    :param location: where ``text`` comes from, for the message; so is ``path``.
+    :raises SettingsError: if it isn't one.
     """
     try:
         tree = ConfigFactory.parse_string(f"value = {text}", resolve=False)
@@ -69,7 +71,7 @@ def parse_value(text: str, place: str, path: str) -> Any:
         return _plain(tree)["value"]
     except Exception:  # noqa: BLE001 - see _reason
         raise SettingsError(
-            Problem(place, path, "not a HOCON value; write [a, b] or { key = value }")
+            Problem(location, path, "not a HOCON value; write [a, b] or { key = value }")
         ) from None
 
 
@@ -98,11 +100,11 @@ def _parse(file: FilePath, text: str) -> tuple[ConfigTree, lines.Lines]:
         tree = ConfigFactory.parse_string(text, basedir=str(file.parent), resolve=False)
     except ParseBaseException as error:
         if found.unclosed is not None:
-            place, message = found.unclosed
-            raise SettingsError(Problem(place, "", message)) from None
-        place = f"{file}:{error.lineno}"
+            location, message = found.unclosed
+            raise SettingsError(Problem(location, "", message)) from None
+        location = f"{file}:{error.lineno}"
         message = f"not HOCON at column {error.col}; expected key = value or key {{ ... }}"
-        raise SettingsError(Problem(place, "", message)) from None
+        raise SettingsError(Problem(location, "", message)) from None
     except Exception as error:  # noqa: BLE001 - see _reason
         raise SettingsError(Problem(str(file), "", _reason(error))) from None
     if not isinstance(tree, ConfigTree):
@@ -111,8 +113,9 @@ def _parse(file: FilePath, text: str) -> tuple[ConfigTree, lines.Lines]:
 
 
 def _reason(error: Exception) -> str:
-    """What ended pyhocon, which lets through whatever comes to it: OverflowError of a duration,
-    AttributeError of a key that is a value too, TypeError of a list where keys were."""
+    """The message of an exception from pyhocon, which passes on whatever its own code raises:
+    OverflowError of a duration, AttributeError of a key that is a value too, TypeError of a list
+    where keys were."""
     if isinstance(error, OSError):
         return f"include {error.filename}: {error.strerror}"
     if isinstance(error, RecursionError):
@@ -123,7 +126,7 @@ def _reason(error: Exception) -> str:
 
 
 def _unresolved(files: Sequence[FilePath], error: Exception) -> Problem:
-    """pyhocon's message names variable and line; which file it was, the text of the files tells."""
+    """pyhocon's message names variable and line; the file is the first one with that variable."""
     match = re.search(r"\$\{(.+?)\}.*?line: ?(\d+)", str(error))
     if match is None:
         return Problem(str(files[-1]) if files else None, "", _reason(error))

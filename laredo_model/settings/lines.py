@@ -1,10 +1,10 @@
-"""Where in a HOCON file each configuration path stands.
+"""The file and line of each configuration path in a HOCON file, for error messages.
 
-pyhocon's tokens can't tell: it notes the position of quoted strings and substitutions, but of
-no key, number or unquoted text, and has none at all of a text with an unclosed bracket, where
-the message names the opening one. Its grammar is built inside one function, so noting more would
-take a copy of that. So this reads the text a second time, for places only: it never decides
-what a value is, and what it doesn't understand it skips.
+pyhocon notes the position of quoted strings and substitutions, but of no key, number or unquoted
+text; for a text with an unclosed bracket it has no tokens at all, while our message names the
+opening one. Its grammar is built inside one function, so noting more would take a copy of that.
+This module reads the text a second time, for line numbers only: it never decides what a value
+is, and skips what it doesn't understand.
 """
 
 import re
@@ -20,25 +20,23 @@ _MAX_INCLUDES = 20
 
 @dataclass
 class Lines:
-    """The places of one file and of those it includes.
+    """The lines of the paths in one file and in the files that it includes."""
 
-    :ivar places: ``file:line`` of the last definition of each path.
-    :ivar unclosed: what was opened and never closed, with its place; None if nothing.
-    """
-
-    places: dict[Path, str] = field(default_factory=dict)
+    #: ``file:line`` of the last definition of each path.
+    locations: dict[Path, str] = field(default_factory=dict)
+    #: ``file:line`` of a bracket or string that is never closed, and the message; None if none.
     unclosed: tuple[str, str] | None = None
 
     def of(self, path: Path) -> str | None:
-        """The place of ``path``, or of the nearest path above it."""
+        """``file:line`` of ``path``, or of the nearest path above it."""
         for length in range(len(path), 0, -1):
-            if path[:length] in self.places:
-                return self.places[path[:length]]
+            if path[:length] in self.locations:
+                return self.locations[path[:length]]
         return None
 
 
 def read(file: FilePath, text: str) -> Lines:
-    """The places of every path in ``text``, which came from ``file``."""
+    """Find the line of every path in ``text``, the content of ``file``."""
     lines = Lines()
     _Scanner(file, text, lines, depth=0).scan(())
     return lines
@@ -75,11 +73,11 @@ class _Scanner:
             else:
                 return
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f"{self.file}:{self.line}"
 
     def _braced(self, path: Path) -> None:
-        opened = self._place()
+        opened = self._location()
         self._skip(1)
         self._object(path)
         self._close("}", opened)
@@ -96,14 +94,14 @@ class _Scanner:
             self._space(newlines=True)
             if self.at >= len(self.text) or self._peek() in "}]":
                 return
-            start, place = self.at, self._place()
+            start, location = self.at, self._location()
             self._key_text()
             key = self.text[start : self.at].strip()
             if _INCLUDE.match(key):
                 self._include(path, key)
                 continue
             inner = (*path, *(a or b.strip() for a, b in _KEY_PART.findall(key)))
-            self._record(path, inner, place)
+            self._record(path, inner, location)
             self._space(newlines=True)
             if self._peek(2) == "+=":
                 self._skip(2)
@@ -123,9 +121,9 @@ class _Scanner:
             else:
                 self._skip(1)
 
-    def _record(self, above: Path, path: Path, place: str) -> None:
+    def _record(self, above: Path, path: Path, location: str) -> None:
         for length in range(len(above) + 1, len(path) + 1):
-            self.lines.places[path[:length]] = place
+            self.lines.locations[path[:length]] = location
 
     def _value(self, path: Path) -> None:
         items = 0
@@ -147,20 +145,20 @@ class _Scanner:
                 self._skip(1)
 
     def _array(self, path: Path, index: int) -> int:
-        opened = self._place()
+        opened = self._location()
         self._skip(1)
         while True:
             self._space(newlines=True)
             if self.at >= len(self.text) or self._peek() in "]}":
                 break
-            self.lines.places[*path, index] = self._place()
+            self.lines.locations[*path, index] = self._location()
             self._value((*path, index))
             index += 1
         self._close("]", opened)
         return index
 
     def _string(self) -> None:
-        opened = self._place()
+        opened = self._location()
         if self._peek(3) == '"""':
             end = self.text.find('"""', self.at + 3)
             self._skip((end + 3 if end >= 0 else len(self.text)) - self.at)

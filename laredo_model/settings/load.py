@@ -1,4 +1,4 @@
-"""A configuration from files, environment and command line, checked against its schema."""
+"""Load a program's configuration from files, environment and ``--set``, checked by its schema."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def load(
     env_ignore: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Schema:
-    """The configuration of a program.
+    """Load the configuration of a program.
 
     Later sources win: the file; the files ``*.conf`` of the directory
     ``conf.d`` beside it, by name; the environment; ``sets``. Sections are
@@ -39,12 +39,12 @@ def load(
     :param sets: ``path=value`` texts from the command line.
     :param env_root: the path that variables' names start from, such as ``snapshotter``.
     :param env_ignore: prefixes of variables that belong to another program.
-    :raises SettingsError: with every problem found, each with its place and path.
+    :raises SettingsError: with every problem found, each with its location and path.
     """
     files = _files(FilePath(path)) if path is not None else []
     data, lines = hocon.parse_files(files)
     root: Path = tuple(env_root.split(".")) if env_root else ()
-    places = overrides.from_environment(
+    locations = overrides.from_environment(
         data,
         schema,
         os.environ if environ is None else environ,
@@ -52,11 +52,11 @@ def load(
         root=root,
         ignore=env_ignore,
     )
-    places |= overrides.from_sets(data, schema, sets)
+    locations |= overrides.from_sets(data, schema, sets)
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        source = _Source(data, schema, lines, places, files)
+        source = _ErrorTranslator(data, schema, lines, locations, files)
         raise SettingsError(*source.problems(error)) from None
 
 
@@ -65,19 +65,19 @@ def _files(path: FilePath) -> list[FilePath]:
     return [path, *(sorted(beside.glob("*.conf")) if beside.is_dir() else [])]
 
 
-class _Source:
-    """What is needed to say of a wrong value where it came from."""
+class _ErrorTranslator:
+    """Turns pydantic's errors into problems that name the location of each wrong value."""
 
     def __init__(
         self,
         data: dict[str, Any],
         schema: type[BaseModel],
         lines: Lines,
-        places: dict[Path, str],
+        locations: dict[Path, str],
         files: Sequence[FilePath],
     ) -> None:
         self._data, self._schema, self._lines = data, schema, lines
-        self._places, self._files = places, files
+        self._locations, self._files = locations, files
 
     def problems(self, error: ValidationError) -> list[Problem]:
         found: dict[Problem, None] = {}
@@ -87,11 +87,11 @@ class _Source:
             if isinstance(cause, WrongAt):
                 path += cause.path
             message = self._message(path, detail["type"], detail["msg"])
-            found[Problem(self._place(path), path_text(path), message)] = None
+            found[Problem(self._location(path), path_text(path), message)] = None
         return list(found)
 
     def _path(self, loc: tuple[str | int, ...], kind: str) -> Path:
-        """The place in the data: pydantic's has the tags of unions in it too."""
+        """The configuration path; pydantic's ``loc`` has the tags of unions in it too."""
         path: list[str | int] = []
         data: Any = self._data
         for number, key in enumerate(loc):
@@ -102,15 +102,15 @@ class _Source:
             path.append(key)
         return tuple(path)
 
-    def _place(self, path: Path) -> str | None:
+    def _location(self, path: Path) -> str | None:
         for length in range(len(path), 0, -1):
-            if path[:length] in self._places:
-                return self._places[path[:length]]
-            if path[:length] in self._lines.places:
-                return self._lines.places[path[:length]]
+            if path[:length] in self._locations:
+                return self._locations[path[:length]]
+            if path[:length] in self._lines.locations:
+                return self._lines.locations[path[:length]]
         return str(self._files[0]) if self._files else None
 
-    def _message(self, path: Path, kind: str, said: str) -> str:
+    def _message(self, path: Path, kind: str, pydantic_message: str) -> str:
         if kind == "extra_forbidden":
             return self._unknown(path)
         if kind == "missing":
@@ -118,7 +118,7 @@ class _Source:
         value = overrides.at(self._data, path)
         if isinstance(value, timedelta) and kind == "string_type":
             return "text is wanted here, but this reads as a duration; put it in quotes"
-        message = said.removeprefix("Value error, ")
+        message = pydantic_message.removeprefix("Value error, ")
         kinds = schemas.walk(self._schema, path)
         secret = any(schemas.is_secret(inner) for inner in kinds)
         if secret or kind == "value_error" or not isinstance(value, str | int | float):

@@ -1,4 +1,4 @@
-"""Values from the environment and from ``--set``, laid over those of the files.
+"""Environment variables and ``--set`` options, which override the values of the files.
 
 ``PREFIX_A_B_C`` is the path ``a.b.c``. Keys themselves hold underscores, so the
 name is read along the schema: ``LAREDO_FANOUT_GRPC_MAX_CLIENTS`` is
@@ -36,50 +36,50 @@ def from_environment(
     root: Path = (),
     ignore: Sequence[str] = (),
 ) -> dict[Path, str]:
-    """Lay the variables named ``prefix...`` over ``data``.
+    """Override values of ``data`` with the variables whose names begin with ``prefix``.
 
     :param root: the path that the names after the prefix start from.
-    :param ignore: prefixes of variables that are somebody else's.
-    :returns: which variable each overridden path came from.
+    :param ignore: prefixes of variables that belong to another program.
+    :returns: the variable that each overridden path came from.
     :raises SettingsError: for a variable that is no path of the schema.
     """
-    places: dict[Path, str] = {}
+    locations: dict[Path, str] = {}
     problems: list[Problem] = []
     for name in sorted(name for name in environ if name.startswith(prefix)):
         words = name.removeprefix(prefix)
         if words == "CONFIG" or name.startswith(tuple(ignore)) or _is_kubernetes(name, environ):
             continue
-        place = f"environment variable {name}"
+        location = f"environment variable {name}"
         path = next(_paths(words, schemas.walk(schema, root), at(data, root)), None)
         if path is None:
-            problems.append(Problem(place, "", _unknown_variable(prefix, words, schema, root)))
+            problems.append(Problem(location, "", _unknown_variable(prefix, words, schema, root)))
             continue
-        _put(data, schema, (*root, *path), environ[name], place)
-        places[*root, *path] = place
+        _put(data, schema, (*root, *path), environ[name], location)
+        locations[*root, *path] = location
     if problems:
         raise SettingsError(*problems)
-    return places
+    return locations
 
 
 def from_sets(
     data: dict[str, Any], schema: type[BaseModel], sets: Sequence[str]
 ) -> dict[Path, str]:
-    """Lay ``path=value`` settings over ``data``.
+    """Override values of ``data`` with ``path=value`` settings.
 
-    :returns: which setting each overridden path came from.
+    :returns: the setting that each overridden path came from.
     :raises SettingsError: for one that isn't ``path=value`` or no path of the schema.
     """
-    places: dict[Path, str] = {}
+    locations: dict[Path, str] = {}
     for setting in sets:
         name, equals, value = setting.partition("=")
-        place = f"--set {name.strip()}"
+        location = f"--set {name.strip()}"
         path = _set_path(name.strip())
         if not equals or not path:
             raise SettingsError(Problem(f"--set {name}", "", "expected --set path=value"))
-        _check(schema, path, place)
-        _put(data, schema, path, value.strip(), place)
-        places[path] = place
-    return places
+        _check(schema, path, location)
+        _put(data, schema, path, value.strip(), location)
+        locations[path] = location
+    return locations
 
 
 def _is_kubernetes(name: str, environ: Mapping[str, str]) -> bool:
@@ -99,7 +99,7 @@ def _set_path(name: str) -> Path:
     return tuple(path)
 
 
-def _check(schema: type[BaseModel], path: Path, place: str) -> None:
+def _check(schema: type[BaseModel], path: Path, location: str) -> None:
     kinds: list[Any] = [schema]
     for depth, key in enumerate(path):
         inner = [found for kind in kinds for found in schemas.step(kind, key)]
@@ -107,7 +107,9 @@ def _check(schema: type[BaseModel], path: Path, place: str) -> None:
             known = [name for kind in kinds for name in schemas.keys(kind)]
             near = schemas.nearest(str(key), known)
             hint = f'; the nearest known key is "{near}"' if near else ""
-            raise SettingsError(Problem(place, path_text(path[: depth + 1]), f"unknown key{hint}"))
+            raise SettingsError(
+                Problem(location, path_text(path[: depth + 1]), f"unknown key{hint}")
+            )
         kinds = inner
 
 
@@ -151,7 +153,7 @@ def _unknown_variable(prefix: str, words: str, schema: type[BaseModel], root: Pa
 
 
 def at(data: Any, path: Path) -> Any:
-    """What stands at ``path``; None if nothing does."""
+    """The value at ``path``; None if there is none."""
     for key in path:
         if not has(data, key):
             return None
@@ -166,37 +168,39 @@ def has(data: Any, key: str | int) -> bool:
     return isinstance(data, dict) and key in data
 
 
-def _put(data: dict[str, Any], schema: type[BaseModel], path: Path, text: str, place: str) -> None:
+def _put(
+    data: dict[str, Any], schema: type[BaseModel], path: Path, text: str, location: str
+) -> None:
     kinds = schemas.walk(schema, path)
     value: Any = text
     if not all(schemas.is_scalar(kind) for kind in kinds):
         plain_list = all(schemas.is_list(kind) for kind in kinds) and text[:1] not in ("[", "{")
         source = f"[{text}]" if plain_list else text
-        value = parse_value(source, place, path_text(path))
+        value = parse_value(source, location, path_text(path))
     target: Any = data
     for key, following in pairwise(path):
-        target = _enter(target, key, following, path, place)
-    _assign(target, path[-1], value, path, place)
+        target = _enter(target, key, following, path, location)
+    _assign(target, path[-1], value, path, location)
 
 
-def _enter(target: Any, key: str | int, following: str | int, path: Path, place: str) -> Any:
+def _enter(target: Any, key: str | int, following: str | int, path: Path, location: str) -> Any:
     inner = at(target, (key,))
     if isinstance(inner, dict | list):
         return inner
     fresh: Any = [] if isinstance(following, int) else {}
-    _assign(target, key, fresh, path, place)
+    _assign(target, key, fresh, path, location)
     return fresh
 
 
-def _assign(target: Any, key: str | int, value: Any, path: Path, place: str) -> None:
+def _assign(target: Any, key: str | int, value: Any, path: Path, location: str) -> None:
     if isinstance(target, list) and isinstance(key, int):
         if key > len(target):
             message = f"the list has {len(target)} entries, so {key} can't be set"
-            raise SettingsError(Problem(place, path_text(path), message))
+            raise SettingsError(Problem(location, path_text(path), message))
         target[key : key + 1] = [value]
     elif isinstance(target, dict):
         target[str(key)] = value
     else:
         raise SettingsError(
-            Problem(place, path_text(path), "doesn't fit what the files have there")
+            Problem(location, path_text(path), "doesn't fit what the files have there")
         )

@@ -1,4 +1,4 @@
-"""Questions to a pydantic schema: what may stand at a path, and what it is."""
+"""Queries of a pydantic schema: the keys and types that a configuration path may have."""
 
 import difflib
 import types
@@ -21,16 +21,16 @@ def alternatives(annotation: Any) -> list[Any]:
 
 
 def keys(annotation: Any, value: Any = None) -> list[str]:
-    """The keys that a section at this place may have; empty for what isn't a section.
+    """The keys of a section of this type; empty if it isn't a section.
 
-    :param value: what stands there: its ``type`` tells which of several sections it is.
+    :param value: the section's value; its ``type`` key selects one of several section types.
     """
     models = [model for model in _models(annotation) if _fits(model, value)]
     return sorted({name for model in models or _models(annotation) for name, _ in _fields(model)})
 
 
 def step(annotation: Any, key: str | int) -> list[Any]:
-    """What may stand under ``key`` of a value of this type; empty if nothing may."""
+    """The types that ``key`` may have within a value of this type; empty if it is no key of it."""
     found: list[Any] = []
     for kind in alternatives(annotation):
         origin, args = get_origin(kind), get_args(kind)
@@ -44,7 +44,7 @@ def step(annotation: Any, key: str | int) -> list[Any]:
 
 
 def walk(annotation: Any, path: Sequence[str | int]) -> list[Any]:
-    """What may stand at ``path`` below a value of this type."""
+    """The types that ``path`` may have within a value of this type."""
     kinds = [annotation]
     for key in path:
         kinds = [inner for kind in kinds for inner in step(kind, key)]
@@ -52,12 +52,12 @@ def walk(annotation: Any, path: Sequence[str | int]) -> list[Any]:
 
 
 def is_free(annotation: Any) -> bool:
-    """Whether the keys at this place are the user's own (a dictionary, such as ``sources``)."""
+    """Whether the user chooses the keys of this type (a dictionary, such as ``sources``)."""
     return any(get_origin(kind) is dict for kind in alternatives(annotation))
 
 
 def is_scalar(annotation: Any) -> bool:
-    """Whether plain text can stand here: neither a section nor a list nor a dictionary."""
+    """Whether a plain value fits this type: it is no section, list or dictionary."""
     return not any(
         _is_model(kind) or get_origin(kind) in (dict, list, tuple, Sequence)
         for kind in alternatives(annotation)
@@ -65,15 +65,17 @@ def is_scalar(annotation: Any) -> bool:
 
 
 def is_list(annotation: Any) -> bool:
+    """Whether a list fits this type."""
     return any(get_origin(kind) in (list, tuple, Sequence) for kind in alternatives(annotation))
 
 
 def is_secret(annotation: Any) -> bool:
+    """Whether a secret, which no message shows, fits this type."""
     return any(kind is SecretStr for kind in alternatives(annotation))
 
 
 def nearest(word: str, known: Sequence[str], *, cutoff: float = 0.0) -> str | None:
-    """The known key that looks most like ``word``; None if none is as alike as ``cutoff``."""
+    """The known key most similar to ``word``; None if none reaches the similarity ``cutoff``."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return close[0] if close else None
 

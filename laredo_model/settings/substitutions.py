@@ -1,6 +1,7 @@
-"""How much a configuration's substitutions come to, told before they are made.
+"""The size of a configuration after its substitutions, computed before they are made.
 
-Of thirty lines each may say twice what the one before says: pyhocon would copy until it is killed.
+Thirty lines that each substitute the one before them twice have 2^30 values; pyhocon would copy
+until it is killed.
 """
 
 from typing import Any
@@ -11,9 +12,9 @@ from pyhocon.exceptions import ConfigException
 
 
 def expanded_size(tree: ConfigTree) -> int:
-    """How many values, and characters of text, ``tree`` has when all is substituted.
+    """An upper bound of the values and characters that ``tree`` has once it is substituted.
 
-    At most: of a substituted key below another substitution the whole of that one is counted.
+    Of a substituted key below another substitution the whole of that one is counted.
     """
     return _Sizes(tree).of(tree)
 
@@ -24,13 +25,13 @@ class _Sizes:
         self._known: dict[str, int] = {}
 
     def of(self, value: Any) -> int:
-        """How many values and characters this value has."""
+        """An upper bound of the values and characters of this value."""
         if isinstance(value, str):
             return len(value)
         if isinstance(value, ConfigSubstitution):
             return self._of_variable(value.variable)
         if isinstance(value, ConfigValues):
-            # What the line before gave the same key, which each of them may substitute.
+            # The value that an earlier line gave the same key, which each of them may substitute.
             before = self.of(value.overridden_value) * max(1, len(value.get_substitutions()))
             return 1 + before + sum(map(self.of, value.tokens))
         inner: Any = ()
@@ -47,7 +48,7 @@ class _Sizes:
         return self._known[name]
 
     def _nearest(self, name: str) -> Any:
-        """What stands at ``name``, or at the nearest path above it."""
+        """The value at ``name``, or at the nearest path above it."""
         while name:
             try:
                 return self._tree.get(name)

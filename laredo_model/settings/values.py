@@ -43,7 +43,7 @@ for _power, _letter in enumerate("kmgtp", start=1):
 
 
 def seconds(value: object) -> float:
-    """The seconds that ``value`` says: ``500ms``, ``5s``, ``10 m``, ``24h``, ``7d``, or 0.
+    """Parse a duration: ``500ms``, ``5s``, ``10 m``, ``24h``, ``7d``, or 0.
 
     :raises ValueError: if it isn't a duration, or a number without a unit.
     """
@@ -60,7 +60,7 @@ def seconds(value: object) -> float:
 
 
 def byte_count(value: object) -> int:
-    """The bytes that ``value`` says.
+    """Parse a size in bytes.
 
     ``1073741824``, ``64 GB`` (10^9), ``1 GiB`` (2^30), ``512M`` (2^20).
 
@@ -99,7 +99,7 @@ Secret = SecretStr
 
 
 class Section(BaseModel):
-    """A block of the configuration: immutable, and a key that it doesn't know is an error."""
+    """A block of the configuration: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -121,4 +121,5 @@ def _without_dot(schema: str) -> str:
 
 
 SchemaName = Annotated[str, Field(min_length=1), AfterValidator(_without_dot)]
-"""A schema of PostgreSQL, which a table's name on the wire begins with; a table's may have dots."""
+"""A PostgreSQL schema's name, without a dot: on the wire a table is called ``schema.table``, where
+only the table's own name may have dots."""

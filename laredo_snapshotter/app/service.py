@@ -14,7 +14,7 @@ from importlib.metadata import version
 import structlog
 
 from laredo_model.http import exposure
-from laredo_model.http.connection_limit import HttpCounts
+from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_snapshotter.app import http
 from laredo_snapshotter.commit.destinations import Stores

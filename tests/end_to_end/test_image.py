@@ -70,7 +70,7 @@ def test_in_the_image_a_port_is_enough_to_be_reached(tmp_path: Path, name: str) 
             asked = httpx.post(f"http://{OTHER_ADDRESS}:{http}/snapshot")
             assert asked.status_code == 202
         log = running.log.read_text()
-        assert "http.host: whoever reaches 0.0.0.0 may read the status" in log
+        assert "http.host: anyone who reaches 0.0.0.0 may read the status" in log
         running.kill()
 
 
@@ -81,7 +81,7 @@ def test_a_configured_host_wins_over_the_image(tmp_path: Path, name: str) -> Non
     with running:
         wait_until(lambda: running.get("/health/live"), "HTTP")
         assert not reaches(http)
-        assert "whoever reaches 0.0.0.0 may read the status" not in running.log.read_text()
+        assert "anyone who reaches 0.0.0.0 may read the status" not in running.log.read_text()
         running.kill()
 
 
@@ -96,7 +96,7 @@ def test_elsewhere_only_this_machine_reaches_a_program_without_a_token(
         if name == "laredo-fanout":
             wait_until(lambda: "serving process listens" in running.log.read_text(), "gRPC")
             assert not reaches(grpc)
-        assert "whoever reaches" not in running.log.read_text()
+        assert "anyone who reaches" not in running.log.read_text()
         running.kill()
 
 

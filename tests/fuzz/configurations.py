@@ -152,7 +152,7 @@ def _is_read(read: Callable[[], Any]) -> bool:
     except SettingsError as refused:
         assert refused.problems, "no problem is named"
         for problem in refused.problems:
-            assert problem.message and (problem.place or problem.path), repr(problem)
+            assert problem.message and (problem.location or problem.path), repr(problem)
             assert len(str(problem)) < 4000, f"{len(str(problem))} characters are said"
         return False
     except ConfigRefused as refused:

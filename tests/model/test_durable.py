@@ -1,4 +1,4 @@
-"""Files that take another's place, whole, and survive a power failure."""
+"""Files that are replaced durably, and survive a power failure."""
 
 import os
 from collections.abc import Callable

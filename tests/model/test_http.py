@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from laredo_model.http import connection, exposure
-from laredo_model.http.connection_limit import Ended, HttpCounts
+from laredo_model.http.counts import EndReason, HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_model.http.settings import HttpSettings
 from tests.support.processes import PATIENCE_S, wait_until
@@ -71,7 +71,7 @@ class Served:
             opened.sendall(sent)
             yield opened
 
-    def ended(self, why: Ended, times: int = 1) -> None:
+    def ended(self, why: EndReason, times: int = 1) -> None:
         wait_until(lambda: self.counts.ended[why] >= times, f"{times} ended: {why}")
 
 
@@ -212,7 +212,7 @@ def test_a_request_that_isnt_whole_in_time_is_ended(monkeypatch: pytest.MonkeyPa
     with serving() as served:
         for number, part in enumerate(parts, start=1):
             with served.opened(part) as opened:
-                served.ended(Ended.SLOW, number)
+                served.ended(EndReason.SLOW, number)
                 with pytest.raises(ConnectionResetError):
                     while opened.recv(4096):
                         pass
@@ -234,14 +234,14 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time(
             return False
 
         wait_until(refused, "ended all the same")
-        assert served.counts.ended[Ended.SLOW] == 1
+        assert served.counts.ended[EndReason.SLOW] == 1
 
 
 def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "TAKEN_S", 0.3)
+    monkeypatch.setattr(connection, "WRITE_S", 0.3)
     asked = b"GET /?30000000 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with serving() as served, served.opened(asked):
-        served.ended(Ended.SLOW)
+        served.ended(EndReason.SLOW)
 
 
 def test_a_request_of_too_many_bytes_is_ended() -> None:
@@ -253,7 +253,7 @@ def test_a_request_of_too_many_bytes_is_ended() -> None:
         with served.opened(head) as opened, pytest.raises(OSError):
             for _ in range(10_000):
                 opened.sendall(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
-        served.ended(Ended.OVERSIZED)
+        served.ended(EndReason.OVERSIZED)
 
 
 def test_what_is_no_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +277,7 @@ def test_whoever_opens_many_and_sends_nothing_closes_only_their_own() -> None:
         finally:
             for opened in idle:
                 opened.close()
-        assert served.counts.ended[Ended.FULL] >= 400 - 128
+        assert served.counts.ended[EndReason.FULL] >= 400 - 128
 
 
 @pytest.mark.parametrize(
@@ -323,5 +323,5 @@ def test_only_what_others_reach_is_warned_of() -> None:
         assert HttpSettings.model_validate({"host": host}).warnings("http", "reads") == []
     for host in ("0.0.0.0", "::", "", "10.0.0.1", "fanout.internal"):
         settings = HttpSettings.model_validate({"host": host})
-        assert settings.warnings("http", "reads")[0].startswith("http.host: whoever reaches ")
+        assert settings.warnings("http", "reads")[0].startswith("http.host: anyone who reaches ")
         assert settings.model_copy(update={"token": "x"}).warnings("http", "reads") == []

@@ -1,4 +1,4 @@
-"""The configuration loader: precedence, substitutions, value types, messages naming the place."""
+"""The configuration loader: precedence, substitutions, value types, messages naming the location."""
 
 import os
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_substitutions_and_includes(write, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_missing_substitution_names_file_line_and_variable(write) -> None:  # type: ignore[no-untyped-def]
     file = write("max_size = 1\ngrpc.host = ${no.such}\n")
     problem = problem_of(file)
-    assert problem.place == f"{file}:2"
+    assert problem.location == f"{file}:2"
     assert "${no.such} is neither a key nor an environment variable" in problem.message
 
 
@@ -148,7 +148,7 @@ def test_durations(write, text: str, expected: float) -> None:  # type: ignore[n
 def test_what_is_no_duration(write, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
     file = write(f"sources {{ pg {{ connection = x\n heartbeat_interval = {text} }} }}")
     problem = problem_of(file)
-    assert (problem.place, problem.path) == (f"{file}:2", "sources.pg.heartbeat_interval")
+    assert (problem.location, problem.path) == (f"{file}:2", "sources.pg.heartbeat_interval")
     assert message in problem.message
 
 
@@ -176,7 +176,7 @@ def test_what_is_no_size(write, text: str) -> None:  # type: ignore[no-untyped-d
 def test_an_unknown_key_names_file_line_path_and_nearest(write) -> None:  # type: ignore[no-untyped-def]
     file = write("grpc {\n  # a comment with { braces\n  max_client = 5\n}\n")
     problem = problem_of(file)
-    assert problem.place == f"{file}:3"
+    assert problem.location == f"{file}:3"
     assert problem.path == "grpc.max_client"
     assert problem.message == 'unknown key; the nearest known key is "max_clients"'
 
@@ -199,11 +199,11 @@ def test_problems_in_lists_and_unions_have_their_own_lines(write) -> None:  # ty
     with pytest.raises(settings.SettingsError) as caught:
         load(file)
     unknown, missing, tag = caught.value.problems
-    assert (unknown.place, unknown.path) == (f"{file}:5", "tables[1].destinations[1].prefx")
+    assert (unknown.location, unknown.path) == (f"{file}:5", "tables[1].destinations[1].prefx")
     assert '"prefix"' in unknown.message
-    assert (missing.place, missing.path) == (f"{file}:6", "tables[2].table")
+    assert (missing.location, missing.path) == (f"{file}:6", "tables[2].table")
     assert missing.message == "is required"
-    assert (tag.place, tag.path) == (f"{file}:7", "tables[3].destinations[0]")
+    assert (tag.location, tag.path) == (f"{file}:7", "tables[3].destinations[0]")
     assert "'tape'" in tag.message and "'s3'" in tag.message
 
 
@@ -211,7 +211,7 @@ def test_a_problem_in_conf_d_names_that_file(write) -> None:  # type: ignore[no-
     file = write("grpc { port = 1 }")
     late = write("\n\ngrpc.port = 70000", "conf.d/late.conf")
     problem = problem_of(file)
-    assert problem.place == f"{late}:3"
+    assert problem.location == f"{late}:3"
     assert "not 70000" in problem.message
 
 
@@ -227,7 +227,7 @@ def test_a_problem_in_conf_d_names_that_file(write) -> None:  # type: ignore[no-
 def test_what_is_not_hocon(write, text: str, line: int, message: str) -> None:  # type: ignore[no-untyped-def]
     file = write(text)
     problem = problem_of(file)
-    assert problem.place == f"{file}:{line}"
+    assert problem.location == f"{file}:{line}"
     assert message in problem.message
 
 
@@ -265,13 +265,13 @@ def test_variables_reach_own_keys_list_entries_and_lists(write) -> None:  # type
 
 def test_a_mistyped_variable_is_an_error_with_the_nearest_name(write) -> None:  # type: ignore[no-untyped-def]
     problem = problem_of(write(SOURCES), environ={"LAREDO_GRPC_PROT": "1"})
-    assert problem.place == "environment variable LAREDO_GRPC_PROT"
+    assert problem.location == "environment variable LAREDO_GRPC_PROT"
     assert problem.message.endswith("the nearest is LAREDO_GRPC_PORT")
 
 
 def test_a_wrong_value_of_a_variable_names_the_variable() -> None:
     problem = problem_of(None, environ={"LAREDO_GRPC_PORT": "many"})
-    assert problem.place == "environment variable LAREDO_GRPC_PORT"
+    assert problem.location == "environment variable LAREDO_GRPC_PORT"
     assert problem.path == "grpc.port"
 
 
@@ -299,7 +299,7 @@ def test_variables_of_others_are_left_alone() -> None:
 )
 def test_wrong_settings_from_the_command_line(setting: str, message: str) -> None:
     problem = problem_of(None, sets=(setting,))
-    assert problem.place is not None and problem.place.startswith("--set ")
+    assert problem.location is not None and problem.location.startswith("--set ")
     assert message in problem.message
 
 
@@ -357,5 +357,5 @@ def test_what_pyhocon_stumbles_over_is_a_settings_error(write, text: str) -> Non
     file = write(text)
     with pytest.raises(settings.SettingsError) as refused:
         load(file)
-    assert refused.value.problems[0].place
+    assert refused.value.problems[0].location
     assert len(str(refused.value)) < 1000

@@ -22,7 +22,7 @@ class Text:
     """A text that grows line by line, and where each path was defined."""
 
     rows: list[str]
-    places: dict[tuple[str | int, ...], int]
+    locations: dict[tuple[str | int, ...], int]
 
     def add(self, row: str) -> int:
         self.rows.append(row)
@@ -42,19 +42,19 @@ def write(draw: st.DrawFn, text: Text, path: tuple[str | int, ...], head: str, v
     noise = draw(NOISE)
     if isinstance(value, dict):
         opening = f"{head} {{" if draw(st.booleans()) and head else f"{head}{{"
-        place = text.add(opening + noise)
+        location = text.add(opening + noise)
         if path:
-            text.places[path] = place
+            text.locations[path] = location
         for name, inner in value.items():
             write_key(draw, text, path, name, inner)
         text.add("}" + noise)
     elif isinstance(value, list):
-        text.places[path] = text.add(f"{head}[{noise}")
+        text.locations[path] = text.add(f"{head}[{noise}")
         for number, inner in enumerate(value):
             write(draw, text, (*path, number), "", inner)
         text.add("]")
     else:
-        text.places[path] = text.add(f"{head}{value}{noise}")
+        text.locations[path] = text.add(f"{head}{value}{noise}")
 
 
 def write_key(
@@ -64,9 +64,9 @@ def write_key(
     path = (*above, name)
     dotted = isinstance(value, dict) and len(value) == 1 and draw(st.booleans())
     if dotted and '"' not in key and (inner := next(iter(value))) != "x y":
-        place = len(text.rows) + 1
+        location = len(text.rows) + 1
         write(draw, text, (*path, inner), f"{key}.{inner} = ", value[inner])
-        text.places[path] = place
+        text.locations[path] = location
     elif isinstance(value, dict) and draw(st.booleans()):
         write(draw, text, path, f"{key} ", value)
     else:
@@ -100,8 +100,8 @@ def test_every_path_has_its_line(made: tuple[Text, dict[str, Any]]) -> None:
     content = "\n".join(text.rows)
     found = lines.read(Path("f"), content)
     assert found.unclosed is None
-    assert found.places == {path: f"f:{line}" for path, line in text.places.items()}
-    assert paths_of(ConfigFactory.parse_string(content)) <= set(found.places)
+    assert found.locations == {path: f"f:{line}" for path, line in text.locations.items()}
+    assert paths_of(ConfigFactory.parse_string(content)) <= set(found.locations)
 
 
 @given(texts(), st.data())

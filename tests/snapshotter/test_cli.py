@@ -93,7 +93,7 @@ def test_check_warns_of_a_port_that_others_reach_and_that_asks_for_no_token(
     open_to_all = ("check", "--config", writer.program.config, "--set", "snapshotter.http.host=::")
     ended = run(*open_to_all)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "warning: snapshotter.http.host: whoever reaches ::" in ended.stdout
+    assert "warning: snapshotter.http.host: anyone who reaches ::" in ended.stdout
     ended = run(*open_to_all, "--set", "snapshotter.http.token=x")
     assert "warning" not in ended.stdout
 
