@@ -118,6 +118,3 @@ class Tables(Protocol):
 
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded; its changes from here on are ignored."""
-
-    def apply(self, routes: list[Route]) -> None:
-        """Take these routes' changes, some of them parts of a giant transaction."""

@@ -1,65 +1,60 @@
-"""The routes that have changes to be applied: of whole transactions, and of the unfinished one."""
+"""The decoded changes that aren't in the store's transaction yet, by route.
+
+Of whole transactions, and of a giant one by pieces.
+"""
 
 from __future__ import annotations
 
-from laredo_fanout.decode.change_buffer import Route, Tables
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from laredo_fanout.decode.change_buffer import Route
 
 
 class PendingChanges:
-    """What was decoded and isn't in the store's transaction yet.
+    """What is to be applied next. ``touched``: the routes of the transaction that is being
+    decoded."""
 
-    ``touched`` are the routes of the transaction that is being decoded.
-    """
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self.touched: dict[Route, None] = {}
-        self._whole: dict[Route, None] = {}
+    def __init__(self, touched: dict[Route, None]) -> None:
+        self._touched = touched
+        self._pending: dict[Route, None] = {}
 
     @property
     def routes(self) -> list[Route]:
-        """The routes that have changes of whole transactions."""
-        return list(self._whole)
+        """The routes whose counted changes are to be applied."""
+        return list(self._pending)
 
     @property
     def count(self) -> int:
         """How many changes they have."""
-        return sum(route.counted for route in self._whole)
+        return sum(route.counted for route in self._pending)
+
+    @property
+    def ends_pieces(self) -> bool:
+        """Whether a transaction's last piece is among them. It must be applied before the next
+        transaction's changes are added."""
+        return any(route.open for route in self._pending)
 
     def commit(self, position: int, time_us: int) -> None:
         """The transaction that is being decoded is whole."""
-        for route in self.touched:
+        for route in self._touched:
             route.count(position, time_us)
             if route.counted or route.open:
-                self._whole[route] = None
-        self.touched.clear()
+                self._pending[route] = None
+        self._touched.clear()
 
-    def applied(self) -> None:
-        """The changes of whole transactions are in the store's transaction."""
-        for route in self._whole:
-            route.clear()
-            route.open = False
-        self._whole.clear()
-
-    def apply_piece(self, position: int, time_us: int) -> None:
-        """Hand over all there is, the unfinished transaction's changes marked open."""
-        for route in self.touched:
+    def add_piece(self, position: int, time_us: int) -> None:
+        """What there is of the transaction that is being decoded is a piece of it, open at its
+        end."""
+        for route in self._touched:
             route.count(position, time_us)
             if route.counted:
                 route.changes.open = route.open = True
-        routes = [route for route in {**self._whole, **self.touched} if route.counted]
-        self._tables.apply(routes)
-        for route in routes:
+                self._pending[route] = None
+
+    def applied(self) -> None:
+        """The pending changes are in the store's transaction."""
+        for route in self._pending:
             route.clear()
-        self._whole.clear()
-
-    def apply_last_piece(self) -> bool:
-        """Hand over the end of a transaction of which pieces were; whether it is one.
-
-        It must be known before changes of the next transaction are added.
-        """
-        is_open = any(route.open for route in self._whole)
-        if is_open:
-            self._tables.apply(self.routes)
-            self.applied()
-        return is_open
+            route.open = route.open and route in self._touched
+        self._pending.clear()

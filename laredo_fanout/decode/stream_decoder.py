@@ -6,7 +6,7 @@ into the lists that the store is handed; what comes between them passes here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 
@@ -20,10 +20,11 @@ from laredo_fanout.decode.spooling import (
     spool_part,
     spool_transaction,
 )
+from laredo_fanout.decode.stream_relations import StreamRelations
 from laredo_fanout.decode.transaction_spool import Get, Spool, Spools
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.errors import StreamBroken
-from laredo_fanout.postgres.pgoutput import Commit, Emitted, Relation
+from laredo_fanout.postgres.pgoutput import Commit, Emitted
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
 
@@ -41,19 +42,12 @@ class Drained(Enum):
     """Nothing more has arrived."""
     MORE = auto()
     """The limit was reached."""
+    PIECE = auto()
+    """What is pending ends with a piece of a giant transaction: apply it before the next drain."""
     EVENT = auto()
     """A transaction ended that has ``events``: handle them before the next drain."""
     ENDED = auto()
     """The server ended the stream."""
-
-
-class ResyncRequired(Exception):
-    """A table must be closed at the durable position, and the stream begun anew from there."""
-
-    def __init__(self, table_id: int, reason: str) -> None:
-        super().__init__(reason)
-        self.table_id = table_id
-        self.reason = reason
 
 
 class StreamDecoder:
@@ -62,8 +56,7 @@ class StreamDecoder:
     A transaction that is streamed before its commit, and one of version 1 that
     is giant, is spooled in ``spool_directory`` (within a directory that is
     emptied here, so no two decoders may share one) until its commit says its
-    position, and is then handed over in pieces; ``between_pieces`` is called
-    between them, to keep the connection alive, or to give up by an exception.
+    position, and is then decoded in pieces.
 
     ``position`` and ``time_us`` are those of the last whole transaction (at first
     where the stream starts), ``position_before`` of the one before it;
@@ -74,46 +67,39 @@ class StreamDecoder:
     def __init__(
         self,
         tables: Tables,
+        relations: StreamRelations,
         is_awaited: Callable[[Emitted], bool],
         spool_directory: Path,
         position: int,
-        *,
-        between_pieces: Callable[[], None] | None = None,
     ) -> None:
         self._tables = tables
+        self._relations = relations
+        self._routes = relations.routes
+        self._touched = relations.touched
+        self._pending = PendingChanges(relations.touched)
         self._is_awaited = is_awaited
         self._spools = Spools(spool_directory / "streamed")
-        self._between_pieces = between_pieces
-        self._routes: dict[bytes, Route] = {}
-        self.relations: dict[int, Relation] = {}
-        self._pending = PendingChanges(tables)
-        self._touched = self._pending.touched
         self._announced = 0
         """The relation that was announced last, if nothing else has come since."""
         self._part: Spool | None = None
         """Where the messages go that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
-        """The transaction that was spooled and must be handed over now."""
+        """The transaction that was spooled and must be decoded now."""
+        self._pieces: Iterator[None] | None = None
+        """Decodes it, piece by piece."""
         self._bytes = 0
         self.pending_bytes = 0
         self._emitted_messages = EmittedMessages()
         self.events: list[bytes] = []
-        self.must_stop = False
         self.position = self.position_before = position
         self.time_us = 0
-        self._xid = b""
         self.wal_end = 0
         self.reply_wanted = False
         self.in_transaction = False
 
     @property
-    def xid(self) -> int:
-        """The 32 bits of the (top-level) transaction that is being decoded."""
-        return int.from_bytes(self._xid, "big")
-
-    @property
     def pending(self) -> list[Route]:
-        """The routes that have changes of whole transactions."""
+        """The routes whose changes are to be applied: of whole transactions, or a piece."""
         return self._pending.routes
 
     @property
@@ -131,26 +117,6 @@ class StreamDecoder:
         self._pending.applied()
         self.pending_bytes = 0
 
-    def set_route(self, oid: int, route: Route | None) -> None:
-        """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
-        self._routes[oid.to_bytes(4, "big")] = route or IGNORED
-
-    def stop(self) -> None:
-        """Stop at the end of the transaction that is being decoded."""
-        self.must_stop = True
-
-    def forget(self, table_id: int | None, reason: str) -> None:
-        """Drop the unfinished transaction's changes of this table, and stop at its end.
-
-        :raises MustClose: if a part of them was handed over already.
-        """
-        self.must_stop = True
-        for route in self._touched:
-            if route.table_id == table_id and table_id is not None:
-                if route.open:
-                    raise ResyncRequired(table_id, reason)
-                route.discard()
-
     def drain(self, get: Get, limit: int) -> Drained:
         """Decode what libpq's buffer holds, at most about ``limit`` messages.
 
@@ -159,8 +125,9 @@ class StreamDecoder:
         while True:
             result: Drained | None
             if self._streamed is not None:
-                (xid, commit), self._streamed = self._streamed, None
-                result = self._hand_over(xid, commit)
+                self._pieces, self._streamed = self._decode_spooled(*self._streamed), None
+            if self._pieces is not None:
+                result = self._next_piece(self._pieces)
             elif self._part is not None:
                 result = self._spool(spool_part, self._part, get, limit)
             elif self.in_transaction and self._bytes > _SPOOL_FROM_BYTES:
@@ -195,14 +162,14 @@ class StreamDecoder:
             kind = message[message_.ENVELOPE]
             if kind == message_.BEGIN:
                 self.in_transaction = True
-                self._xid = message[42:46]
+                self._relations.xid_bytes = message[42:46]
                 begun, self._bytes = received, 0
             elif kind in _ROWS:
                 self._row(kind, message)
             elif kind == message_.COMMIT:
                 self.wal_end = max(self.wal_end, message_.wal_end(message))
                 self._commit(message_.commit(message))
-                if self.must_stop:
+                if self._relations.must_stop:
                     result = Drained.EVENT
                     break
             elif kind == message_.MESSAGE:
@@ -245,8 +212,8 @@ class StreamDecoder:
                 before, self._announced = self._announced, relation.oid
                 if before:
                     self._tables.announced_behind(before, relation.oid)
-                if self.relations.get(relation.oid) != relation:
-                    self.relations[relation.oid] = relation
+                if self._relations.announced.get(relation.oid) != relation:
+                    self._relations.announced[relation.oid] = relation
                     self._routes[message[26:30]] = self._tables.route(relation)
                 else:
                     self._tables.announced_again(relation)
@@ -255,7 +222,7 @@ class StreamDecoder:
                 self._announced = 0
                 self._tables.truncated(oids)
                 for oid in oids:
-                    self._truncate(self._routes.get(oid.to_bytes(4, "big"), IGNORED))
+                    self._truncate(self._relations.route_of(oid))
             case message_.ORIGIN | message_.TYPE:
                 pass
             case message_.STREAM_START:
@@ -283,7 +250,7 @@ class StreamDecoder:
         emitted = message_.emitted(message)
         if self._is_awaited(emitted):
             self.events.append(emitted.content)
-            self.must_stop = True
+            self._relations.stop()
         elif size > LARGE_BYTES:
             self._emitted_messages.large_at(emitted.position)
 
@@ -315,38 +282,39 @@ class StreamDecoder:
             return None
         return Drained.MORE
 
-    def _hand_over(self, xid: int, commit: Commit) -> Drained:
-        """Decode the messages of a transaction that was spooled, and hand them over by pieces.
+    def _next_piece(self, pieces: Iterator[None]) -> Drained:
+        for _ in pieces:
+            return Drained.PIECE
+        self._pieces = None
+        return Drained.EVENT if self._relations.must_stop else Drained.MORE
 
-        One that is small becomes pending, like any other.
+    def _decode_spooled(self, xid: int, commit: Commit) -> Iterator[None]:
+        """Decode the messages of a transaction that was spooled; stops where a piece of it is
+        pending. One that is small becomes pending like any other.
         """
         first = True
         if xid != _WHOLE:
-            self._xid = xid.to_bytes(4, "big")
+            self._relations.xid_bytes = xid.to_bytes(4, "big")
         for get in self._spools.take(xid).pieces():
             if not first or self._touched:
-                self._apply_piece(commit.position, commit.time_us)
-                if self._between_pieces is not None:
-                    self._between_pieces()
+                self._pending.add_piece(commit.position, commit.time_us)
+                yield
             first = False
             while self._drain(get, _PIECE_CHANGES) is Drained.MORE:
-                self._apply_piece(commit.position, commit.time_us)
+                self._pending.add_piece(commit.position, commit.time_us)
+                yield
         self._spools.drop(xid)
         self._bytes = 0
         self._commit(commit)
-        if self._pending.apply_last_piece():
-            self.pending_bytes = 0
-        return Drained.EVENT if self.must_stop else Drained.MORE
-
-    def _apply_piece(self, position: int, time_us: int) -> None:
-        self._pending.apply_piece(position, time_us)
-        self.pending_bytes = 0
+        if self._pending.ends_pieces:
+            yield
 
     def take_events(self) -> list[bytes]:
         """The events that stopped the last drain, once."""
-        events, self.events, self.must_stop = self.events, [], False
+        events, self.events, self._relations.must_stop = self.events, [], False
         return events
 
     def close(self) -> None:
         """Drop what was spooled."""
+        self._pieces = None
         self._spools.close()

@@ -65,7 +65,7 @@ class Keepalive:
         self._feed.confirm(self._store.position, reply=reply)
         self._told_at = time.monotonic()
 
-    def keep(self, decoder: StreamDecoder) -> None:
+    def answer(self, decoder: StreamDecoder) -> None:
         """Answer the server when it asked or some time has passed; break off what is silent.
 
         :raises SourceUnavailable: if the stream brought nothing for too long.
@@ -81,9 +81,9 @@ class Keepalive:
             decoder.reply_wanted = False
             self.confirm(reply=silence > self._patience / 3)
 
-    def within_step(self) -> None:
-        """A piece of a giant transaction was applied, or some of a re-copy's rows compared: nothing
-        else is heard or said before its end, but this.
+    def keep_alive(self) -> None:
+        """Within one long step of the loop (a giant transaction's pieces, a re-copy's comparison):
+        confirm now and then, so that PostgreSQL doesn't end a connection that says nothing.
 
         :raises StoppedWithin: if we are to stop.
         """

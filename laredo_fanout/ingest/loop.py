@@ -1,12 +1,15 @@
-"""Following the stream: its changes first, then copied rows, and both committed together.
+"""The way of a change through the ingest, turn by turn: wait, read the socket, decode, apply to the
+batch, copy rows, commit, confirm.
 
-At once when idle, about once a second under load, more seldom in a backlog.
+A batch is committed at once when the stream is idle, about once a second under load, and less
+often in a backlog.
 """
 
 from __future__ import annotations
 
 import select
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from laredo_fanout.decode.stream_decoder import Drained
@@ -14,13 +17,12 @@ from laredo_fanout.errors import SpoolFull
 from laredo_fanout.postgres.read_available import BackgroundReading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
-    from laredo_fanout.copy.copier import Copier
-    from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import Feed
     from laredo_fanout.ingest.keepalive import Keepalive
+    from laredo_fanout.ingest.session_tables import SessionTables
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import WriteBatch
 
@@ -39,10 +41,9 @@ _SILENCE_S = 0.05
 
 
 class IngestLoop:
-    """The loop's work, turn by turn. ``busy``: the stream brought more than a turn takes.
+    """The loop's work. ``mail`` is readable when there are reports.
 
-    ``mail`` is readable when there are reports, which ``take_reports`` takes;
-    ``handle_events`` is called where a transaction ended that stopped the decoder.
+    ``busy``: the stream brought more than a turn takes.
     """
 
     def __init__(
@@ -51,31 +52,26 @@ class IngestLoop:
         decoder: StreamDecoder,
         *,
         batch: WriteBatch,
-        copies: TableCopies,
-        copier: Copier,
+        tables: SessionTables,
         store: Store,
         keepalive: Keepalive,
         mail: int,
-        take_reports: Callable[[], None],
-        handle_events: Callable[[], None],
     ) -> None:
         self._feed = feed
         self._decoder = decoder
         self._batch = batch
-        self._copies = copies
-        self._copier = copier
+        self._tables = tables
+        self._copies = tables.copies
+        self._copier = tables.copier
         self._store = store
         self._keepalive = keepalive
         self._mail = mail
-        self._take_reports = take_reports
-        self._handle_events = handle_events
         self._gathered = 0
         """Bytes since the last commit, about."""
         self._more = False
         """Whether the decoder left messages that libpq's buffer has."""
         self.busy = False
         self._background_reading = BackgroundReading(self._read_ahead)
-        batch.meanwhile = self._read_ahead
 
     def turn(self) -> None:
         """Wait until there is something, take some of it, commit if that is due.
@@ -84,13 +80,18 @@ class IngestLoop:
         :raises StoreError: if the store can't be written.
         """
         ready = self._wait()
-        self._take_reports()
-        drained = self._take_stream()
+        self._tables.take_reports()
+        reached = self._decoder.wal_end
+        taken = self._read()
+        drained = self._decode(taken)
+        self._apply_if_due(drained)
+        if drained is Drained.EVENT:
+            self._tables.transaction_ended(self._decoder)
+        self._pace(taken, drained, reached)
         self._copy(ready)
         self._commit_if_due()
-        self._keepalive.keep(self._decoder)
-        if drained is not Drained.MORE and not self._batch.is_open and not self._copier.active:
-            self._store.reclaim(_RECLAIM)
+        self._keepalive.answer(self._decoder)
+        self._reclaim_if_idle(drained)
 
     def close(self) -> None:
         """No turn follows."""
@@ -104,19 +105,24 @@ class IngestLoop:
         self._keepalive.confirm()
 
     @property
-    def level(self) -> int:
+    def wal_end(self) -> int:
+        """How far the server's WAL reached, as the stream said last."""
+        return self._decoder.wal_end
+
+    @property
+    def swollen_at(self) -> int:
+        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
+        return self._decoder.swollen_at
+
+    @property
+    def caught_up_to(self) -> int:
         """Up to where nothing is missing in the store."""
         decoder = self._decoder
         if decoder.in_transaction or decoder.pending or decoder.position > self._store.position:
             return self._store.position
         return max(self._store.position, decoder.wal_end)
 
-    def apply_pending(self) -> None:
-        """Write what whole transactions have come."""
-        self._batch.apply(self._decoder.pending)
-        self._decoder.applied()
-
-    # ------------------------------------------------------------ waiting
+    # ------------------------------------------------------------ wait
 
     def _wait(self) -> set[int]:
         """Wait for a socket; the ones that have something."""
@@ -137,62 +143,68 @@ class IngestLoop:
             return max(0.0, _POSITION_INTERVAL_S - batch.age)
         return _COPIES_WAIT_S if self._copies.under_way else _LONGEST_WAIT_S
 
-    def _let_it_fill(self) -> None:
-        """In a backlog: do something else for a moment, so that the buffer fills.
+    # ------------------------------------------------------------ read and decode
+
+    def _read(self) -> int:
+        """Take what the stream has brought into libpq's buffer, unless that holds some still; how
+        many bytes."""
+        return 0 if self._more else self._heard(self._feed.read_available())
+
+    def _decode(self, taken: int) -> Drained:
+        """Decode a bounded part of what was read. A giant transaction's pieces are applied."""
+        pending = self._decoder.pending_bytes
+        while (drained := self._drain()) is Drained.PIECE:
+            self._apply()
+            self._keepalive.keep_alive()
+        if drained is Drained.ENDED:
+            raise self._feed.end()
+        self._more = drained is Drained.MORE
+        # What came before the last commit, and is used only now, counts too.
+        self._gathered += max(0, self._decoder.pending_bytes - pending - taken)
+        return drained
+
+    def _drain(self) -> Drained:
+        try:
+            return self._decoder.drain(self._feed.get, _MESSAGES_A_TURN)
+        except OSError as failed:
+            raise SpoolFull(
+                f"a giant transaction can't be spooled in {self._store.path}: {failed};"
+                " free some space there, the server then goes on where it stopped"
+            ) from failed
+
+    def _pace(self, taken: int, drained: Drained, reached: int) -> None:
+        """Judge how busy the stream is. In a backlog: do something else for a moment, so that the
+        buffer fills.
 
         Reading each message as it comes wakes the server's sender for each, and
         costs both sides half as much again.
         """
-        if self._decoder.pending_bytes > _BUSY_BYTES and self._feed.local:
-            self.apply_pending()
+        decoder = self._decoder
+        if decoder.wal_end > reached:
+            # Until here the stream wasn't silent: nobody listened.
+            self._keepalive.heard()
+        self.busy = drained in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
+        if drained is not Drained.EMPTY:
+            return
+        if not taken and not decoder.pending and not self._batch.is_open:
+            # What was spooled, or isn't ours, is over: the next commit needn't wait.
+            self._gathered = 0
+        if self._gathered <= _BUSY_BYTES:
+            return
+        if decoder.pending_bytes > _BUSY_BYTES and self._feed.local:
+            self._apply()
         else:
             # A unix socket's buffer is full, and its sender asleep, much sooner.
             time.sleep(_SHORT_NAP_S if self._feed.local else _NAP_S)
 
-    # ------------------------------------------------------------ stream and copies
+    # ------------------------------------------------------------ read ahead
 
-    def _take_stream(self) -> Drained:
-        """Take what the stream has brought, a bounded part of it."""
-        decoder = self._decoder
-        reached, pending = decoder.wal_end, decoder.pending_bytes
-        taken = 0 if self._more else self._heard(self._feed.read_available())
-        result = self._drain()
-        # What came before the last commit, and is used only now, counts too.
-        self._gathered += max(0, decoder.pending_bytes - pending - taken)
-        if result is Drained.EVENT:
-            self._handle_events()
-        elif decoder.pending_changes >= _APPLY_FROM_CHANGES or (
-            decoder.pending_bytes >= _APPLY_FROM_BYTES
-        ):
-            self.apply_pending()
-        if decoder.wal_end > reached:
-            # Until here the stream wasn't silent: nobody listened.
-            self._keepalive.heard()
-        self.busy = result in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
-        if result is not Drained.EMPTY:
-            return result
-        if not taken and not decoder.pending and not self._batch.is_open:
-            # What was spooled, or isn't ours, is over: the next commit needn't wait.
-            self._gathered = 0
-        if self._gathered > _BUSY_BYTES:
-            self._let_it_fill()
-        return result
-
-    def _drain(self) -> Drained:
-        try:
-            result = self._decoder.drain(self._feed.get, _MESSAGES_A_TURN)
-        except OSError as failed:
-            raise SpoolFull(
-                f"a giant transaction can't be put aside in {self._store.path}: {failed};"
-                " free some space there, the server then goes on where it stopped"
-            ) from failed
-        if result is Drained.ENDED:
-            raise self._feed.end()
-        self._more = result is Drained.MORE
-        return result
+    def _reading_ahead(self, work: int) -> AbstractContextManager[None]:
+        """While so many bytes are written another thread empties the socket, within a bound: with
+        a full one the server's sender would sleep."""
+        return self._background_reading.meanwhile() if work > _BUSY_BYTES else nullcontext()
 
     def _read_ahead(self) -> None:
-        # The server's sender would sleep with a full socket.
         self._heard(self._feed.read_ahead())
 
     def _heard(self, taken: int) -> int:
@@ -200,6 +212,26 @@ class IngestLoop:
         if taken:
             self._keepalive.heard()
         return taken
+
+    # ------------------------------------------------------------ apply and copy
+
+    def _apply_if_due(self, drained: Drained) -> None:
+        decoder = self._decoder
+        is_much = (
+            decoder.pending_changes >= _APPLY_FROM_CHANGES
+            or decoder.pending_bytes >= _APPLY_FROM_BYTES
+        )
+        if is_much or drained is Drained.EVENT:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Write what is pending into the batch."""
+        with self._reading_ahead(self._decoder.pending_bytes):
+            self._write()
+
+    def _write(self) -> None:
+        self._batch.apply(self._decoder.pending)
+        self._decoder.applied()
 
     def _copy(self, ready: set[int]) -> None:
         """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
@@ -216,7 +248,7 @@ class IngestLoop:
                 poll.register(reader.fileno(), select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(1)}
 
-    # ------------------------------------------------------------ commits
+    # ------------------------------------------------------------ commit
 
     @property
     def _holds_some(self) -> bool:
@@ -255,12 +287,13 @@ class IngestLoop:
             self._commit()
 
     def _commit(self) -> None:
-        self.apply_pending()
-        # What comes while the commit waits for the disk is for the next one.
+        # What comes while it is written, and waits for the disk, is for the next commit.
         gathered, self._gathered = self._gathered, 0
-        if gathered > _BUSY_BYTES:
-            with self._background_reading.meanwhile():
-                self._batch.commit(self._decoder.position, self._decoder.time_us)
-        else:
+        with self._reading_ahead(gathered):
+            self._write()
             self._batch.commit(self._decoder.position, self._decoder.time_us)
         self._keepalive.confirm()
+
+    def _reclaim_if_idle(self, drained: Drained) -> None:
+        if drained is not Drained.MORE and not self._batch.is_open and not self._copier.active:
+            self._store.reclaim(_RECLAIM)

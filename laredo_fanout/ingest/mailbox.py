@@ -29,9 +29,9 @@ class Mailbox(Generic[T]):
     def put(self, thing: T) -> None:
         """Leave ``thing``; from any thread."""
         self._things.append(thing)
-        self.ring()
+        self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake the loop."""
         with self._lock:
             if self._closed:

@@ -13,10 +13,9 @@ from laredo_fanout.tables import decoding_route
 if TYPE_CHECKING:
     from laredo_fanout.catalog.leaves import Shown
     from laredo_fanout.catalog.shape import Shape
-    from laredo_fanout.decode.stream_decoder import StreamDecoder
+    from laredo_fanout.decode.stream_relations import StreamRelations
     from laredo_fanout.postgres.pgoutput import Relation
     from laredo_fanout.tables.tracked_table import TrackedTable
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 
 class RequestSnapshot(Protocol):
@@ -31,20 +30,15 @@ class RelationRoutes:
     def __init__(
         self,
         tables: Mapping[str, TrackedTable],
-        batch: WriteBatch,
+        relations: StreamRelations,
         request_snapshot: RequestSnapshot,
         shown: Shown,
     ) -> None:
         self._tables = tables
-        self._batch = batch
+        self._relations = relations
         self._request_snapshot = request_snapshot
         self._shown = shown
-        self._decoder: StreamDecoder | None = None
         self._hinted = self._answered = 0
-
-    def follow(self, decoder: StreamDecoder) -> None:
-        """From now on ``decoder`` asks, and is told."""
-        self._decoder = decoder
 
     def route(self, relation: Relation) -> Route:
         """Where the changes of a relation that was just announced go."""
@@ -69,9 +63,8 @@ class RelationRoutes:
     def announced_behind(self, root: int, leaf: int) -> None:
         """A relation was announced right behind another one: it may be a partition of that."""
         if self._by_oid(leaf) is None:
-            assert self._decoder is not None
             self._shown.announced(root, leaf)
-            self._decoder.stop()
+            self._relations.stop()
 
     def truncated(self, oids: Sequence[int]) -> None:
         """Those of one TRUNCATE are announced one behind the other."""
@@ -84,28 +77,23 @@ class RelationRoutes:
                 self._must_close(tracked, f"a change of it can't be used: {error}")
                 return
 
-    def apply(self, routes: list[Route]) -> None:
-        """Take a part of a giant transaction."""
-        self._batch.apply(routes)
-
     def connect(self, tracked: TrackedTable, now: Shape) -> None:
         """Send the relation's changes to the new incarnation, if it was announced already.
 
         An announcement of an older form stays in force for the server until it
         sends the next; changes under it would be a surprise.
         """
-        assert self._decoder is not None
-        relation = self._decoder.relations.get(now.oid)
+        relation = self._relations.announced.get(now.oid)
         if relation is None:
             return
         fits = now.fits(relation)
         route = self._decoding(tracked) if fits else decoding_route.surprised(tracked.table_id)
-        self._decoder.set_route(now.oid, route)
+        self._relations.set_route(now.oid, route)
 
     def disconnect(self, tracked: TrackedTable) -> None:
         """Ignore the relation's changes from here on."""
-        if self._decoder is not None and tracked.shape is not None:
-            self._decoder.set_route(tracked.shape.oid, None)
+        if tracked.shape is not None:
+            self._relations.set_route(tracked.shape.oid, None)
 
     def _by_oid(self, oid: int) -> TrackedTable | None:
         for tracked in self._tables.values():
@@ -115,12 +103,10 @@ class RelationRoutes:
 
     def _decoding(self, tracked: TrackedTable) -> Route:
         """A route that decodes the tracked table's rows."""
-        stream = self._decoder
-        assert stream is not None
-        return decoding_route.of(tracked, lambda: stream.xid)
+        relations = self._relations
+        return decoding_route.of(tracked, lambda: relations.xid)
 
     def _must_close(self, tracked: TrackedTable, reason: str) -> None:
         """Close it where this transaction began; the decoder stops at the transaction's end."""
-        assert self._decoder is not None
         tracked.closing = reason
-        self._decoder.forget(tracked.table_id, reason)
+        self._relations.forget(tracked.table_id, reason)

@@ -1,4 +1,5 @@
-"""One session of the stream: connections opened, everything followed until one breaks or we stop.
+"""One session of the replication stream: connections opened, changes taken until one breaks or we
+stop, everything closed.
 
 Whatever isn't committed when it ends is forgotten; the next session goes on from the store.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,39 +18,27 @@ import structlog
 from laredo_fanout.catalog import append_only
 from laredo_fanout.catalog.side_connection import (
     LOCK_TIMEOUT,
-    ConnectionReady,
-    Crashed,
-    Prepared,
-    PrepareFailed,
     Report,
     SideConnection,
     SoonRequest,
-    Trouble,
-    Waiting,
 )
-from laredo_fanout.catalog.snapshot import CatalogSnapshot
-from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.recopy import RecopyAsked
-from laredo_fanout.copy.table_copies import TableCopies
-from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder
-from laredo_fanout.errors import CopyFailed, TableRefused
-from laredo_fanout.ingest.catalog_checks import CatalogChecks
+from laredo_fanout.decode.stream_decoder import StreamDecoder
+from laredo_fanout.decode.stream_relations import ResyncRequired, StreamRelations
 from laredo_fanout.ingest.keepalive import Keepalive, StoppedWithin
 from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.mailbox import Mailbox
+from laredo_fanout.ingest.session_tables import SessionTables
 from laredo_fanout.ingest.startup import Preparation
-from laredo_fanout.ingest.tracked_tables import TrackedTables
 from laredo_fanout.postgres import connections, wal_message
-from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.store.errors import StoreFull
-from laredo_fanout.store.meta import Marker
 from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
+    from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.ingest.change_source import ChangeSource, Feed
-    from laredo_fanout.postgres.errors import SourceError
     from laredo_fanout.source_options import SourceOptions, TableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
@@ -56,7 +46,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _STREAMS_KEPT = 20
-_LIFE_AT_LEAST_S = 60.0
+_SESSION_AT_LEAST_S = 60.0
 """Before a large message that has passed ends it: they may come again and again."""
 
 
@@ -76,48 +66,45 @@ class IngestSession:
     ) -> None:
         self._began_at = time.monotonic()
         self._options = options = replace(options, run=wal_message.new_token())
-        self._awaited = wal_message.Awaited(options.slot_name, counters.count_strange_message)
-        self._name = connections.application_name(options, "stream")
         self._store = store
         self._stopping = stopping
         self._change_source = change_source
         self._counters = counters
+        self._awaited = wal_message.Awaited(options.slot_name, counters.count_strange_message)
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
-        self.batch = WriteBatch(store, on_commit, options.commits, counters)
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
-        self._checks = CatalogChecks(self._side_connection.request)
         self._keepalive = Keepalive(store, options, self._side_connection, stopping)
-        self.tracked = TrackedTables(tables, self.batch, self._checks.ask, counters)
-        request = self._side_connection.request
-        self.copies = TableCopies(
-            options.slot_name,
-            self.batch,
-            request,
-            request_snapshot=self._checks.ask,
-            failed=self._copy_failed,
+        self._batch = WriteBatch(store, on_commit, options.commits, counters)
+        self._relations = StreamRelations()
+        self.tables = SessionTables(
+            options,
+            tables,
+            batch=self._batch,
+            relations=self._relations,
+            side_connection=self._side_connection,
+            keepalive=self._keepalive,
+            mail=self._mail,
+            counters=counters,
         )
-        self.copier = Copier(options, self.batch, self.copies, request, counters)
         self._preparation = Preparation(
-            options, tables, store, counters=counters, tell=self._waits, stopping=stopping
+            options, tables, store, counters=counters, waits_for=self._set_phase, stopping=stopping
         )
-        self._stream: Feed | None = None
-        self._decoder: StreamDecoder | None = None
-        self._side: connections.Connection | None = None
-        self._following: IngestLoop | None = None
+        self._preparing: connections.Connection | None = None
+        """The side connection, while the ingest's thread itself uses it."""
+        self._loop: IngestLoop | None = None
         self.connected = False
         self.was_connected = False
         self.phase = "connecting"
-        self.trouble: SourceError | None = None
 
     def stop(self) -> None:
         """Have ``run`` end soon; from any thread, after ``stopping`` was set."""
-        self._mail.ring()
-        side = self._side
-        if side is not None and not self.connected:
-            connections.cancel(side)
+        self._mail.notify()
+        preparing = self._preparing
+        if preparing is not None and not self.connected:
+            connections.cancel(preparing)
 
     def check_catalog_soon(self) -> None:
-        """Have the catalog looked at; from any thread."""
+        """Have the catalog checked; from any thread."""
         self._side_connection.request(SoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
@@ -127,92 +114,96 @@ class IngestSession:
     @property
     def wal_end(self) -> int:
         """How far the server's WAL is known to reach."""
-        decoded = self._decoder.wal_end if self._decoder is not None else 0
+        decoded = self._loop.wal_end if self._loop is not None else 0
         slot = self._counters.slot.slot
         return max(decoded, (slot and slot.wal_position) or 0)
 
     @property
     def busy(self) -> bool:
         """Whether the stream brings more than is taken at once."""
-        return self._following is not None and self._following.busy
-
-    def _waits(self, why: str) -> None:
-        """What the preparation waits for, as /status shows it."""
-        self.phase = why
+        return self._loop is not None and self._loop.busy
 
     def run(self) -> None:
-        """Connect, and follow the stream.
+        """Connect, take changes, close.
 
         :raises SourceError: if PostgreSQL isn't there or not fit, or the stream was cut.
         :raises StoreError: if the store can't be written.
         """
-        try:
-            self._live()
-        except StoreFull as full:
-            self.tracked.give_up_recopies(self._store, str(full))
-            raise
-        finally:
-            self.connected = False
-            self._close()
+        with ExitStack() as opened:
+            opened.callback(self._mail.close)
+            opened.callback(self.tables.close)
+            opened.callback(self._side_connection.stop)
+            opened.callback(self._batch.abandon)
+            try:
+                self._take_changes(opened)
+            except StoreFull as full:
+                self.tables.tracked.give_up_recopies(self._store, str(full))
+                raise
+            finally:
+                self.connected = False
 
-    def _live(self) -> None:
+    def _take_changes(self, opened: ExitStack) -> None:
         try:
-            self._following = following = self._open()
-            while not self._stopping.is_set() and not self._is_over(following):
-                following.turn()
-            following.commit_rest()
+            self._loop = loop = self._open(opened)
+            while not self._stopping.is_set() and not self._is_over(loop):
+                loop.turn()
+            loop.commit_rest()
         except StoppedWithin:
             # What is applied of it is forgotten; it comes again.
-            self.batch.abandon()
+            self._batch.abandon()
         except ResyncRequired as found:
-            self.batch.abandon()
-            self.tracked.close_durably(found, self._store)
+            self._batch.abandon()
+            self.tables.tracked.close_durably(found, self._store)
         except Exception as error:
-            self.batch.abandon(error)
+            self._batch.abandon(error)
             raise
 
     # ------------------------------------------------------------ begin and end
 
-    def _open(self) -> IngestLoop:
-        side, stream, snapshot = self._prepare()
-        self._decoder = decoder = StreamDecoder(
-            self.tracked.routes,
+    def _open(self, opened: ExitStack) -> IngestLoop:
+        self._preparing = side = connections.connect(self._options, role="side")
+        opened.callback(self._close_preparing)
+        stream = self._open_stream(opened)
+        snapshot = self._prepare(side, stream)
+        decoder = StreamDecoder(
+            self.tables.tracked.routes,
+            self._relations,
             self._awaited.meet,
             self._store.path,
             self._store.position,
-            between_pieces=self._keepalive.within_step,
         )
-        self.tracked.routes.follow(decoder)
-        feed = self._start(side, stream, decoder)
-        if self._change_source is not None:
-            self._side_connection.every(self._change_source.interval, self._change_source.measure)
+        opened.callback(decoder.close)
+        feed = self._start(side, stream, opened)
         self._counters.slot.update(snapshot.slot)
-        self._side = None
+        self._preparing = None
         self._side_connection.start(side)
         self._keepalive.begin(feed)
         self.connected = self.was_connected = True
         self.phase = "streaming" if feed is stream else "catching up"
         position = position_.text(self._store.position)
         _log.info(self.phase, slot=self._options.slot_name, position=position)
-        return IngestLoop(
+        loop = IngestLoop(
             feed,
             decoder,
-            batch=self.batch,
-            copies=self.copies,
-            copier=self.copier,
+            batch=self._batch,
+            tables=self.tables,
             store=self._store,
             keepalive=self._keepalive,
             mail=self._mail.fileno(),
-            take_reports=self._take_reports,
-            handle_events=self._handle_events,
         )
+        opened.callback(loop.close)
+        return loop
 
-    def _prepare(self) -> tuple[connections.Connection, ReplicationStream, CatalogSnapshot]:
-        """Connect, and have slot, publication and the store's tables as they must be."""
-        self._side = side = connections.connect(self._options, role="side")
+    def _open_stream(self, opened: ExitStack) -> ReplicationStream:
+        name = connections.application_name(self._options, "stream")
         with self._store.transaction() as transaction:
-            transaction.set_streams((*self._store.streams, self._name)[-_STREAMS_KEPT:])
-        self._stream = stream = ReplicationStream.open(self._options)
+            transaction.set_streams((*self._store.streams, name)[-_STREAMS_KEPT:])
+        stream = ReplicationStream.open(self._options)
+        opened.callback(stream.close)
+        return stream
+
+    def _prepare(self, side: connections.Connection, stream: ReplicationStream) -> CatalogSnapshot:
+        """Have slot, publication and the store's tables as they must be."""
         self.phase = "preparing slot and publication"
         with connections.translated("prepare slot and publication"):
             side.execute(LOCK_TIMEOUT)
@@ -223,24 +214,26 @@ class IngestSession:
             made = wal_message.made_payload(self._options.slot_name, source.token, source.since)
             self._awaited.add(made)
         position = self._store.position
-        self.tracked.resume(self._store.tables, snapshot, self.batch.transaction, position)
-        self.batch.commit(position, 0)
-        return side, stream, snapshot
+        self.tables.tracked.resume(self._store.tables, snapshot, self._batch.transaction, position)
+        self._batch.commit(position, 0)
+        return snapshot
 
     def _start(
-        self, side: connections.Connection, stream: ReplicationStream, decoder: StreamDecoder
+        self, side: connections.Connection, stream: ReplicationStream, opened: ExitStack
     ) -> Feed:
-        """Have the changes come: from the slot, or another way."""
+        """Have the changes come: from the slot, or from the change source."""
         appends = append_only.streamed(self._options, self._store.tables.values())
-        change_source = (
-            None if self._change_source is None else self._change_source.open(side, self.batch)
-        )
-        self.tracked.carries_appends = appends is not None
-        self.tracked.may_begin_anew = change_source is None
-        if change_source is not None:
+        source = self._change_source
+        feed = None if source is None else source.open(side, self._batch)
+        if source is not None:
+            self._side_connection.every(source.interval, source.measure)
+        tracked = self.tables.tracked
+        tracked.carries_appends = appends is not None
+        tracked.may_restart = feed is None
+        if feed is not None:
+            opened.callback(feed.close)
             stream.close()
-            self._stream = change_source
-            return change_source
+            return feed
         stream.start(
             self._options.slot_name,
             self._options.publication.name,
@@ -249,108 +242,34 @@ class IngestSession:
             in_parts=True,
         )
         # Whoever held the slot before us doesn't any more.
-        self.batch.transaction.set_streams((self._name,))
+        name = connections.application_name(self._options, "stream")
+        self._batch.transaction.set_streams((name,))
         return stream
 
-    def _close(self) -> None:
-        self.batch.abandon()
-        if self._following is not None:
-            self._following.close()
-        self._side_connection.stop()
-        self.copier.close()
-        if self._side is not None:
-            self._side.close()
-        if self._stream is not None:
-            self._stream.close()
-        if self._decoder is not None:
-            self._decoder.close()
-        for report in self._mail.take():
-            if isinstance(report, ConnectionReady):
-                report.connection.close()
-            elif isinstance(report, RecopyAsked) and report.is_awaited():
-                report.answer.set_exception(SourceUnavailable("the stream has just ended"))
-        self._mail.close()
-
-    def _is_over(self, following: IngestLoop) -> bool:
+    def _is_over(self, loop: IngestLoop) -> bool:
         """Whether another session must follow, with another connection or change source."""
-        if self._is_swollen() and not self.batch.is_open:
+        if self._is_swollen(loop) and not self._batch.is_open:
             _log.info("somebody's large message has passed; another connection frees its memory")
             return True
-        if self.tracked.must_begin_anew and not self.batch.is_open:
+        if self.tables.tracked.must_restart and not self._batch.is_open:
             return True
-        return self._change_source is not None and self._change_source.is_over(following.level)
+        source = self._change_source
+        return source is not None and source.is_over(loop.caught_up_to)
 
-    def _is_swollen(self) -> bool:
+    def _is_swollen(self, loop: IngestLoop) -> bool:
         """Whether libpq's buffer, which never gets smaller, had to hold somebody's large message.
 
         Where the message would come again nothing is gained, and no copy is disturbed for it.
         """
-        decoder = self._decoder
         return (
-            decoder is not None
-            and 0 < decoder.swollen_at <= self._store.position
-            and not self.copies.under_way
-            and time.monotonic() - self._began_at > _LIFE_AT_LEAST_S
+            0 < loop.swollen_at <= self._store.position
+            and not self.tables.copies.under_way
+            and time.monotonic() - self._began_at > _SESSION_AT_LEAST_S
         )
 
-    # ------------------------------------------------------------ events and reports
+    def _close_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing.close()
 
-    def _handle_events(self) -> None:
-        """A transaction ended that holds one of our messages, or closes a table."""
-        decoder, following = self._decoder, self._following
-        assert decoder is not None and following is not None
-        following.apply_pending()
-        self.tracked.keep_leaves(self.batch.transaction, xid=decoder.xid, position=decoder.position)
-        self.tracked.close_marked(self.batch.transaction, decoder.position_before, self.copies)
-        for content in decoder.take_events():
-            snapshot = self._checks.passed(content)
-            if snapshot is not None:
-                self._passed(snapshot, decoder)
-                continue
-            done = self.copies.barrier_arrived(
-                content.decode(), decoder.position, decoder.time_us, self._keepalive.within_step
-            )
-            if done is not None:
-                self.tracked.copied(*done)
-
-    def _passed(self, snapshot: CatalogSnapshot, decoder: StreamDecoder) -> None:
-        self.batch.transaction.set_marker(Marker(decoder.position, snapshot.message))
-        # What the look shows was so before its message: a closed table was right before it.
-        self.tracked.reconcile(
-            snapshot, self.batch.transaction, decoder.position_before, self.copies
-        )
-        self.tracked.verify(snapshot, passed=True)
-
-    def _take_reports(self) -> None:
-        for report in self._mail.take():
-            match report:
-                case CatalogSnapshot():
-                    self._checks.keep(report)
-                    self._counters.slot.update(report.slot)
-                    self.tracked.verify(report, passed=False)
-                    self.trouble = None
-                    self._keepalive.catalog_checked()
-                case Prepared():
-                    self.copies.prepared(report)
-                case PrepareFailed(table_id, problem):
-                    copy = self.copies.get(table_id)
-                    if copy is not None:
-                        name = copy.table.qualified
-                        self._copy_failed(
-                            table_id, CopyFailed(name, problem, "see the server's log")
-                        )
-                case Waiting():
-                    self.copies.waiting(report)
-                case RecopyAsked():
-                    self.tracked.recopy(report, self.batch.transaction, self.copies)
-                case ConnectionReady(connection):
-                    self.copier.connected(connection)
-                case Crashed(error):
-                    raise error
-                case Trouble(error):
-                    if self.trouble is None:
-                        _log.warning("side connection failed; it is tried again", error=str(error))
-                    self.trouble = error
-
-    def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
-        self.tracked.copy_failed(table_id, failed, self.batch.transaction, self.copies)
+    def _set_phase(self, phase: str) -> None:
+        self.phase = phase

@@ -45,7 +45,7 @@ _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database(
 class Preparation:
     """Makes everything ready for a stream that goes on at the store's position.
 
-    ``tell`` hears what is being waited for. The names of its replication connections are
+    ``waits_for`` is given what is being waited for. The names of its replication connections are
     stored already.
     """
 
@@ -56,14 +56,14 @@ class Preparation:
         store: Store,
         *,
         counters: Counters,
-        tell: Callable[[str], None],
+        waits_for: Callable[[str], None],
         stopping: threading.Event,
     ) -> None:
         self._options = options
         self._tables = tables
         self._store = store
         self._counters = counters
-        self._tell = tell
+        self._waits_for = waits_for
         self._stopping = stopping
         self._patience: connections.Patience
 
@@ -140,7 +140,7 @@ class Preparation:
             or found.confirmed >= marker.position
         ):
             return verdict
-        self._tell("comparing the server's WAL with what the store followed")
+        self._waits_for("comparing the server's WAL with what the store followed")
         with self._patience.suspended():
             other = differs_at(marker, options, connection, self._stopping)
         return verdict if other is None else timeline.another(known, server, now_s, other)
@@ -199,7 +199,7 @@ class Preparation:
             transaction.set_marker(None)
         if found is not None:
             slot.drop(connection, found)
-        with self._patience.suspended(), creation.told(options, connection, self._tell):
+        with self._patience.suspended(), creation.told(options, connection, self._waits_for):
             start = slot.create(connection, name, identity.token)
         with store.transaction() as transaction:
             transaction.set_source(replace(identity, since=start))
@@ -215,7 +215,7 @@ class Preparation:
         ):
             return
         if known is not None:
-            self._tell("seeing whether the slot was made for this store")
+            self._waits_for("seeing whether the slot was made for this store")
             with self._patience.suspended():
                 if ownership.is_made_for(known, found, self._options, connection, self._stopping):
                     return

@@ -166,7 +166,7 @@ class Ingest:
         behind = not level and store.time_us > 0
         error = None if connected else self._error
         if connected and streaming is not None:
-            error = streaming.trouble
+            error = streaming.tables.trouble
         return IngestStatus(
             connected=connected,
             phase=streaming.phase if streaming is not None else "starting",
@@ -189,20 +189,20 @@ class Ingest:
                 action.name.lower(): number for action, number in self._counters.changes.items()
             },
             asked_recopies=dict(self._counters.asked_recopies),
-            copy_connections=0 if streaming is None else streaming.copier.connections,
-            copy_bytes=0 if streaming is None else streaming.copier.bytes_in_flight,
+            copy_connections=0 if streaming is None else streaming.tables.copier.connections,
+            copy_bytes=0 if streaming is None else streaming.tables.copier.bytes_in_flight,
             tables={table.qualified: self._table(table.qualified) for table in self._tables},
         )
 
     def _table(self, name: str) -> TableStatus:
         streaming = self._streaming
-        tracked = streaming.tracked.tables[name] if streaming is not None else None
+        tracked = streaming.tables.tracked.tables[name] if streaming is not None else None
         copied = self._counters.copied_rows.get(name, 0)
         last_recopy = self._counters.last_recopies.get(name)
         if streaming is None or tracked is None:
             return TableStatus(copied_rows=copied, last_recopy=last_recopy)
         problem = None if tracked.problem is None else str(tracked.problem)
-        copies = streaming.copies
+        copies = streaming.tables.copies
         copy = None if tracked.table_id is None else copies.get(tracked.table_id)
         recopy = None if tracked.recopy_id is None else copies.get(tracked.recopy_id)
         status = TableStatus(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.copy.recopy import RecopyAsked
     from laredo_fanout.copy.table_copies import TableCopies
-    from laredo_fanout.decode.stream_decoder import ResyncRequired
+    from laredo_fanout.decode.stream_relations import ResyncRequired, StreamRelations
     from laredo_fanout.source_options import TableOptions
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
@@ -51,21 +51,23 @@ class TrackedTables:
         self,
         tables: Sequence[TableOptions],
         batch: WriteBatch,
+        relations: StreamRelations,
         request_snapshot: RequestSnapshot,
         counters: Counters,
     ) -> None:
         self._batch = batch
+        self._relations = relations
         self._request_snapshot = request_snapshot
         self._tables = {table.qualified: TrackedTable(table) for table in tables}
         self.recopies = Recopies(batch, counters)
         self._repair = PartitionRepair(batch, self.recopies, request_snapshot, counters)
-        self.routes = RelationRoutes(self._tables, batch, request_snapshot, self._repair.shown)
+        self.routes = RelationRoutes(self._tables, relations, request_snapshot, self._repair.shown)
         self._incarnations = Incarnations(batch, self.routes, self.recopies, counters)
         self.carries_appends = False
         """Whether the stream has the publication of append-only tables."""
-        self.may_begin_anew = True
+        self.may_restart = True
         """Whether the stream can be ended for one that has it."""
-        self.must_begin_anew = False
+        self.must_restart = False
         """An append-only table waits for such a stream."""
 
     @property
@@ -102,14 +104,16 @@ class TrackedTables:
                     # WAL beyond what is durable here may be gone by now, after a failover.
                     transaction.set_verified(record.id, position)
 
-    def keep_leaves(self, transaction: Transaction, *, xid: int, position: int) -> None:
+    def keep_leaves(self, transaction: Transaction, position: int) -> None:
         """The transaction that just ended may have rows of partitions that aren't known yet."""
         tables = {
             tracked.shape.oid: tracked
             for tracked in self._tables.values()
             if tracked.shape is not None
         }
-        self._repair.transaction_ended(tables, transaction, xid=xid, position=position)
+        self._repair.transaction_ended(
+            tables, transaction, xid=self._relations.xid, position=position
+        )
 
     def close_marked(self, transaction: Transaction, position: int, copies: TableCopies) -> None:
         """Close what the routes found not to fit, at the last position before it."""
@@ -175,7 +179,7 @@ class TrackedTables:
             if tracked.options.append_only and not self._carried(snapshot):
                 continue
             begun = self._incarnations.begin(
-                tracked, source, now, transaction, None if self.must_begin_anew else copies
+                tracked, source, now, transaction, None if self.must_restart else copies
             )
             self._repair.begun(begun, snapshot, transaction)
 
@@ -212,9 +216,9 @@ class TrackedTables:
     def _carried(self, snapshot: CatalogSnapshot) -> bool:
         """Whether the stream, or the one that is begun as soon as this is durable, has an
         append-only table's changes from here on."""
-        if not self.carries_appends and snapshot.appends_may_stream and self.may_begin_anew:
-            self.must_begin_anew = True
-        return self.carries_appends or self.must_begin_anew
+        if not self.carries_appends and snapshot.appends_may_stream and self.may_restart:
+            self.must_restart = True
+        return self.carries_appends or self.must_restart
 
     def copy_failed(
         self, table_id: int, failed: TableRefused, transaction: Transaction, copies: TableCopies

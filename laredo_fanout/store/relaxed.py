@@ -8,16 +8,15 @@ its end, so that a client that stands before that gets a snapshot.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 import structlog
 
 from laredo_fanout.store import layout, meta
-from laredo_fanout.store.disk import Reserve
-from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.journal.writing import Journal
 from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.write_context import WriteContext
 
 _log = structlog.get_logger(__name__)
 
@@ -40,26 +39,24 @@ class _Disorder(NamedTuple):
     end_time_us: int = 0
 
 
-def repair(transaction: Any, databases: Databases, reserve: Reserve) -> None:
+def repair(context: WriteContext) -> None:
     """Have every table as strict order leaves it.
 
     :raises DiskFull: if there is no room for that.
     """
-    for record, disorders in list(_disordered(transaction, databases)):
+    for record, disorders in list(_disordered(context)):
         newest = disorders[-1]
         if newest.end:
-            journal = Journal(transaction, databases, reserve, meanwhile=lambda: None)
-            right = _without_journal(record, newest, journal)
+            right = _without_journal(record, newest, Journal(context))
         else:
-            right = _failed(transaction, databases, reserve, record, newest)
-        meta.put_table(transaction, databases.meta, reserve, right, None)
+            right = _failed(context, record, newest)
+        meta.put_table(context.transaction, context.databases.meta, context.reserve, right, None)
 
 
-def _disordered(
-    transaction: Any, databases: Databases
-) -> Iterator[tuple[TableRecord, list[_Disorder]]]:
-    for record in meta.all_tables(transaction, databases.meta):
-        stored = transaction.get(meta.DEFINITION + layout.prefix(record.id), db=databases.meta)
+def _disordered(context: WriteContext) -> Iterator[tuple[TableRecord, list[_Disorder]]]:
+    database = context.databases.meta
+    for record in meta.all_tables(context.transaction, database):
+        stored = context.transaction.get(meta.DEFINITION + layout.prefix(record.id), db=database)
         if found := orjson.loads(stored).get("disorders"):
             yield record, [_Disorder(*each) for each in found]
 
@@ -70,16 +67,9 @@ def _without_journal(record: TableRecord, newest: _Disorder, journal: Journal) -
     return journal.forget(record, newest.last, newest.end)
 
 
-def _failed(
-    transaction: Any,
-    databases: Databases,
-    reserve: Reserve,
-    record: TableRecord,
-    newest: _Disorder,
-) -> TableRecord:
-    reserve(2, 0)
-    marks = meta.GARBAGE_SPACE + layout.prefix(newest.marks)
-    transaction.put(marks, b"", db=databases.meta)
-    transaction.delete(meta.CATCHUP_KEY, db=databases.meta)
+def _failed(context: WriteContext, record: TableRecord, newest: _Disorder) -> TableRecord:
+    context.reserve(2, 0)
+    context.discard(meta.GARBAGE_SPACE, newest.marks)
+    context.transaction.delete(meta.CATCHUP_KEY, db=context.databases.meta)
     _log.warning("table failed", table=record.qualified, error=_REASON)
     return replace(record, status=Status.FAILED, error=_REASON, copy={})

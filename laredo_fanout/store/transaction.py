@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from laredo_fanout.store import layout, meta, suspect_positions
+from laredo_fanout.store import meta, suspect_positions
 from laredo_fanout.store.disk import DiskSpace
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
@@ -20,13 +20,10 @@ from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHe
 from laredo_fanout.store.rows.applying import Applying
 from laredo_fanout.store.rows.barrier import Barrier
 from laredo_fanout.store.rows.changes import TableChanges
-from laredo_fanout.store.rows.writing import Rows
+from laredo_fanout.store.rows.spaces import Spaces
 from laredo_fanout.store.table import Leaf, Status, TableRecord
+from laredo_fanout.store.write_context import WriteContext
 from laredo_model.column import Column
-
-
-def _nothing() -> None:
-    """Nobody has anything to do while rows are written."""
 
 
 class Transaction:
@@ -48,29 +45,29 @@ class Transaction:
         catchup_plan: bytes | None,
         first_sequence: int,
     ) -> None:
-        self._transaction = transaction
-        self._databases = databases
-        self._disk = disk
+        self._context = WriteContext(transaction, databases, disk, head, dict(tables))
         self._before = tables
         self._head_before = head
         self._position_before = position
         self._catchup_plan_before = catchup_plan
         self._first_sequence = first_sequence
-        self._journal = Journal(transaction, databases, disk.reserve, meanwhile=self._do_meanwhile)
-        self._rows: dict[int, Rows] = {}
-        self.left_garbage = False
-        self.meanwhile: Callable[[], None] = _nothing
-        """Called now and then while many rows are written."""
-        self.head = head
+        self._spaces = Spaces(self._context)
+        self._journal = Journal(self._context)
+        self._applying = Applying(self._context, self._spaces, self._journal)
+        self._barrier = Barrier(self._context, self._spaces)
+        self.tables = self._context.tables
         self.position, self.time_us = position
-        self.tables = dict(tables)
         self.catchup_plan = catchup_plan
-        self._applying = Applying(
-            self.tables,
-            self._journal,
-            rows_of=self._rows_of,
-            truncate=self._truncate,
-        )
+
+    @property
+    def head(self) -> StoreHead:
+        """What the store knows of itself, as it is so far."""
+        return self._context.head
+
+    @property
+    def left_garbage(self) -> bool:
+        """Whether rows or journal records are to be removed later."""
+        return self._context.left_garbage
 
     # ------------------------------------------------------------------ tables
 
@@ -85,8 +82,8 @@ class Transaction:
         copy: dict[str, Any] | None = None,
     ) -> TableRecord:
         """A new incarnation of a table, COPYING, beside any there is of this name."""
-        table_id, head = self.head.take_table()
-        space, self.head = head.take_space()
+        table_id, self._context.head = self.head.take_table()
+        space = self._context.take_space()
         before = [
             each for each in self.tables.values() if (each.schema, each.name) == (schema, name)
         ]
@@ -152,30 +149,30 @@ class Transaction:
     def drop_table(self, table_id: int) -> None:
         """Forget a table; its rows and journal are removed later, in small steps."""
         record = self._record(table_id)
-        self._discard(meta.GARBAGE_SPACE, record.space)
-        self._discard(meta.GARBAGE_JOURNAL, record.id)
+        self._context.discard(meta.GARBAGE_SPACE, record.space)
+        self._context.discard(meta.GARBAGE_JOURNAL, record.id)
         del self.tables[table_id]
         self._applying.forget(table_id)
 
     def set_source(self, source: SourceIdentity) -> None:
         """Whose changes these are from now on; another history or slot starts at position 0."""
         if source != self.head.source:
-            self.head = replace(self.head, source=source)
+            self._context.head = replace(self.head, source=source)
             self.position = self.time_us = 0
 
     def set_streams(self, names: tuple[str, ...]) -> None:
         """The replication connections that PostgreSQL may have for this store."""
-        self.head = replace(self.head, streams=names)
+        self._context.head = replace(self.head, streams=names)
 
     def set_last_recopy(self, table: str, ended: LastRecopy | None) -> None:
         """How this table's last re-copy ended; None: forget it."""
         others = {name: last for name, last in self.head.last_recopies.items() if name != table}
         kept = others if ended is None else {**others, table: ended}
-        self.head = replace(self.head, last_recopies=kept)
+        self._context.head = replace(self.head, last_recopies=kept)
 
     def set_marker(self, marker: Marker | None) -> None:
         """The last message of ours that the stream brought; None: of this history none yet."""
-        self.head = replace(self.head, marker=marker)
+        self._context.head = replace(self.head, marker=marker)
 
     def set_position(self, position: int, time_us: int) -> None:
         """Everything that PostgreSQL committed up to here is in the store, or not for it.
@@ -220,21 +217,21 @@ class Transaction:
             raise TableClosed(record.qualified, record.status, "copied rows")
         if generation is not None and generation != record.generation:
             raise ChunkStale(record.qualified, generation, record.generation)
-        added = self._rows_of(record).fill(keys, lines)
+        added = self._spaces.rows_of(record).fill(keys, lines)
         self.tables[table_id] = replace(record, rows=record.rows + added)
         return added
 
     def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``Rows.numbered`` says."""
-        return self._rows_of(self._record(table_id)).numbered(digests)
+        return self._spaces.rows_of(self._record(table_id)).numbered(digests)
 
     def partial_keys(self, table_id: int) -> Iterator[bytes]:
         """Keys of rows that miss columns still; they must be read again before the barrier."""
-        return self._rows_of(self._record(table_id)).partial_keys()
+        return self._spaces.rows_of(self._record(table_id)).partial_keys()
 
     def sweep(self, table_id: int) -> int:
         """Drop the tombstones (``publish`` does so too). Returns how many there were."""
-        return self._rows_of(self._record(table_id)).sweep()
+        return self._spaces.rows_of(self._record(table_id)).sweep()
 
     # ------------------------------------------------------------------ barrier
 
@@ -248,7 +245,7 @@ class Transaction:
         :raises RowIncomplete: if rows still miss columns.
         :raises TableClosed: if the table isn't COPYING.
         """
-        record = self._barrier().publish(self._copying(table_id), position)
+        record = self._barrier.publish(self._copying(table_id), position)
         others = self._others(record)
         if others:
             sequence = max(each.sequence for each in others) + 1
@@ -264,28 +261,32 @@ class Transaction:
         table_id: int,
         position: int,
         time_us: int,
-        between: Callable[[], None] | None = None,
+        keep_alive: Callable[[], None] | None = None,
     ) -> TableRecord:
         """The barrier of a re-copy with an unchanged schema: into the live incarnation.
 
         Rows that differ enter the live table's journal at the barrier's
         position as ordinary changes; then the copy is dropped. Returns the
-        live table. ``between`` is called now and then while rows are compared;
-        what it raises ends all, and the transaction must be given up.
+        live table. ``keep_alive`` is called every thousand rows that are compared,
+        as PostgreSQL ends a connection that is silent for long; what it raises ends
+        all, and the transaction must be given up.
 
         :raises TableUnknown: if there is no live incarnation.
         """
-        copied = self._barrier().publish(self._copying(table_id), position)
+        copied = self._barrier.publish(self._copying(table_id), position)
         live = next((each for each in self._others(copied) if each.live), None)
         if live is None:
             raise TableUnknown(f"{copied.qualified} that is live")
-        for changes in self._barrier().differences(live, copied, position, time_us, between):
+        for changes in self._barrier.differences(live, copied, position, time_us, keep_alive):
             self.apply(live.id, changes)
         self.drop_table(table_id)
         right = self.tables[live.id]
         if (suspect_range := right.suspect_range) is not None:
             first = positions.first_from(
-                self._transaction, self._databases, right, suspect_range.start + 1
+                self._context.transaction,
+                self._context.databases,
+                right,
+                suspect_range.start + 1,
             )
             right = self.tables[live.id] = suspect_positions.ended(right, first, position, time_us)
         return right
@@ -316,29 +317,29 @@ class Transaction:
         """
         for table_id in self._applying.unfinished:
             raise TransactionOpen(self.tables[table_id].qualified)
-        database = self._databases.meta
+        context, database = self._context, self._context.databases.meta
         for record in self.tables.values():
             before = self._before.get(record.id)
             if record != before:
-                meta.put_table(self._transaction, database, self._disk.reserve, record, before)
+                meta.put_table(context.transaction, database, context.reserve, record, before)
         for gone in self._before.keys() - self.tables.keys():
-            meta.delete_table(self._transaction, database, gone)
+            meta.delete_table(context.transaction, database, gone)
         if self.head != self._head_before:
-            self._transaction.put(meta.STORE_KEY, self.head.to_bytes(), db=database)
+            context.transaction.put(meta.STORE_KEY, self.head.to_bytes(), db=database)
         position = self.position, self.time_us
         if position != self._position_before:
             stored = meta.position_to_bytes(*position)
-            self._transaction.put(meta.POSITION_KEY, stored, db=database)
+            context.transaction.put(meta.POSITION_KEY, stored, db=database)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
 
     def _put_catchup_plan(self) -> None:
-        database, plan = self._databases.meta, self.catchup_plan
+        context, plan = self._context, self.catchup_plan
         if plan is None:
-            self._transaction.delete(meta.CATCHUP_KEY, db=database)
+            context.transaction.delete(meta.CATCHUP_KEY, db=context.databases.meta)
         else:
-            self._disk.reserve(1, len(plan))
-            self._transaction.put(meta.CATCHUP_KEY, plan, db=database)
+            context.reserve(1, len(plan))
+            context.transaction.put(meta.CATCHUP_KEY, plan, db=context.databases.meta)
 
     def _record(self, table_id: int) -> TableRecord:
         try:
@@ -358,35 +359,3 @@ class Transaction:
             for each in self.tables.values()
             if each.qualified == record.qualified and each.id != record.id
         ]
-
-    def _rows_of(self, record: TableRecord) -> Rows:
-        rows = self._rows.get(record.space)
-        if rows is None:
-            rows = Rows(
-                self._transaction,
-                self._databases,
-                self._disk.reserve,
-                record.qualified,
-                record.space,
-                meanwhile=self._do_meanwhile,
-            )
-            self._rows[record.space] = rows
-        return rows
-
-    def _do_meanwhile(self) -> None:
-        self.meanwhile()
-
-    def _truncate(self, record: TableRecord) -> TableRecord:
-        self._discard(meta.GARBAGE_SPACE, record.space)
-        return replace(record, rows=0, generation=record.generation + 1, space=self._take_space())
-
-    def _take_space(self) -> int:
-        space, self.head = self.head.take_space()
-        return space
-
-    def _discard(self, kind: bytes, number: int) -> None:
-        self.left_garbage = True
-        self._transaction.put(kind + layout.prefix(number), b"", db=self._databases.meta)
-
-    def _barrier(self) -> Barrier:
-        return Barrier(self._transaction, self._databases, self._rows_of)

@@ -16,6 +16,7 @@ from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.rows import garbage
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
+from laredo_fanout.store.write_context import WriteContext
 from laredo_model.files import private_directory
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Store:
         with self._step() as transaction:
             # Written at every opening: it tells readers the size of the map.
             transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
-            relaxed.repair(transaction, self._databases, self._disk.reserve)
+            relaxed.repair(WriteContext(transaction, self._databases, self._disk, self._head, {}))
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from laredo_fanout.decode.stream_decoder import ResyncRequired
+from laredo_fanout.decode.stream_relations import ResyncRequired
 from laredo_fanout.store.errors import RowIncomplete
 from laredo_fanout.tables.status import CommitInfo, Counters
 from laredo_model import key
@@ -58,8 +58,6 @@ class WriteBatch:
         self.cost = 0.0
         """Seconds that the last commit took."""
         self._counters = counters
-        self.meanwhile: Callable[[], None] | None = None
-        """What is done now and then while many rows are written."""
         self.copy_beside: dict[int, int] = {}
         """Live incarnations with a re-copy, which takes the same changes: its id."""
 
@@ -74,8 +72,6 @@ class WriteBatch:
         if self._transaction is None:
             self._context = self._store.transaction()
             self._transaction = self._context.__enter__()
-            if self.meanwhile is not None:
-                self._transaction.meanwhile = self.meanwhile
         return self._transaction
 
     def interval(self, behind: float, *, waiting: bool) -> float:
@@ -101,7 +97,7 @@ class WriteBatch:
     def apply(self, routes: Iterable[Route]) -> None:
         """Write these routes' changes.
 
-        :raises MustClose: if a live table's row lacks what the store doesn't
+        :raises ResyncRequired: if a live table's row lacks what the store doesn't
             know; the batch must be abandoned.
         """
         followers = _followers(routes := list(routes))

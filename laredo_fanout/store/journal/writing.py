@@ -1,17 +1,16 @@
 """Writing the journal: records appended, old ones pruned."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from laredo_fanout.store import layout
-from laredo_fanout.store.disk import Reserve
-from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.journal import record
 from laredo_fanout.store.journal.record import MAX_BYTES, MAX_CHANGES, Header
 from laredo_fanout.store.table import TableRecord
+from laredo_fanout.store.write_context import WriteContext
 from laredo_fanout.wire.protobuf import RepeatedBytes
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
@@ -75,18 +74,10 @@ class _Part(NamedTuple):
 class Journal:
     """The journals of all tables, within one write transaction."""
 
-    def __init__(
-        self,
-        transaction: Any,
-        databases: Databases,
-        reserve: Reserve,
-        *,
-        meanwhile: Callable[[], None],
-    ) -> None:
-        self._transaction = transaction
-        self._databases = databases
-        self._reserve = reserve
-        self._meanwhile = meanwhile
+    def __init__(self, context: WriteContext) -> None:
+        self._transaction = context.transaction
+        self._databases = context.databases
+        self._reserve = context.reserve
 
     def append(self, table: TableRecord, entries: Entries) -> TableRecord:
         """Write these entries after the newest; returns the table with its new figures."""
@@ -103,7 +94,6 @@ class Journal:
                 transaction += 1
             part = _Part(start, stop, first, transaction)
             self._put(table.id, sequence + 1, entries, part, ends)
-            self._meanwhile()
             sequence += stop - start
             start = stop
             if ends[transaction] == stop:

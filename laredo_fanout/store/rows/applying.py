@@ -1,13 +1,14 @@
 """Changes of the stream, put into rows and journal: of a table that is live, or being copied."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from laredo_fanout.store.errors import TableClosed
 from laredo_fanout.store.journal.writing import Entries, Journal
 from laredo_fanout.store.rows.changes import TableChanges
-from laredo_fanout.store.rows.writing import Rows, runs
+from laredo_fanout.store.rows.spaces import Spaces
+from laredo_fanout.store.rows.writing import runs
 from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.write_context import WriteContext
 from laredo_model.change import Action
 
 _PART_BYTES = 8 << 20
@@ -22,18 +23,10 @@ class Applying:
     ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on.
     """
 
-    def __init__(
-        self,
-        tables: dict[int, TableRecord],
-        journal: Journal,
-        *,
-        rows_of: Callable[[TableRecord], Rows],
-        truncate: Callable[[TableRecord], TableRecord],
-    ) -> None:
-        self._tables = tables
+    def __init__(self, context: WriteContext, spaces: Spaces, journal: Journal) -> None:
+        self._tables = context.tables
+        self._spaces = spaces
         self._journal = journal
-        self._rows_of = rows_of
-        self._truncate = truncate
         self._steps: dict[int, int] = {}
         """How many changes of a table to apply at once: what they replace may be wide."""
         self.unfinished: set[int] = set()
@@ -75,7 +68,7 @@ class Applying:
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
         """How many changes to begin with, by the rows that some of them replace."""
         sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
-        width = self._rows_of(record).widest(sample)
+        width = self._spaces.rows_of(record).widest(sample)
         return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
 
     def _apply_copying(self, record: TableRecord, changes: TableChanges) -> int:
@@ -83,9 +76,9 @@ class Applying:
         size = 0
         for start, stop, kind in runs(changes.actions):
             if kind is Action.TRUNCATE:
-                record = self._truncate(record)
+                record = self._spaces.truncate(record)
                 continue
-            rows = self._rows_of(record)
+            rows = self._spaces.rows_of(record)
             keys, lines = changes.keys[start:stop], changes.lines[start:stop]
             if kind is Action.DELETE:
                 olds = rows.bury(keys)
@@ -107,12 +100,12 @@ class Applying:
         absent: list[int] = []
         for start, stop, kind in runs(changes.actions):
             if kind is Action.TRUNCATE:
-                record = self._truncate(record)
+                record = self._spaces.truncate(record)
                 actions.append(Action.TRUNCATE)
                 lines.append(b"")
                 olds.append(b"")
                 continue
-            rows = self._rows_of(record)
+            rows = self._spaces.rows_of(record)
             keys = changes.keys[start:stop]
             if kind is Action.DELETE:
                 found = rows.delete(keys)

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Any
 
 from laredo_fanout.store import layout
-from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import RowIncomplete
 from laredo_fanout.store.rows.changes import TableChanges
-from laredo_fanout.store.rows.writing import Rows
+from laredo_fanout.store.rows.spaces import Spaces
 from laredo_fanout.store.table import Status, TableRecord
+from laredo_fanout.store.write_context import WriteContext
 from laredo_model import key as key_
 from laredo_model.change import Action
 
@@ -24,22 +24,16 @@ _Pair = tuple[bytes, bytes | None, bytes | None]
 class Barrier:
     """The end of a copy, within one write transaction."""
 
-    def __init__(
-        self,
-        transaction: Any,
-        databases: Databases,
-        rows_of: Callable[[TableRecord], Rows],
-    ) -> None:
-        self._transaction = transaction
-        self._databases = databases
-        self._rows_of = rows_of
+    def __init__(self, context: WriteContext, spaces: Spaces) -> None:
+        self._context = context
+        self._spaces = spaces
 
     def publish(self, record: TableRecord, position: int) -> TableRecord:
         """Sweep, and make the table live with its floor at the barrier.
 
         :raises RowIncomplete: if rows still miss columns.
         """
-        rows = self._rows_of(record)
+        rows = self._spaces.rows_of(record)
         for key in rows.partial_keys():
             raise RowIncomplete(record.qualified, key)
         rows.sweep()
@@ -51,18 +45,18 @@ class Barrier:
         copied: TableRecord,
         position: int,
         time_us: int,
-        between: Callable[[], None] | None = None,
+        keep_alive: Callable[[], None] | None = None,
     ) -> Iterator[TableChanges]:
         """What turns the live rows into the copied ones, as one transaction in pieces.
 
         Each piece is read whole before it is handed out, because the caller
-        writes to the live rows meanwhile. ``between`` is called every
+        writes to the live rows meanwhile. ``keep_alive`` is called every
         thousand rows that were compared.
         """
         after = b""
         more = True
         while more:
-            found = list(islice(self._differing(live, copied, after, between), _PIECE + 1))
+            found = list(islice(self._differing(live, copied, after, keep_alive), _PIECE + 1))
             more = len(found) > _PIECE
             changes = TableChanges(open=more)
             for stored, old, new in found[:_PIECE]:
@@ -82,22 +76,22 @@ class Barrier:
         live: TableRecord,
         copied: TableRecord,
         after: bytes,
-        between: Callable[[], None] | None,
+        keep_alive: Callable[[], None] | None,
     ) -> Iterator[_Pair]:
         while True:
-            after = self._behind_equal(live.space, copied.space, after, between)
+            after = self._behind_equal(live.space, copied.space, after, keep_alive)
             block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
             for pair in block:
                 if pair[1] != pair[2]:
                     yield pair
-            if between is not None:
-                between()
+            if keep_alive is not None:
+                keep_alive()
             if len(block) < _BLOCK:
                 return
             after = block[-1][0]
 
     def _behind_equal(
-        self, live: int, copied: int, after: bytes, between: Callable[[], None] | None
+        self, live: int, copied: int, after: bytes, keep_alive: Callable[[], None] | None
     ) -> bytes:
         """The last key of the blocks behind ``after`` that are the same in both, line by line.
 
@@ -109,12 +103,12 @@ class Barrier:
             if len(ours) < _BLOCK or [line for _, line in ours] != [line for _, line in theirs]:
                 return after
             after = ours[-1][0][layout.PREFIX_BYTES :]
-            if between is not None:
-                between()
+            if keep_alive is not None:
+                keep_alive()
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""
-        cursor = self._transaction.cursor(db=self._databases.state)
+        cursor = self._context.cursor(self._context.databases.state)
         prefix = layout.prefix(space)
         if not self._seek(cursor, prefix, after):
             return []
@@ -140,7 +134,7 @@ class Barrier:
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys without the space, and lines, behind ``after``."""
         prefix = layout.prefix(space)
-        cursor = self._transaction.cursor(db=self._databases.state)
+        cursor = self._context.cursor(self._context.databases.state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
             yield cursor.key()[layout.PREFIX_BYTES :], cursor.value()

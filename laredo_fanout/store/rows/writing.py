@@ -10,24 +10,20 @@ isn't what it was, and says nothing about the key that the row moved to.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from laredo_fanout.store import layout
-from laredo_fanout.store.disk import Reserve
-from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import RowIncomplete
+from laredo_fanout.store.write_context import WriteContext
 from laredo_model import key as key_
 from laredo_model import line as line_
 from laredo_model.change import Action
 
 _RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
 _SORT_FROM = 32
-_SLICE = 100
-"""Rows written before what else is to be done gets its turn: half a millisecond's, as a unix
-socket is full in little more than one."""
 _SWEEP_STEP = 1000
 
 
@@ -50,22 +46,12 @@ def runs(actions: bytes | bytearray) -> Iterator[Run]:
 class Rows:
     """The rows of one space, within one write transaction."""
 
-    def __init__(
-        self,
-        transaction: Any,
-        databases: Databases,
-        reserve: Reserve,
-        table: str,
-        space: int,
-        *,
-        meanwhile: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: WriteContext, table: str, space: int) -> None:
         self._table = table
-        self._reserve = reserve
-        self._meanwhile = meanwhile
+        self._reserve = context.reserve
         self._prefix = layout.prefix(space)
-        self._state = transaction.cursor(db=databases.state)
-        self._marks = transaction.cursor(db=databases.marks)
+        self._state = context.cursor(context.databases.state)
+        self._marks = context.cursor(context.databases.marks)
         self._last_deleted: bytes | None = None
 
     def upsert(
@@ -210,11 +196,9 @@ class Rows:
         order = sorted(range(count), key=stored.__getitem__)
         pick = itemgetter(*order)
         olds: list[bytes | None] = [None] * count
-        replaced = zip(order, map(self._state.replace, pick(stored), pick(lines)), strict=True)
-        for _ in range(0, count, _SLICE):
-            for index, old in islice(replaced, _SLICE):
-                olds[index] = old
-            self._meanwhile()
+        replaced = map(self._state.replace, pick(stored), pick(lines))
+        for index, old in zip(order, replaced, strict=True):
+            olds[index] = old
         return olds
 
     def _fill_and_replace(

@@ -11,6 +11,7 @@ import pytest
 from laredo_fanout.catalog import append_only
 from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import StreamDecoder
+from laredo_fanout.decode.stream_relations import StreamRelations
 from laredo_fanout.postgres.pgoutput import Relation
 from laredo_fanout.store.table import Status
 from tests.support.ingest import Gate, RunningIngest
@@ -158,20 +159,18 @@ class _NoTables:
     def broken(self, route: Route, error: Exception) -> None:
         raise AssertionError from error
 
-    def apply(self, routes: list[Route]) -> None:
-        raise AssertionError
-
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, shown: bool) -> None:
     """It may come in the stream long after rows were copied that were written after it."""
-    decoder = StreamDecoder(_NoTables(), lambda _: False, tmp_path, 0)
+    relations = StreamRelations()
+    decoder = StreamDecoder(_NoTables(), relations, lambda _: False, tmp_path, 0)
     intake = append_only.Intake(live=False)
     running = frozenset[int]() if shown else frozenset({70})
     assert intake.read_at(append_only.Snapshot(70, 71, running))
     route = Route(1)
-    route.takes = lambda: intake.takes(decoder.xid)
-    decoder.set_route(5, route)
+    route.takes = lambda: intake.takes(relations.xid)
+    relations.set_route(5, route)
     messages = [
         struct.pack(">cQqI", b"B", 100, 0, 70),
         struct.pack(">cIBI", b"T", 1, 0, 5),

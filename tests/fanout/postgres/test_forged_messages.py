@@ -132,7 +132,7 @@ def test_the_room_of_somebodys_large_message_is_freed(
     transactional: bool,
 ) -> None:
     """libpq's buffer never gets smaller: once the message isn't needed, another one is used."""
-    monkeypatch.setattr(streaming, "_LIFE_AT_LEAST_S", 0)
+    monkeypatch.setattr(streaming, "_SESSION_AT_LEAST_S", 0)
     _filled(database)
     ingest = ingesting("public.t", heartbeat_interval=0.1)
     ingest.wait_live()

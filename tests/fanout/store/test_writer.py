@@ -278,24 +278,3 @@ time.sleep(600)
             commit(store, table, (store.position + 1, [update("a", "x" * 50_000)]))
             store.prune(table, 1, 1e9, 0)
         assert store.used_bytes <= grown * 1.5
-
-
-def test_something_else_gets_its_turn_while_much_is_written(tmp_path: Path) -> None:
-    """As emptying the stream's socket does, which would be full otherwise."""
-    count = 5000
-    turns = 0
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        with store.transaction() as transaction:
-            transaction.meanwhile = turn
-            apply(transaction, table, (1, [insert(f"{key}", "v") for key in range(count)]))
-            at_rows_and_records = turns
-            apply(transaction, table, (2, [update("1", "w")]))
-        assert at_rows_and_records > count // 1000
-        assert turns == at_rows_and_records + 1, "each journal record brings one"
-        assert len(state_of(store.reader(), table)) == count

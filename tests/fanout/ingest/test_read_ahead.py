@@ -1,0 +1,51 @@
+"""While a large batch is written, the replication connection's socket is emptied beside it."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.postgres.replication_stream import ReplicationStream
+from laredo_fanout.tables.write_batch import WriteBatch
+from tests.support.ingest import RunningIngest
+from tests.support.postgres import Database
+
+Start = Callable[..., RunningIngest]
+
+
+@pytest.mark.parametrize("rows", [5_000, 30_000])
+def test_the_socket_is_read_while_rows_are_written(
+    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Else PostgreSQL's sender sleeps with a full one, until all of the batch is written."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    readers: set[str] = set()
+    read = threading.Event()
+    waited: list[bool] = []
+    read_ahead, apply = ReplicationStream.read_ahead, WriteBatch.apply
+
+    def reading(stream: ReplicationStream) -> int:
+        readers.add(threading.current_thread().name)
+        read.set()
+        return read_ahead(stream)
+
+    def applying(batch: WriteBatch, routes: list[Route]) -> None:
+        if sum(route.counted for route in routes) > rows // 20:
+            read.clear()
+            waited.append(read.wait(120))
+            readers.discard(threading.current_thread().name)
+        apply(batch, routes)
+
+    monkeypatch.setattr(ReplicationStream, "read_ahead", reading)
+    monkeypatch.setattr(WriteBatch, "apply", applying)
+    with database.connect() as connection:
+        connection.execute(
+            b"INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, %d) g" % rows
+        )
+    ingest.assert_equal()
+    assert waited and all(waited), "each large part was written beside a reader"
+    assert readers, "which is a thread of its own"
