@@ -1,4 +1,4 @@
-"""A target's ``archive`` block: where the archive is that late clients are caught up from."""
+"""The ``archive`` block of a target: the location of the archive that late clients replay."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from laredo_model.settings import Secret, Section
 
 
 class ArchiveStore(Section):
-    """A directory (``path``), or what is below a prefix of a bucket, and who reads it.
+    """The archive's store: a directory (``path``), or a bucket's prefix and the role that reads it.
 
-    ``profile`` is a named one of the AWS configuration files; ``role_arn`` is assumed with
-    it, or with whoever the environment says.
+    ``profile`` is a named one of the AWS configuration files; ``role_arn`` is assumed with it,
+    or with the environment's credentials.
     """
 
     path: Path | None = None
@@ -63,40 +63,40 @@ class Archive(Section):
 
     @model_validator(mode="after")
     def _fits_the_store(self) -> Archive:
-        said = self.store_config
+        store = self.store_config
         wanted, others = (
             _OF_STORE[self.store],
             _OF_STORE["s3" if self.store == "local" else "local"],
         )
-        foreign = sorted(said.model_fields_set & set(others))
+        foreign = sorted(store.model_fields_set & set(others))
         if foreign:
             raise ValueError(
                 f"store_config.{foreign[0]} means nothing for store = {self.store};"
                 f" it may have {', '.join(wanted)}"
             )
-        if not getattr(said, wanted[0]):
+        if not getattr(store, wanted[0]):
             raise ValueError(f"store = {self.store} needs store_config.{wanted[0]}")
         if self.store == "s3":
-            _check_s3(said)
+            _check_s3(store)
         return self
 
     def options(self, table: str) -> ArchiveOptions:
-        """The same, as the serving processes are told it; ``table`` without its schema."""
-        said = self.store_config
-        secret = said.external_id
+        """The block as the serving processes' options; ``table`` without its schema."""
+        store = self.store_config
+        secret = store.external_id
         return ArchiveOptions(
             key_prefix=(
                 object_keys.default_prefix(table) if self.key_prefix is None else self.key_prefix
             ),
             formats=self.formats,
-            path=None if said.path is None else said.path.expanduser().absolute(),
-            bucket=said.bucket,
-            prefix=said.prefix,
-            region=said.region,
-            endpoint=said.endpoint,
-            addressing=said.addressing,
-            profile=said.profile,
-            role_arn=said.role_arn,
+            path=None if store.path is None else store.path.expanduser().absolute(),
+            bucket=store.bucket,
+            prefix=store.prefix,
+            region=store.region,
+            endpoint=store.endpoint,
+            addressing=store.addressing,
+            profile=store.profile,
+            role_arn=store.role_arn,
             external_id=None if secret is None else secret.get_secret_value(),
         )
 
@@ -107,24 +107,24 @@ _OF_STORE = {
 }
 
 
-def _check_s3(said: ArchiveStore) -> None:
-    """:raises ValueError: if there can't be such a place, or nobody can be such a role."""
+def _check_s3(store: ArchiveStore) -> None:
+    """:raises ValueError: if the bucket, its prefix or the role has no valid name."""
     try:
         S3Location(
-            said.bucket or "",
-            said.prefix,
-            endpoint=said.endpoint,
-            addressing=said.addressing,
+            store.bucket or "",
+            store.prefix,
+            endpoint=store.endpoint,
+            addressing=store.addressing,
         )
-        secret = said.external_id
+        secret = store.external_id
         profiles, _ = access.profiles(
-            said.profile,
-            said.role_arn,
+            store.profile,
+            store.role_arn,
             None if secret is None else secret.get_secret_value(),
-            said.region,
+            store.region,
         )
         profile_.check(profiles)
     except ArchiveError as wrong:
         raise ValueError(str(wrong)) from wrong
-    if said.external_id is not None and said.role_arn is None:
+    if store.external_id is not None and store.role_arn is None:
         raise ValueError("store_config.external_id needs role_arn")

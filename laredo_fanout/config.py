@@ -82,10 +82,10 @@ class Grpc(Section):
         return exposure.listening_host(self.host, protected=protected)
 
     def warnings(self, key: str) -> list[str]:
-        """What is dangerous in it, as ``path: text``; ``key`` is its configuration path."""
+        """The dangers of these settings, as ``path: text``; ``key`` is their configuration path."""
         if self.tokens_file is not None or (self.tls is not None and self.tls.client_ca):
             return []
-        danger = "may read every table: nobody is asked for a token or a certificate"
+        danger = "may read every table: no token and no certificate is asked for"
         cure = f"set {key}.tokens_file, or tls with a client_ca"
         found = exposure.warning(f"{key}.host", self.listening_host, danger, cure)
         return [] if found is None else [found]
@@ -109,7 +109,7 @@ class Http(HttpSettings):
 
 
 class Journal(Section):
-    """How much of a table's history stays for clients that come back; the earlier limit prunes."""
+    """How much of a table's journal stays for clients that resume; the earlier limit prunes."""
 
     max_entries: int = Field(default=1_000_000, ge=1)
     """How many changes the journal keeps."""
@@ -125,7 +125,7 @@ class LocalStore(Section):
 
 
 class SnapshotRetention(Section):
-    """Older snapshots go; the newest one always stays."""
+    """When periodic snapshots are removed; the newest one always stays."""
 
     keep_count: int = Field(default=5, ge=1)
     """So many snapshots are kept."""
@@ -147,7 +147,7 @@ class Snapshot(Section):
 
 
 class TargetGrpc(Section):
-    """The short form of ``fanout.grpc``: it applies to the one listener."""
+    """The short form of ``fanout.grpc``, in a target: it applies to the one listener."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
     """``fanout.grpc.port``."""
@@ -156,7 +156,7 @@ class TargetGrpc(Section):
 
 
 class ClientBuffer(Section):
-    """How far a live client's cursor may lie behind, in transactions, and what happens beyond."""
+    """How far behind a live client may be, in transactions, and what happens beyond."""
 
     max_size: int = Field(default=50_000, ge=1)
     """How many changes a live client may be behind; one transaction counts once."""
@@ -167,7 +167,7 @@ class ClientBuffer(Section):
 
 
 class Target(Section):
-    """What a table is replicated to: this server's clients."""
+    """A target of a table: this server's clients."""
 
     type: Literal["replication-fanout"] = "replication-fanout"
     """The kind of target."""
@@ -181,7 +181,7 @@ class Target(Section):
 
 
 class Table(Section):
-    """One table and its target."""
+    """A table to replicate, and its target."""
 
     source: str | None = None
     """Name of the source; may be left out when there is one only."""
@@ -213,7 +213,7 @@ class Table(Section):
 
 
 class Config(Section):
-    """The whole of it."""
+    """The whole configuration of a server."""
 
     state: State = State()
     sources: dict[str, Source]
@@ -252,18 +252,18 @@ class Config(Section):
             first[table.name] = number
 
     def _check_listener(self, key: str) -> None:
-        """The listener is one: what says something else than the rest is an error."""
-        said = list(self._said(key))
-        for path, value in said[1:]:
-            if value != said[0][1]:
+        """There is one listener: two different values for it are an error."""
+        configured = list(self._values(key))
+        for path, value in configured[1:]:
+            if value != configured[0][1]:
                 message = (
-                    f"{value} disagrees with {settings.path_text(said[0][0])} = {said[0][1]}:"
-                    " all tables share one listener; set it once, in fanout.grpc"
+                    f"{value} disagrees with {settings.path_text(configured[0][0])} ="
+                    f" {configured[0][1]}: all tables share one listener; set it once, in fanout.grpc"
                 )
                 raise settings.WrongAt(path, message)
 
-    def _said(self, key: str) -> Iterator[tuple[settings.Path, int]]:
-        """Where ``key`` of the listener is set, and to what; fanout.grpc first."""
+    def _values(self, key: str) -> Iterator[tuple[settings.Path, int]]:
+        """Each path that sets ``key`` of the listener, with its value; fanout.grpc first."""
         if key in self.fanout.grpc.model_fields_set:
             yield ("fanout", "grpc", key), getattr(self.fanout.grpc, key)
         for number, table in enumerate(self.tables):
@@ -284,24 +284,26 @@ class Config(Section):
     @property
     def port(self) -> int:
         """The listener's port, from wherever it is set; 0 is any free one."""
-        return next((value for _, value in self._said("port")), self.fanout.grpc.port)
+        return next((value for _, value in self._values("port")), self.fanout.grpc.port)
 
     @property
     def max_clients(self) -> int:
         """How many clients all serving processes together take."""
-        return next((value for _, value in self._said("max_clients")), self.fanout.grpc.max_clients)
+        return next(
+            (value for _, value in self._values("max_clients")), self.fanout.grpc.max_clients
+        )
 
     @property
     def max_clients_per_identity(self) -> int:
         """How many of them may be one token's, certificate's or address's."""
-        said = self.fanout.grpc.max_clients_per_identity
-        return said or -(-self.max_clients * 9 // 10)
+        configured = self.fanout.grpc.max_clients_per_identity
+        return configured or -(-self.max_clients * 9 // 10)
 
     @property
     def max_clients_per_client_id(self) -> int:
-        """How many of these may call themselves the same."""
-        said = self.fanout.grpc.max_clients_per_client_id
-        return said or -(-self.max_clients // 2)
+        """How many of these may use the same client id."""
+        configured = self.fanout.grpc.max_clients_per_client_id
+        return configured or -(-self.max_clients // 2)
 
     def snapshot_path(self, table: Table) -> Path | None:
         """Where the table's periodic snapshots are kept; None if it has none."""
@@ -313,7 +315,7 @@ class Config(Section):
         return directory / quote(table.name, safe="")
 
     def warnings(self) -> list[str]:
-        """What is accepted and dangerous or deprecated, as ``path: text``."""
+        """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
         danger = "may read the status and have tables copied again: no token is asked for"
         found = [*self.fanout.grpc.warnings("fanout.grpc"), *self.http.warnings("http", danger)]
         if "stream_transactions" in self.source.model_fields_set:
@@ -325,7 +327,7 @@ class Config(Section):
 def load(path: Path | str | None, sets: Sequence[str] = ()) -> Config:
     """The configuration of the file, ``conf.d``, the environment and ``sets``.
 
-    :raises settings.SettingsError: with every problem, its place and its path.
+    :raises settings.SettingsError: with every problem, its file and line, and its path.
     """
     return settings.load(
         path, env_prefix=ENV_PREFIX, env_ignore=ENV_IGNORE, sets=sets, schema=Config

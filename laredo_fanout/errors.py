@@ -1,4 +1,4 @@
-"""What can go wrong in the fan-out server.
+"""Errors of the fan-out server.
 
 FanoutError                the server itself: its port, its state directory, its processes
 SourceError                (postgres/errors.py, which has those of connection, slot and stream)
@@ -30,14 +30,14 @@ class ServerUnfit(SourceError):
 
 
 class SlotForeign(SlotLost):
-    """There is a slot of our name that isn't provably ours: it isn't touched.
+    """A slot of the configured name exists that isn't provably ours: it isn't touched.
 
-    It is tried again with growing pauses, until somebody has dropped it or chosen another name.
+    Retried with growing pauses, until it is dropped or another name is configured.
     """
 
 
 class SpoolFull(SourceError):
-    """No room on the disk to spool a giant transaction."""
+    """The disk has no room to spool a giant transaction."""
 
 
 class TableRefused(SourceError):
@@ -55,19 +55,19 @@ class TableRefused(SourceError):
 
 
 class TableMissing(TableRefused):
-    """No table of this name in the database."""
+    """The database has no table of this name."""
 
 
 class TableUnfit(TableRefused):
-    """A kind of table that has no logical stream, or none that we follow."""
+    """The table is of a kind that has no logical stream, or none that is supported."""
 
 
 class IdentityMissing(TableRefused):
-    """No usable replica identity: in a publication it would make UPDATE and DELETE fail."""
+    """The table has no usable replica identity: published, its UPDATE and DELETE would fail."""
 
 
 class TableNotPublished(TableRefused):
-    """Not (fully) in the publication, and the publication isn't ours to change."""
+    """The table isn't (fully) in the publication, which the server may not change."""
 
 
 class SelectDenied(TableRefused):
@@ -75,8 +75,8 @@ class SelectDenied(TableRefused):
 
 
 class CopyFailed(TableRefused):
-    """Reading the table's rows failed."""
+    """Reading the table's rows for a copy failed."""
 
 
 class RecopyRefused(TableRefused):
-    """It can't be copied again beside its readers as things are."""
+    """The table can't be copied again beside its readers as things are."""

@@ -1,4 +1,4 @@
-"""A source's block of the configuration: its database, slot, publication, copies and catch-up."""
+"""The ``sources`` block of the configuration: database, slot, publication, copies, fall-behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Copy(Section):
 
 class Catchup(Section):
     """Fall-behind mode: above ``threshold_bytes`` the backlog is split into segments, each decoded
-    from a copy of the slot. ``mode = manual``: when asked for. They are released in commit order.
+    from a copy of the slot. ``mode = manual``: on request. They are released in commit order.
 
     ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
     directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
@@ -88,7 +88,7 @@ class Catchup(Section):
 
 
 class Source(Section):
-    """One PostgreSQL database and the slot in it. The connection may hold a password."""
+    """A PostgreSQL database and the slot in it. The connection may hold a password."""
 
     type: Literal["postgresql"] = "postgresql"
     """The kind of database."""

@@ -1,4 +1,4 @@
-"""What a source and its tables are told; the server's configuration maps onto these."""
+"""The options of a source and its tables, which the server's configuration is mapped onto."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from enum import StrEnum
 
 
 class OnSlotLost(StrEnum):
-    """What to do when changes between the stored position and the slot are gone."""
+    """The policy for changes that are gone between the stored position and the slot."""
 
     RECREATE = "recreate"
-    """Make a new slot and copy every table anew."""
+    """Make a new slot and copy every table again."""
     FAIL = "fail"
     """Stop, and say so."""
 
 
 @dataclass(frozen=True)
 class PublicationOptions:
-    """The publication; with ``create`` it is made, and tables are added to it, when missing."""
+    """The slot's publication; with ``create`` it is made, and missing tables are added to it."""
 
     name: str = "laredo"
     create: bool = True
@@ -36,38 +36,38 @@ class PublicationOptions:
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """How tables are copied: at most ``workers`` connections read ranges of about ``range_bytes``
-    of one table.
+    """How tables are copied."""
 
-    Over all tables there are at most ``max_connections`` of them (None: as many as ``workers``),
-    they begin ranges no faster than ``max_rows_per_second`` allows (None: no limit), and about
-    ``max_memory`` bytes of rows are read and not yet written.
-    """
-
+    #: The most connections that copy one table.
     workers: int = 2
+    #: About how much a connection reads at once.
     range_bytes: int = 64 << 20
+    #: How fast ranges are begun, over all tables; None: no limit.
     max_rows_per_second: int | None = None
+    #: About how many bytes of rows are read and not yet written.
     max_memory: int = 64 << 20
+    #: The most connections over all tables; None: as many as ``workers``.
     max_connections: int | None = None
 
     @property
     def connections(self) -> int:
-        """How many there are at most."""
+        """The most connections over all tables."""
         return self.workers if self.max_connections is None else self.max_connections
 
     @property
     def range_rows(self) -> int | None:
-        """A range takes no more than about a second of what the throttle allows: it is read at
-        full speed, so that its lock and its snapshot don't live long, and then there is a pause."""
+        """The rows of a range: about a second of what the throttle allows. It is read at full
+        speed, so that its lock and its snapshot are held briefly, and then there is a pause."""
         return self.max_rows_per_second
 
 
 @dataclass(frozen=True)
 class CommitIntervals:
-    """The longest times between two commits of the store, in seconds: under load, and where
-    nobody notices, as the stream is far behind or rows are only copied."""
+    """The longest times between two commits of the store, in seconds."""
 
+    #: Under load.
     busy: float = 1.0
+    #: While the stream is far behind, or rows are only copied: nobody waits for a commit then.
     backlog: float = 4.0
 
 
@@ -88,23 +88,22 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """One PostgreSQL database, reached by ``connection`` (a libpq string or URI).
+    """A PostgreSQL database, and how it is followed. Times are in seconds."""
 
-    Times are in seconds. ``heartbeat_interval`` is how often a message is written
-    to the WAL, so that an idle slot advances, and how often the catalog is looked
-    at. The stream is taken for dead when nothing came for ``receive_timeout``.
-    """
-
+    #: A libpq string or URI.
     connection: str
     slot_name: str = "laredo"
     slot_name_given: bool = True
-    """Whether an operator chose it; else another one is taken where it is another database's."""
+    """Whether an operator chose it; else another name is used where it is another database's."""
     publication: PublicationOptions = field(default_factory=PublicationOptions)
     copy: CopyOptions = field(default_factory=CopyOptions)
+    #: How often a message is written to the WAL, so that an idle slot advances, and how often the
+    #: catalog is checked.
     heartbeat_interval: float = 10.0
     on_slot_lost: OnSlotLost = OnSlotLost.RECREATE
     connect_timeout: float = 10.0
+    #: How long the stream may bring nothing before its connection counts as lost.
     receive_timeout: float = 60.0
     commits: CommitIntervals = field(default_factory=CommitIntervals)
     run: str = ""
-    """Random, part of every connection's name: of which session of which server it is."""
+    """The random id of this server's session, part of every connection's name."""

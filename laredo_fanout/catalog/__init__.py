@@ -1,1 +1,1 @@
-"""What the tables are: definitions, partitions, publications; and DDL that the stream hides."""
+"""PostgreSQL's catalog: tables, partitions, publications, and DDL that the stream doesn't show."""

@@ -1,8 +1,8 @@
 """Tables without a key, configured as append-only: rows are only ever added.
 
-They are copied by one reading with one snapshot, and of the stream only those transactions count
-that the snapshot doesn't show. They are in a publication of their own, which publishes inserts
-and truncates alone: in the other one the application's UPDATE and DELETE would fail.
+They are copied by one COPY with one snapshot, and of the stream only those transactions are
+applied that the snapshot doesn't show. They are in a publication of their own, which publishes
+inserts and truncates alone: in the other one the application's UPDATE and DELETE would fail.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _EPOCH = 1 << 32
 
 
-class Snapshot(NamedTuple):
-    """What a reading could see.
+class XidSnapshot(NamedTuple):
+    """A snapshot of PostgreSQL's, as pg_current_snapshot() describes it.
 
     https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT-PARTS
     """
@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
     running: frozenset[int]
 
     def shows(self, xid: int) -> bool:
-        """Whether it shows what this transaction, which was committed, did.
+        """Whether the changes of this committed transaction are visible to the snapshot.
 
         ``xid`` is the stream's: its lower 32 bits, of a transaction that is never
         further than 2^31 from the snapshot.
@@ -45,27 +45,27 @@ class Snapshot(NamedTuple):
         return whole < self.xmin or (whole < self.xmax and whole not in self.running)
 
 
-def snapshot(text: str) -> Snapshot:
-    """What pg_current_snapshot() printed."""
+def snapshot(text: str) -> XidSnapshot:
+    """Parse the output of pg_current_snapshot()."""
     xmin, xmax, running = text.split(":")
-    return Snapshot(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
+    return XidSnapshot(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
 
-class Intake:
-    """Which streamed transactions a table takes.
+class TransactionFilter:
+    """Decides which streamed transactions are applied to an append-only table.
 
-    Until the snapshot is known none is: each must be in the snapshot then. One that
-    is streamed although not everybody sees it yet makes that another one is taken.
+    Until the copy's snapshot is known none is, and each of them must be visible to that snapshot.
+    Where one isn't (its commit was streamed before it was visible), another snapshot is taken.
     """
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        """The copy is done: every transaction is taken from here on."""
+        """Whether the copy is done: every transaction is applied from here on."""
         self._left_out: set[int] = set()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: XidSnapshot | None = None
 
     def takes(self, xid: int) -> bool:
-        """Whether the changes of this transaction are to be applied."""
+        """Whether the changes of this transaction are applied."""
         if self.live:
             return True
         if self._snapshot is None:
@@ -73,8 +73,8 @@ class Intake:
             return False
         return not self._snapshot.shows(xid)
 
-    def read_at(self, taken: Snapshot) -> bool:
-        """The copy reads at this snapshot; False: it lacks what was left out, take another."""
+    def read_at(self, taken: XidSnapshot) -> bool:
+        """Use this snapshot of the copy; False: it lacks a transaction left out, take another."""
         if not all(map(taken.shows, self._left_out)):
             return False
         self._snapshot = taken
@@ -82,22 +82,23 @@ class Intake:
         return True
 
     def go_live(self) -> None:
-        """The copy is done, and the stream beyond all that it saw."""
+        """Apply everything from here on: the stream has passed all that the copy saw."""
         self.live = True
 
 
-class Gate:
-    """Whether a stream that is begun now finds the publication wherever it decodes.
+class PublicationGate:
+    """Waits until a new stream finds the append-only publication in every transaction it decodes.
 
     What a transaction did before the publication was made is decoded as if it weren't
-    there, which fails the stream up to PostgreSQL 17. So whoever ran then must be done.
+    there, which fails the stream up to PostgreSQL 17. So every transaction that ran then must
+    have ended.
     """
 
     def __init__(self) -> None:
         self._made_before: int | None = None
 
     def is_open(self, connection: Connection) -> bool:
-        """Ask with a connection to which the publication is visible.
+        """Whether they have ended, read by a connection to which the publication is visible.
 
         :raises psycopg.Error: if the connection is cut.
         """
@@ -112,7 +113,7 @@ class Gate:
 
 
 def streamed(options: SourceOptions, records: Iterable[TableRecord]) -> str | None:
-    """The publication that the stream must have as well; None while no table is taken from it."""
+    """The append-only publication, if a copying or live table needs the stream to have it."""
     for record in records:
         kept = shape.from_json(record.copy)
         if (

@@ -1,4 +1,4 @@
-"""Key ranges: how a table's copy is cut, and the conditions that select them.
+"""Key ranges: the parts that a table's copy is cut into, and the SQL conditions that select them.
 
 Ranges of the key, not of ctid: VACUUM FULL, CLUSTER or a rewriting ALTER moves
 rows without a trace in the stream. A range is everything above one split point,
@@ -25,7 +25,7 @@ _MOST_RANGES = 4096
 _PAGES_A_RANGE = 16
 _PAGE_BYTES = 8192
 _ROW_BYTES = 100
-"""Of a table that was never analyzed."""
+"""The guess for a table that was never analyzed."""
 
 
 def plan(
@@ -47,7 +47,7 @@ def plan(
     ).fetchone()
     heap, whole = sizes or (None, None)
     if heap is None or whole is None:
-        # It was dropped meanwhile; whoever reads it finds out, and has the catalog looked at.
+        # It was dropped meanwhile; reading it will fail, and that requests a catalog check.
         return []
     pages = max(1, int(heap) // _PAGE_BYTES)
     wanted = int(whole) // range_bytes + 1

@@ -1,4 +1,4 @@
-"""The partitions that the stream shows, and which of them a catalog snapshot accounts for.
+"""Compares the partitions that brought rows in the stream with those of a catalog snapshot.
 
 The publication names a partition's root in its place (publish_via_partition_root). But before a
 partition's first change in a session, and after each statement that invalidates what the server
@@ -8,8 +8,8 @@ partition (maybe_send_schema). So the stream tells which partitions bring rows.
 A partition that was there when the table was last reconciled with the catalog needs no more: what
 happens to it later is seen by comparing (partitions.py). Any other one that brought rows is kept
 with the table's record, in the store transaction of those rows, until a catalog snapshot accounts
-for it: it is there, and all its rows are. If it is gone, or may have lost rows, the table is put
-right (partition_repair.py). So are partitions that only a chunk of a copy has read
+for it: it is there, and all its rows are. If it is gone, or may have lost rows, the table is
+repaired (partition_repair.py). So are partitions that only a chunk of a copy has read
 (chunk_leaves.py).
 
 So a catalog snapshot verifies a partitioned table only when the stream has passed its message:
@@ -32,8 +32,8 @@ _NOT_SHOWN = 0
 """In place of the transaction that the stream showed a partition with; none has this number."""
 
 
-class Shown:
-    """The partitions that one session of the stream has announced, by their root."""
+class AnnouncedLeaves:
+    """The partitions that the stream has announced in this session, by their root."""
 
     def __init__(self) -> None:
         self._now: set[tuple[int, int]] = set()
@@ -41,17 +41,17 @@ class Shown:
         self._shown: dict[int, dict[int, Leaf]] = {}
 
     def announced(self, root: int, leaf: int) -> None:
-        """A partition was announced right behind its root."""
+        """Note a partition that was announced right behind its root."""
         self._now.add((root, leaf))
 
     def truncated(self, oids: Iterable[int]) -> None:
-        """These were emptied in one statement: each is announced for itself, none is a partition
-        of the one before it."""
+        """Note a TRUNCATE of several tables: each is announced for itself, none of them is a
+        partition of the one before it."""
         gone = set(oids)
         self._now = {pair for pair in self._now if pair[1] not in gone}
 
     def ended(self, xid: int, position: int) -> dict[int, list[Leaf]]:
-        """The transaction is whole; the partitions that were announced in it, by their root."""
+        """End the transaction; returns the partitions that were announced in it, by their root."""
         found: dict[int, list[Leaf]] = {}
         for root, oid in sorted(self._now):
             leaf = Leaf(oid, xid, position, position)
@@ -61,16 +61,16 @@ class Shown:
         return found
 
     def of(self, root: int) -> Sequence[Leaf]:
-        """Those of this root that weren't forgotten."""
+        """The partitions of this root that weren't forgotten."""
         return tuple(self._shown.get(root, {}).values())
 
     def forget(self, root: int, kept: Iterable[Leaf]) -> None:
-        """All but ``kept`` are accounted for, or gone: what comes again is announced again."""
+        """Forget all but ``kept``: a partition that brings rows again is announced again."""
         self._shown[root] = {leaf.oid: leaf for leaf in kept}
 
 
 def merged(known: Iterable[Leaf], more: Iterable[Leaf]) -> tuple[Leaf, ...]:
-    """``known`` and ``more``; of one in both, its first transaction and all its positions."""
+    """Both lists in one; a partition in both keeps its first transaction and all its positions."""
     found = {leaf.oid: leaf for leaf in known}
     for leaf in more:
         first = found.get(leaf.oid, leaf)
@@ -84,12 +84,12 @@ def merged(known: Iterable[Leaf], more: Iterable[Leaf]) -> tuple[Leaf, ...]:
 
 
 def read_by_a_chunk(oid: int, position: int) -> Leaf:
-    """A partition whose rows a chunk of a copy may have, which was there at ``position``."""
+    """The leaf for a partition whose rows a chunk of a copy may have read, at ``position``."""
     return Leaf(oid, _NOT_SHOWN, position, position)
 
 
 class Account(NamedTuple):
-    """What a catalog snapshot says of partitions that brought rows."""
+    """The comparison of partitions that brought rows with a catalog snapshot."""
 
     lost: str | None
     """Why rows of them may be the root's no more; None if they can't be."""
@@ -102,7 +102,7 @@ def account(
 ) -> Account:
     """Which of ``leaves`` still have their rows, by a catalog snapshot that shows ``partitions``.
 
-    ``reach`` is the position up to which it shows everything, but for what somebody who was
+    ``reach`` is the position up to which it shows everything, but for what a transaction that was
     changing the table (``altered``) had committed and not made visible.
     """
     present = {each.known.oid: each for each in partitions}

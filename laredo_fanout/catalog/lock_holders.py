@@ -1,4 +1,4 @@
-"""Who may still commit rows that neither the stream nor a chunk would show.
+"""Transactions that may still commit rows which neither the stream nor a chunk would show.
 
 A transaction that wrote to a table before the table's stream began holds a lock
 on it until its commit is visible, even while it waits for a synchronous
@@ -27,14 +27,14 @@ _PREPARED = "-1/"
 
 
 class Holder(NamedTuple):
-    """A transaction; ``pid`` is 0 for a prepared one."""
+    """A transaction that holds a lock; ``pid`` is 0 for a prepared one."""
 
     transaction: str
     pid: int
 
 
 def holders(connection: Connection, oids: Sequence[int]) -> frozenset[Holder]:
-    """The transactions that hold a lock with which one writes on any of these tables."""
+    """The transactions that hold a lock for writing on any of these tables."""
     rows = connection.execute(_HOLDERS, (list(oids),)).fetchall()
     return frozenset(Holder(*row) for row in rows)
 
@@ -42,7 +42,7 @@ def holders(connection: Connection, oids: Sequence[int]) -> frozenset[Holder]:
 def still_holding(
     connection: Connection, oids: Sequence[int], before: Collection[Holder]
 ) -> frozenset[Holder]:
-    """Those of ``before`` that aren't done; who came later doesn't matter.
+    """Those of ``before`` that haven't ended; transactions that began later don't matter.
 
     PREPARE TRANSACTION gives a transaction another identity, so every prepared
     one is waited for.

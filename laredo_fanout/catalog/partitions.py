@@ -1,4 +1,4 @@
-"""The partitions of a table that is followed through its root, and what moves rows among them.
+"""The partitions of a table that is published through its root, and the DDL that moves their rows.
 
 ATTACH, DETACH and DROP of a partition, and TRUNCATE of one alone, change the root's rows without
 a change in the stream (publish_via_partition_root). A partition that was made as one, or was
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
 
 
-class Known(NamedTuple):
-    """What the store keeps of a partition."""
+class StoredPartition(NamedTuple):
+    """A partition as the store's table record keeps it."""
 
     oid: int
     attached: str
@@ -32,7 +32,7 @@ class Known(NamedTuple):
 class Partition(NamedTuple):
     """A partition below a root, at any depth."""
 
-    known: Known
+    known: StoredPartition
     name: str
     """Quoted."""
     kind: str
@@ -52,7 +52,7 @@ class Partition(NamedTuple):
         return self.kind != "p"
 
 
-# ATTACH writes every row in pg_attribute anew (attislocal); the system columns' rows stay as they
+# ATTACH rewrites every row in pg_attribute (attislocal); the system columns' rows stay as they
 # were made. Not pg_partition_tree: it locks every partition.
 _PARTITIONS = """
 WITH RECURSIVE below(root, relation, attached, detaching) AS (
@@ -91,7 +91,7 @@ def read(connection: Connection, roots: Sequence[int]) -> dict[int, tuple[Partit
         name, kind, persistence, replica_identity, identity, in_place, made_by = rest
         found.setdefault(root, []).append(
             Partition(
-                Known(oid, attached, file, detaching),
+                StoredPartition(oid, attached, file, detaching),
                 name,
                 kind,
                 persistence,
@@ -104,7 +104,7 @@ def read(connection: Connection, roots: Sequence[int]) -> dict[int, tuple[Partit
     return {root: tuple(partitions) for root, partitions in found.items()}
 
 
-def moved(before: Iterable[Known], now: Iterable[Partition]) -> str | None:
+def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | None:
     """Why rows may have come or gone with partitions since ``before``; None if they can't have.
 
     A new file may be VACUUM FULL's, CLUSTER's or that of a TRUNCATE of the root, which the stream
@@ -130,15 +130,15 @@ def moved(before: Iterable[Known], now: Iterable[Partition]) -> str | None:
 
 
 class Arrivals:
-    """Which attached partitions were empty when they were first seen; kept while a server runs."""
+    """Remembers which attached partitions were empty when they were first seen."""
 
     def __init__(self) -> None:
         self._empty: dict[tuple[int, str], bool] = {}
 
-    def judged(
+    def with_arrivals(
         self, connection: Connection, partitions: Sequence[Partition]
     ) -> tuple[Partition, ...]:
-        """These partitions, ``came_empty`` filled in; they were read just before.
+        """These partitions, which were just read, with ``came_empty`` filled in.
 
         A file without a page never had a row, so there was none at the ATTACH.
 
@@ -147,13 +147,13 @@ class Arrivals:
         if all(each.made_in_place for each in partitions):
             return tuple(partitions)
         new = [each.known for each in partitions if each.known[:2] not in self._empty]
-        self._empty |= self._measured(connection, new)
+        self._empty |= self._measured_empty(connection, new)
         return tuple(
             each._replace(came_empty=self._empty.get(each.known[:2], False)) for each in partitions
         )
 
-    def _measured(
-        self, connection: Connection, new: Sequence[Known]
+    def _measured_empty(
+        self, connection: Connection, new: Sequence[StoredPartition]
     ) -> dict[tuple[int, str], bool]:
         if not new:
             return {}

@@ -1,6 +1,6 @@
-"""The publication: which tables the slot's stream carries.
+"""The publication, which decides what tables the slot's stream carries: reads and changes it.
 
-A table enters only after ``checks.table_problem`` found nothing: without a
+A table enters only after ``requirements.table_problem`` found nothing: without a
 usable replica identity its membership alone makes the application's UPDATE and
 DELETE fail. https://www.postgresql.org/docs/current/logical-replication-publication.html
 """
@@ -47,7 +47,7 @@ class Publication(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """Tells it from one of the same name that was dropped and made again."""
+        """Its name and oid: another one if it was dropped and made again."""
         return f"{self.name}:{self.oid}"
 
     def fits(self, options: PublicationOptions) -> bool:
@@ -68,11 +68,11 @@ def read(connection: Connection, name: str) -> Publication | None:
 
 
 def ensure(connection: Connection, options: PublicationOptions) -> Publication:
-    """The publication, made (without tables) if it is missing and ``create`` is on.
+    """Read the publication; it is made (without tables) if it is missing and ``create`` is on.
 
     :raises RightsMissing: if it is missing and the role may not make it.
-    :raises ServerUnfit: if it is missing and we are told not to make it, or if
-        it doesn't publish every kind of change.
+    :raises ServerUnfit: if it is missing and ``create`` is off, or if it doesn't publish every
+        kind of change.
     """
     found = read(connection, options.name)
     if found is None:
@@ -93,7 +93,7 @@ def ensure(connection: Connection, options: PublicationOptions) -> Publication:
 
 
 def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] | None:
-    """What is wrong with a publication that is there, and the statement that cures it."""
+    """The problem of an existing publication, and the statement that cures it; None: it fits."""
     if found.fits(options):
         return None
     kinds = "inserts and truncates alone" if options.append_only else "every kind of change"
@@ -106,8 +106,8 @@ def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] 
 def add(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
     """Put ``table`` into the publication; it is there already if it ``published``.
 
-    :raises TableNotPublished: if we are told not to, or may not, or a lock that
-        somebody holds keeps us from it for now.
+    :raises TableNotPublished: if ``create`` is off, the role may not, or another one's lock on
+        the table is in the way for now.
     """
     statement = f"ALTER PUBLICATION {identifier(options.name)} ADD TABLE ONLY {table.sql_name};"
     if not options.create:
@@ -137,12 +137,12 @@ def add(connection: Connection, options: PublicationOptions, table: SourceTable)
 
 
 def by_root_statement(options: PublicationOptions) -> str:
-    """What has the publication name a partitioned table's root for its partitions' changes."""
+    """The statement that publishes partitions' changes as those of their root."""
     return f"ALTER PUBLICATION {identifier(options.name)} SET (publish_via_partition_root = true);"
 
 
 def follow_roots(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
-    """Have the publication name a partitioned table's root for changes of its partitions.
+    """Publish partitions' changes as those of their root.
 
     :raises TableNotPublished: if we are told not to, or may not.
     """
@@ -160,7 +160,7 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Sou
 
 
 def remove(connection: Connection, options: PublicationOptions, table: SourceTable) -> bool:
-    """Take ``table`` out again, if the publication is ours; says whether it is out.
+    """Take ``table`` out again, if the publication is ours; returns whether it is out.
 
     For a table whose replica identity went: as long as it stays, the
     application's UPDATE and DELETE fail.
@@ -192,7 +192,7 @@ def remove(connection: Connection, options: PublicationOptions, table: SourceTab
 
 
 def create_statement(options: PublicationOptions, tables: Iterable[SourceTable]) -> str:
-    """What an owner runs to make the publication with these tables."""
+    """The statement by which an owner makes the publication with these tables."""
     names = ", ".join(f"ONLY {table.sql_name}" for table in tables)
     chosen = f" FOR TABLE {names}" if names else ""
     return f"CREATE PUBLICATION {identifier(options.name)}{chosen} WITH {parameters(options)};"

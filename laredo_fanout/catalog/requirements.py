@@ -1,4 +1,7 @@
-"""What must hold before a server and a table are touched, and the statement that cures it."""
+"""The requirements of a server and of a table for replication, each with the cure if it is unmet.
+
+They are checked before anything is changed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _KINDS = {
 
 
 def server_problems(connection: Connection) -> list[SourceError]:
-    """What of the server's version and settings, and of the role's rights, is in the way.
+    """The problems of the server's version and settings, and of the role's rights.
 
     :raises psycopg.Error: if the settings can't be read.
     """
@@ -95,7 +98,7 @@ def table_problem(
 ) -> TableRefused | None:
     """Why this table can't be replicated as it is; None if it can.
 
-    Whatever passes may enter a publication without making a statement of the
+    A table that passes may enter a publication without making a statement of the
     application fail.
     """
     name = wanted.qualified
@@ -110,7 +113,7 @@ def table_problem(
 
 
 def vanished(wanted: TableOptions) -> TableRefused:
-    """The table was dropped, or left the publication, while we were at it."""
+    """The error for a table that was dropped, or left the publication, during the check."""
     return TableMissing(
         wanted.qualified, "it vanished while it was added to the publication", "it is tried again"
     )
@@ -168,7 +171,7 @@ def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
     problem = "it has no usable replica identity, so UPDATE and DELETE would fail once published"
     if not table.key:
         if table.replica_identity == "f":
-            problem = "with REPLICA IDENTITY FULL and no unique key its rows can't be told apart"
+            problem = "with REPLICA IDENTITY FULL and no unique key its rows aren't distinguishable"
         elif table.replica_identity == "n":
             problem = f"REPLICA IDENTITY NOTHING: {problem}"
         return IdentityMissing(name, problem, _identity_cure(table))

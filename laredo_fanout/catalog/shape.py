@@ -1,7 +1,7 @@
-"""The shape of a table: what must stay the same for its journal to go on.
+"""The shape of a table: columns, key and publication; a change of it ends the incarnation.
 
 Kept with the table's record, compared with each Relation message of the stream
-and with each look at the catalog.
+and with each catalog snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ShapeColumn(NamedTuple):
-    """A column; ``type_oid`` and ``type_modifier`` as pg_attribute has them."""
+    """A column of a shape; ``type_oid`` and ``type_modifier`` as pg_attribute has them."""
 
     name: str
     type_oid: int
@@ -27,7 +27,7 @@ class ShapeColumn(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A table's shape; a change of any part closes the table."""
+    """A table's shape; a change of any part requires another copy."""
 
     oid: int
     schema: str
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
         return flagged == set(self.key)
 
     def difference(self, other: Shape) -> str:
-        """What differs, for the log."""
+        """The difference as a sentence, for the log."""
         if self.oid != other.oid:
             return "it was dropped and made again"
         if self.columns != other.columns:
@@ -73,7 +73,7 @@ class Shape(NamedTuple):
 
 
 def of_table(table: SourceTable) -> Shape:
-    """The shape of a table as a look at the catalog saw it."""
+    """The shape of a table of a catalog snapshot."""
     columns = tuple(
         ShapeColumn(column.name, column.type_info.oid, column.type_modifier, column.nullable)
         for column in table.columns
@@ -92,13 +92,13 @@ def of_table(table: SourceTable) -> Shape:
 
 
 def to_json(shape: Shape, version: Version) -> dict[str, Any]:
-    """What the table's record keeps."""
+    """The JSON that the table's record keeps."""
     kept = {**shape._asdict(), "columns": [list(column) for column in shape.columns]}
     return {"shape": {**kept, "key": list(shape.key)}, "version": version_.to_json(version)}
 
 
 def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:
-    """What :func:`to_json` made; None if there is none."""
+    """Read what :func:`to_json` made; None if there is none."""
     if "shape" not in stored:
         return None
     kept = stored["shape"]

@@ -1,4 +1,4 @@
-"""The side connection: looks at the catalog, heartbeats, barriers, locks, split points.
+"""The side connection: a second connection, for catalog checks, heartbeats, barriers and locks.
 
 Everything that may wait for the server is done here, in a thread of its own, so
 that the stream never does. Answers go to the ingest thread as reports.
@@ -41,53 +41,62 @@ _RETRY = Backoff(initial=0.2, maximum=15.0)
 _STOP_INTERVAL = 0.2
 _REST_AT_LEAST, _REST_AT_MOST = 0.2, 1.0
 _REST_SHARE = 20
-"""Looks that somebody waits for take one part in so many of the time, but none waits for long."""
+"""Catalog checks on demand take one part in so many of the time, but none waits for long."""
 
 
 class Prepared(NamedTuple):
-    """The table's copy may begin, in ranges cut at ``splits``."""
+    """Report: the table's copy may begin, in ranges cut at ``splits``."""
 
     table_id: int
     splits: Sequence[Split]
 
 
 class Waiting(NamedTuple):
-    """The table's copy can't begin yet: these processes wrote to it and are not done."""
+    """Report: the copy can't begin yet, because transactions of these processes wrote to the table
+    and haven't ended."""
 
     table_id: int
     pids: tuple[int, ...]
 
 
 class PrepareFailed(NamedTuple):
-    """The table can't be read."""
+    """Report: the table can't be read."""
 
     table_id: int
     problem: str
 
 
 class ConnectionReady(NamedTuple):
-    """A connection for a copy reader."""
+    """Report: a connection for a copy reader."""
 
     connection: Connection
 
 
-class Trouble(NamedTuple):
-    """The side connection doesn't work just now; it is tried again."""
+class SideConnectionDown(NamedTuple):
+    """Report: the side connection failed; it is opened again."""
 
     error: SourceError
 
 
-class Crashed(NamedTuple):
-    """A defect of ours ended the thread: nobody looks at the catalog any more."""
+class SideConnectionCrashed(NamedTuple):
+    """Report: a defect of ours ended the thread, so there are no catalog checks any more."""
 
     error: BaseException
 
 
-Report = CatalogSnapshot | Prepared | Waiting | PrepareFailed | ConnectionReady | Trouble | Crashed
+Report = (
+    CatalogSnapshot
+    | Prepared
+    | Waiting
+    | PrepareFailed
+    | ConnectionReady
+    | SideConnectionDown
+    | SideConnectionCrashed
+)
 
 
 class PrepareRequest(NamedTuple):
-    """Wait for those who hold locks on the table, then find split points."""
+    """Request: wait for the holders of locks on the table, then find split points."""
 
     table_id: int
     table: SourceTable
@@ -96,32 +105,32 @@ class PrepareRequest(NamedTuple):
 
 
 class BarrierRequest(NamedTuple):
-    """Emit ``payload`` if the table is still as it was; look at the catalog otherwise."""
+    """Request: emit ``payload`` if the table is still as it was; check the catalog otherwise."""
 
     payload: str
     options: TableOptions
     shape: shape.Shape
     version: Version
     beside: bool
-    """Of a re-copy: what moves with partitions meanwhile is put right by another one."""
+    """Whether it is a re-copy's: what moves with partitions meanwhile is repaired later."""
 
 
 class CheckRequest(NamedTuple):
-    """Look at the catalog in ``after_s``; the look ``answers`` this number or a later one."""
+    """Request: a catalog check in ``after_s``; its snapshot ``answers`` this number or a later."""
 
     number: int
     after_s: float = 0.0
 
 
-class SoonRequest(NamedTuple):
-    """Look as soon as looks may be made: somebody waits until one has passed a position."""
+class CheckSoonRequest(NamedTuple):
+    """Request: a catalog check as soon as one may run, since a position waits to be verified."""
 
 
 class ConnectionRequest(NamedTuple):
-    """Open a connection for a copy reader."""
+    """Request: open a connection for a copy reader."""
 
 
-Request = PrepareRequest | BarrierRequest | CheckRequest | SoonRequest | ConnectionRequest
+Request = PrepareRequest | BarrierRequest | CheckRequest | CheckSoonRequest | ConnectionRequest
 
 
 @dataclass(order=True)
@@ -132,7 +141,7 @@ class _Task:
 
 
 class SideConnection:
-    """The thread. ``report`` is called in it, and must not block."""
+    """The thread of the side connection. ``report`` is called in it, and must not block."""
 
     def __init__(
         self,
@@ -150,8 +159,8 @@ class SideConnection:
         self._numbers = count()
         self._checks = count(1)
         self._arrivals = Arrivals()
-        self._gate = append_only.Gate()
-        self._asked = 0
+        self._publication_gate = append_only.PublicationGate()
+        self._requested = 0
         self._rested_at = 0.0
         self._soon = False
         self._stopping = threading.Event()
@@ -160,33 +169,33 @@ class SideConnection:
             target=self._run, name="laredo-side-connection", daemon=True
         )
 
-    def every(self, interval: float, ask: Callable[[Connection], None]) -> None:
-        """Have ``ask`` run again and again, in the thread; call it before :meth:`start`."""
+    def every(self, interval: float, work: Callable[[Connection], None]) -> None:
+        """Run ``work`` every ``interval`` seconds, in the thread; call it before :meth:`start`."""
 
         def again(connection: Connection) -> None:
-            ask(connection)
+            work(connection)
             self._schedule(interval, again)
 
         self._schedule(interval, again)
 
     def start(self, connection: Connection) -> None:
-        """Begin, with a connection that is open already; the first look comes at once."""
+        """Start the thread with an open connection; the first catalog check runs at once."""
         connection.execute(LOCK_TIMEOUT)
         self._connection = connection
         self._thread.start()
 
     def request(self, request: Request) -> None:
-        """Have something done; its report comes later."""
+        """Queue a request; its report comes later."""
         self._requests.put(request)
 
     def sever(self) -> None:
-        """Break its connection, over which nothing seems to come; it opens another one."""
+        """Break the connection, which seems to be lost; the thread opens another one."""
         connection = self._connection
         if connection is not None:
             connections.sever(connection)
 
     def stop(self) -> None:
-        """End, whatever it is doing, and close the connection."""
+        """End the thread, whatever it is doing, and close the connection."""
         self._stopping.set()
         self._requests.put(None)
         connection = self._connection
@@ -204,7 +213,7 @@ class SideConnection:
         try:
             self._run_until_stopped()
         except BaseException as error:  # noqa: BLE001  # the ingest ends with it
-            self._report(Crashed(error))
+            self._report(SideConnectionCrashed(error))
 
     def _run_until_stopped(self) -> None:
         self._schedule(0, self._heartbeat)
@@ -223,8 +232,8 @@ class SideConnection:
     def _failed(self, error: psycopg.Error | SourceError) -> None:
         known = error
         if not isinstance(known, SourceError):
-            known = connections.refusal(known, "look at the catalog")
-        self._report(Trouble(known))
+            known = connections.refusal(known, "check the catalog")
+        self._report(SideConnectionDown(known))
         if self._connection is not None and self._connection.broken:
             self._connection.close()
             self._connection = None
@@ -261,8 +270,8 @@ class SideConnection:
     def _accept(self, request: Request) -> None:
         match request:
             case CheckRequest():
-                self._schedule(request.after_s, partial(self._asked_check, request.number))
-            case SoonRequest():
+                self._schedule(request.after_s, partial(self._requested_check, request.number))
+            case CheckSoonRequest():
                 self._check_soon()
             case ConnectionRequest():
                 self._schedule(0, self._open)
@@ -275,29 +284,29 @@ class SideConnection:
         self._check(connection)
         self._schedule(self._options.heartbeat_interval, self._heartbeat)
 
-    def _asked_check(self, number: int, connection: Connection) -> None:
-        self._asked = max(self._asked, number)
+    def _requested_check(self, number: int, connection: Connection) -> None:
+        self._requested = max(self._requested, number)
         self._check(connection)
 
     def _check_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._soon_check)
+            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._run_soon_check)
 
-    def _soon_check(self, connection: Connection) -> None:
+    def _run_soon_check(self, connection: Connection) -> None:
         self._check(connection)
         self._soon = False
 
     def _check(self, connection: Connection) -> None:
         began = time.monotonic()
-        asked = self._asked
+        requested = self._requested
         number = next(self._checks)
         seen = snapshot_.take(connection, self._options, self._tables, number, self._arrivals)
-        # The publication is there for everybody to see: one of its tables was found in it.
+        # The publication is visible to every transaction: one of its tables was found in it.
         appending = any(each.append_only and each.published for each in seen.tables.values())
-        may_stream = appending and self._gate.is_open(connection)
+        may_stream = appending and self._publication_gate.is_open(connection)
         message = wal_message.check_payload(self._options.slot_name)
-        seen = seen._replace(answers=asked, appends_may_stream=may_stream, message=message)
+        seen = seen._replace(answers=requested, appends_may_stream=may_stream, message=message)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
         self._emit(connection, message)
@@ -315,7 +324,7 @@ class SideConnection:
         pause: float,
         connection: Connection,
     ) -> None:
-        """Look whether those who held locks at first still do; find split points when none does."""
+        """Wait for the lock holders of the first reading, then find split points."""
         if waited_for is None:
             left = holders(connection, request.table.oids)
         else:
@@ -328,9 +337,9 @@ class SideConnection:
         splits = request.splits
         try:
             if splits is None:
-                said = self._options.copy
+                limits = self._options.copy
                 splits = key_ranges.plan(
-                    connection, request.table, said.range_bytes, said.range_rows
+                    connection, request.table, limits.range_bytes, limits.range_rows
                 )
         except psycopg.errors.LockNotAvailable:
             self._schedule(1, partial(self._prepare, request, frozenset(), pause))
@@ -343,15 +352,17 @@ class SideConnection:
         self._report(Prepared(request.table_id, splits))
 
     def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
-        """The look comes after the last chunk was read, so the chunks all had this shape.
+        """Check the table, after its last chunk was read: so all chunks had the same shape.
 
         A re-copy's barrier is sent although partitions have come or gone since: the rows that its
-        chunks have of them are put right by another one (partition_repair.py).
+        chunks have of them are repaired by another one (partition_repair.py).
         """
         found = table_definitions.read_tables(
             connection, [request.options], self._options.publication
         )
-        table = snapshot_.judged(connection, found, self._arrivals).get(request.options.qualified)
+        table = snapshot_.with_arrivals(connection, found, self._arrivals).get(
+            request.options.qualified
+        )
         if table is None or shape.of_table(table) != request.shape:
             changed: str | None = "its shape"
         elif request.beside:

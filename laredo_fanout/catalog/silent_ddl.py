@@ -1,26 +1,26 @@
-"""Who may be rewriting values in silence, and up to where a look proves that nobody has.
+"""Finds the position up to which no silent DDL can have changed a table's rows.
 
 ALTER TYPE ... USING, ADD COLUMN ... DEFAULT, an enum's label renamed, a partition attached with
 rows: they leave no trace in the stream, only in the catalog. So what is kept of a table (an
-artifact of an archive, a periodic snapshot) may end at a position P only when a look has shown
-that no such statement, committed at or before P, is unknown.
+artifact of an archive, a periodic snapshot) may end at a position P only when a catalog check has
+shown that no such statement, committed at or before P, is unknown.
 
-A look takes, in this order: (a) the position up to which WAL was given out, R
-(pg_current_wal_insert_lsn), (b) who holds what locks (:func:`read`), (c) the catalog's snapshot.
+A check reads, in this order: (a) the position up to which WAL was given out, R
+(pg_current_wal_insert_lsn), (b) the locks and their holders (:func:`read`), (c) the catalog.
 Let such a statement's commit record end at or before R. It was written before (a). PostgreSQL
 makes a commit visible after its record is written (with synchronous_standby_names perhaps much
 later) and lets its locks go after it is visible (CommitTransaction, CommitTransactionPrepared). So
 at (b) either the lock was still held, by a process or by a prepared transaction, and it is seen
 there; or the lock was gone, and with it the statement is visible to (c), which comes later. Hence
-a table that (c) shows as it has been since its incarnation began, and that (b) shows nobody
-altering, is *verified up to R*. That holds also for a look whose message the stream hasn't
+a table that (c) shows as it has been since its incarnation began, and on which (b) shows no such
+lock, is *verified up to R*. That holds also for a check whose message the stream hasn't
 reached yet: the transaction ids and files that it compares never come back. Only a partitioned
 table has to wait for the message: a partition may have come with rows and gone with them in
 between, and what the stream brings until there shows it (leaves.py).
 
-Where (b) has seen somebody, the table stays verified up to where it was. Locks are taken for more
-than they need be (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is
-verified too late waits, what is verified wrongly would be wrong for good.
+Where (b) has seen a lock, the table's verified position does not advance. More locks count than
+need to (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is verified too
+late waits, what is verified wrongly would be wrong for good.
 
 https://www.postgresql.org/docs/current/view-pg-locks.html
 https://www.postgresql.org/docs/current/explicit-locking.html
@@ -69,22 +69,22 @@ PREPARED = 0
 """Stands for the process of a prepared transaction."""
 
 
-class Altering(NamedTuple):
-    """What a look found before it read the catalog."""
+class DdlLocks(NamedTuple):
+    """The locks that a catalog check found before it read the catalog, and who holds them."""
 
     reach: int = 0
     """R: the position up to which WAL was given out."""
     relations: Mapping[int, Collection[int]] = {}
-    """Relations that somebody may be changing, and who: pids, PREPARED among them."""
+    """Relations that may be being changed, with the holders' pids, PREPARED among them."""
     exclusive: frozenset[int] = frozenset()
-    """Those of them that are locked against everybody."""
+    """Those of them that are locked exclusively."""
     types: frozenset[int] = frozenset()
-    """Who may be changing any type."""
+    """The pids that may be changing any type."""
     publications: frozenset[int] = frozenset()
-    """Who may be changing our publications."""
+    """The pids that may be changing our publications."""
 
     def of(self, table: SourceTable) -> frozenset[int]:
-        """Who may be changing what this table's values are."""
+        """The pids that may be changing this table's values by DDL."""
         held = set(self.publications)
         if table.version.types:
             held |= self.types
@@ -93,8 +93,8 @@ class Altering(NamedTuple):
         return frozenset(held)
 
 
-def read(connection: Connection, publications: PublicationOptions) -> Altering:
-    """How far WAL reaches, and then who holds locks; read the catalog after it."""
+def read(connection: Connection, publications: PublicationOptions) -> DdlLocks:
+    """Read the WAL position, then the locks; the catalog must be read after it."""
     reached = connection.execute(_REACH).fetchone()
     assert reached is not None
     names = [publications.name, publications.appends.name]
@@ -108,7 +108,7 @@ def read(connection: Connection, publications: PublicationOptions) -> Altering:
                 exclusive.add(oid)
         else:
             others[kind].add(pid)
-    return Altering(
+    return DdlLocks(
         reached[0],
         relations,
         frozenset(exclusive),

@@ -1,6 +1,6 @@
-"""A look at the catalog: the tables as they are now, and who may be changing them.
+"""The catalog snapshot: the tables as PostgreSQL's catalog shows them, and the locks on them.
 
-What may be replicated is put into the publication on the way.
+Taking one also puts tables that may be replicated into the publication.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from laredo_fanout.catalog import publication, requirements, table_definitions
-from laredo_fanout.catalog import silent_ddl as altering
-from laredo_fanout.catalog.silent_ddl import Altering
+from laredo_fanout.catalog import publication, requirements, silent_ddl, table_definitions
+from laredo_fanout.catalog.silent_ddl import DdlLocks
 from laredo_fanout.errors import IdentityMissing, ServerUnfit, TableNotPublished, TableRefused
 from laredo_fanout.postgres.errors import RightsMissing, SourceError
 from laredo_fanout.slot import slot
@@ -26,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class CatalogSnapshot(NamedTuple):
-    """One look at the catalog; its ``message`` follows in the stream."""
+    """The result of one catalog check; its ``message`` follows in the stream."""
 
     number: int
     tables: Mapping[str, SourceTable]
     problems: Mapping[str, TableRefused]
     slot: Slot | None
     publication: str | None
-    """Its identity; None: it is gone, or doesn't publish every kind of change."""
+    """The publication's identity; None: it is gone, or doesn't publish every kind of change."""
     answers: int = 0
     """The last CheckRequest that came before it."""
     appends_may_stream: bool = False
     """Whether a stream that begins here finds the publication of the append-only tables."""
-    altering: Altering = Altering()
-    """Who may have been changing tables: the stream may know more of them."""
+    ddl_locks: DdlLocks = DdlLocks()
+    """The locks of DDL that may not be visible yet: the stream may know more of it."""
     message: str = ""
-    """The content of the message by which the stream tells that it has passed."""
+    """The content of the message that marks this check in the stream."""
 
 
 def take(
@@ -51,7 +50,7 @@ def take(
     number: int,
     arrivals: Arrivals | None = None,
 ) -> CatalogSnapshot:
-    """Look at the catalog, and put tables that may be replicated into the publication.
+    """Check the catalog, and put tables that may be replicated into the publication.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -59,10 +58,10 @@ def take(
     try:
         published = publication.ensure(connection, options.publication)
     except (ServerUnfit, RightsMissing) as missing:
-        return CatalogSnapshot(number, {}, _unpublished(tables, missing), state, None)
+        return CatalogSnapshot(number, {}, _publication_missing(tables, missing), state, None)
     appends, problems = _ensure_appends(connection, options, tables)
     # Before the tables are read, as the proof in silent_ddl.py has it.
-    held = altering.read(connection, options.publication)
+    locks = silent_ddl.read(connection, options.publication)
     found = table_definitions.read_tables(connection, tables, options.publication)
     added = False
     for wanted in tables:
@@ -85,17 +84,17 @@ def take(
     if added:
         found = table_definitions.read_tables(connection, tables, options.publication)
         problems |= _still_absent(found, tables, problems)
-    found = judged(connection, found, arrivals)
-    return CatalogSnapshot(number, found, problems, state, published.identity, altering=held)
+    found = with_arrivals(connection, found, arrivals)
+    return CatalogSnapshot(number, found, problems, state, published.identity, ddl_locks=locks)
 
 
 def _publish(
     connection: Connection, options: SourceOptions, published: Publication, table: SourceTable
 ) -> None:
-    said = options.publication.appends if table.append_only else options.publication
+    chosen = options.publication.appends if table.append_only else options.publication
     if table.partitioned and not published.via_root:
-        publication.follow_roots(connection, said, table)
-    publication.add(connection, said, table)
+        publication.follow_roots(connection, chosen, table)
+    publication.add(connection, chosen, table)
 
 
 def _ensure_appends(
@@ -108,27 +107,29 @@ def _ensure_appends(
     try:
         return publication.ensure(connection, options.publication.appends), {}
     except (ServerUnfit, RightsMissing) as missing:
-        return None, _unpublished(appending, missing)
+        return None, _publication_missing(appending, missing)
 
 
-def _unpublished(tables: Sequence[TableOptions], missing: SourceError) -> dict[str, TableRefused]:
-    """The publication went, or was narrowed: changes are lost from then on."""
+def _publication_missing(
+    tables: Sequence[TableOptions], missing: SourceError
+) -> dict[str, TableRefused]:
+    """The errors for a publication that is gone or narrowed: changes are missed from then on."""
     return {
         wanted.qualified: TableNotPublished(
-            wanted.qualified, str(missing).rstrip(";"), "then it is copied anew"
+            wanted.qualified, str(missing).rstrip(";"), "then it is copied again"
         )
         for wanted in tables
     }
 
 
-def judged(
+def with_arrivals(
     connection: Connection, found: Mapping[str, SourceTable], arrivals: Arrivals | None
 ) -> dict[str, SourceTable]:
-    """The tables, with what is known of how their partitions came."""
+    """The tables, their partitions marked that were empty when they were attached."""
     if arrivals is None:
         return dict(found)
     return {
-        name: replace(table, partitions=arrivals.judged(connection, table.partitions))
+        name: replace(table, partitions=arrivals.with_arrivals(connection, table.partitions))
         for name, table in found.items()
     }
 
@@ -144,7 +145,7 @@ def _still_absent(
     tables: Sequence[TableOptions],
     known: Mapping[str, TableRefused],
 ) -> dict[str, TableRefused]:
-    """A table that was dropped or renamed while it was added."""
+    """The errors for tables that were dropped or renamed while they were added."""
     absent = {}
     for wanted in tables:
         table = found.get(wanted.qualified)

@@ -1,4 +1,4 @@
-"""What PostgreSQL's catalog says of the tables: columns, types, keys, what is published.
+"""Table definitions read from PostgreSQL's catalog: columns, types, keys, and publication.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -44,7 +44,7 @@ class UniqueIndex(NamedTuple):
 
 
 class Published(NamedTuple):
-    """How the publication holds a table; ``columns`` is None before PostgreSQL 15."""
+    """A table's entry in the publication; ``columns`` is None before PostgreSQL 15."""
 
     columns: tuple[str, ...] | None
     row_filter: str | None
@@ -54,7 +54,7 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceTable:
-    """One table as one look at the catalog saw it."""
+    """One table of a catalog snapshot."""
 
     oid: int
     schema: str
@@ -75,13 +75,13 @@ class SourceTable:
     version: Version
     not_null: frozenset[str] = field(default=frozenset())
     partitions: tuple[Partition, ...] = ()
-    """All below it, at any depth."""
+    """All partitions below it, at any depth."""
     hidden_by: str | None = None
     """The root that the publication has in this partition's place."""
     append_only: bool = False
-    """It is configured as such: it has no key, whatever its indexes are."""
+    """Whether it is configured as such: it has no key, whatever its indexes are."""
     changes_published: bool = False
-    """An append-only table that is in the publication of the other ones as well."""
+    """Whether it is append-only, and in the publication of the other tables as well."""
 
     @property
     def qualified(self) -> str:
@@ -144,7 +144,7 @@ class SourceTable:
 
     @property
     def rows_sql(self) -> str:
-        """What its own rows are read from."""
+        """The FROM item that its own rows are read from."""
         return self.sql_name if self.partitioned else f"ONLY {self.sql_name}"
 
     @property
@@ -154,15 +154,15 @@ class SourceTable:
 
     @property
     def oids(self) -> list[int]:
-        """Its own, and its partitions'."""
+        """Its own oid, and its partitions'."""
         return [self.oid, *(each.known.oid for each in self.partitions)]
 
     def changed_since(self, before: Version) -> str | None:
-        """Why rows or values may have changed without a trace; see ``version.changed``."""
+        """Why rows or values may have changed by silent DDL; see ``table_version.changed``."""
         return version_.changed(before, self.version, self.partitions, partitioned=self.partitioned)
 
     def rewritten_since(self, before: Version) -> str | None:
-        """The same, whatever became of its partitions."""
+        """The same without regard to partitions."""
         return version_.changed(before, self.version, (), partitioned=False)
 
 
@@ -204,7 +204,7 @@ WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.i
 """
 
 # The view pg_publication_tables locks every table of the publication, so that one that is being
-# altered would hold up the look at all the others.
+# altered would hold up the check of all the others.
 _PUBLISHED = """
 SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8
 FROM pg_publication b
@@ -253,7 +253,7 @@ def read_tables(
 ) -> dict[str, SourceTable]:
     """The tables that exist, by qualified name, all as one snapshot shows them.
 
-    Those that are append-only are looked for in ``publication.appends``.
+    Those that are append-only are read from ``publication.appends``.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -313,7 +313,7 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.Ty
 
 
 class _InPublication(NamedTuple):
-    """What a publication says of some tables, by oid."""
+    """The entries of some tables in a publication, by oid."""
 
     tables: dict[int, Published]
     hidden: dict[int, str]
@@ -341,8 +341,8 @@ def _read_published(
 
 
 def _published_sql(version: int) -> str:
-    """What pg_publication_tables says of some tables: row filters, column lists and schemas came
-    with version 15, generated columns with 18."""
+    """The query for what pg_publication_tables shows of some tables: row filters, column lists and
+    schemas came with version 15, generated columns with 18."""
     if version < 150000:
         return _PUBLISHED.format(
             columns="NULL", row_filter="NULL", in_schema="false", ancestor_in_schema="false"

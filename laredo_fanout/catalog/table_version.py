@@ -1,8 +1,8 @@
-"""What a look remembers of a table, to notice what leaves no trace in the stream.
+"""The version of a table: the catalog's marks by which a later check notices silent DDL.
 
-Statements that change values or move rows in silence: ALTER TYPE ... USING, an enum's label
-renamed, an attribute added to a composite type; a partition attached, detached or truncated; the
-publication narrowed and made whole again.
+Silent DDL is a statement that changes values or moves rows without a message in the stream:
+ALTER TYPE ... USING, an enum's label renamed, an attribute added to a composite type; a partition
+attached, detached or truncated; the publication narrowed and made whole again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laredo_fanout.catalog import partitions as partitions_
-from laredo_fanout.catalog.partitions import Known, Partition
+from laredo_fanout.catalog.partitions import Partition, StoredPartition
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
 
 
 class Version(NamedTuple):
-    """What was seen; a store of an earlier release knows only the first two."""
+    """The marks of one catalog check; a store of an earlier release has only the first two."""
 
     attributes: str
     """The transactions that wrote the table's pg_attribute rows."""
@@ -27,7 +27,7 @@ class Version(NamedTuple):
     """The file that holds the rows."""
     types: tuple[str, ...] | None = None
     """The labels of enums and the attributes of composites that its columns are made of."""
-    partitions: tuple[Known, ...] = ()
+    partitions: tuple[StoredPartition, ...] = ()
     publication: str | None = None
     """The transaction that last wrote the publication's own row."""
 
@@ -35,7 +35,7 @@ class Version(NamedTuple):
 def changed(
     before: Version, now: Version, partitions: Sequence[Partition], *, partitioned: bool
 ) -> str | None:
-    """Why rows or values may have changed without a trace in the stream; None if they can't have.
+    """Why silent DDL may have changed rows or values; None if it can't have.
 
     ALTER TYPE ... USING writes pg_attribute rows and a new file; each alone is
     harmless (SET STATISTICS; VACUUM FULL, TRUNCATE). An enum may get labels; what
@@ -78,7 +78,7 @@ FROM used JOIN pg_type t ON t.oid = used.type AND t.typtype = 'c'
 
 
 def read_types(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """What the columns of these tables are made of, in the form of ``Version.types``."""
+    """The types that these tables' columns are made of, in the form of ``Version.types``."""
     found: dict[int, list[str]] = {oid: [] for oid in oids}
     for oid, part in connection.execute(_TYPES, (list(oids),)).fetchall():
         found[oid].append(part)
@@ -95,19 +95,19 @@ def relations_within(version: Version) -> list[int]:
 
 
 def to_json(version: Version) -> dict[str, Any]:
-    """What the table's record keeps."""
+    """The JSON that the table's record keeps."""
     kept = [list(each) for each in version.partitions]
     types = None if version.types is None else list(version.types)
     return {**version._asdict(), "types": types, "partitions": kept}
 
 
 def from_json(stored: Mapping[str, Any]) -> Version:
-    """What :func:`to_json` made."""
+    """Read what :func:`to_json` made."""
     types: Iterable[str] | None = stored.get("types")
     return Version(
         stored["attributes"],
         stored["file"],
         None if types is None else tuple(types),
-        tuple(Known(*each) for each in stored.get("partitions", ())),
+        tuple(StoredPartition(*each) for each in stored.get("partitions", ())),
         stored.get("publication"),
     )

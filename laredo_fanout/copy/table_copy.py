@@ -14,7 +14,7 @@ from laredo_fanout.copy.range_reader import append_only_statement, statement
 from laredo_fanout.tables.status import CopyProgress
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.append_only import Intake
+    from laredo_fanout.catalog.append_only import TransactionFilter
     from laredo_fanout.catalog.key_ranges import Split
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.source_options import TableOptions
@@ -47,7 +47,7 @@ class TableCopy:
         options: TableOptions,
         table: SourceTable,
         stored: Mapping[str, Any],
-        intake: Intake | None = None,
+        intake: TransactionFilter | None = None,
     ) -> None:
         self.table_id = table_id
         self.options = options

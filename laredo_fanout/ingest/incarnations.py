@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.catalog import shape
-from laredo_fanout.catalog.append_only import Intake
+from laredo_fanout.catalog.append_only import TransactionFilter
 from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.errors import SelectDenied, TableRefused
 from laredo_fanout.store.table import Status
@@ -70,7 +70,7 @@ class Incarnations:
             # Only then: of a session that is cut before that, nothing is left to count.
             self._batch.when_durable(self._counters.count_recopy)
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
-        tracked.intake = Intake(live=False) if source.append_only else None
+        tracked.intake = TransactionFilter(live=False) if source.append_only else None
         tracked.closed_by_stream = False
         self._routes.connect(tracked, now)
         if copies is not None:

@@ -21,7 +21,7 @@ import structlog
 
 from laredo_fanout.catalog import leaves as leaves_
 from laredo_fanout.catalog import partitions, shape
-from laredo_fanout.catalog.leaves import Shown
+from laredo_fanout.catalog.leaves import AnnouncedLeaves
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
@@ -76,7 +76,7 @@ class PartitionRepair:
         self._recopies = recopies
         self._request_check = request_check
         self._counters = counters
-        self.shown = Shown()
+        self.shown = AnnouncedLeaves()
 
     # ------------------------------------------------------------ the stream shows partitions
 
@@ -229,5 +229,5 @@ class PartitionRepair:
 
 
 def _account(leaves: Iterable[Leaf], source: SourceTable, snapshot: CatalogSnapshot) -> Account:
-    altered = bool(snapshot.altering.of(source))
-    return leaves_.account(leaves, source.partitions, snapshot.altering.reach, altered=altered)
+    altered = bool(snapshot.ddl_locks.of(source))
+    return leaves_.account(leaves, source.partitions, snapshot.ddl_locks.reach, altered=altered)

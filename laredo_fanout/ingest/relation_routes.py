@@ -11,7 +11,7 @@ from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.tables import decoding_route
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.leaves import Shown
+    from laredo_fanout.catalog.leaves import AnnouncedLeaves
     from laredo_fanout.catalog.shape import Shape
     from laredo_fanout.decode.stream_relations import StreamRelations
     from laredo_fanout.postgres.pgoutput import Relation
@@ -32,7 +32,7 @@ class RelationRoutes:
         tables: Mapping[str, TrackedTable],
         relations: StreamRelations,
         request_snapshot: RequestSnapshot,
-        shown: Shown,
+        shown: AnnouncedLeaves,
     ) -> None:
         self._tables = tables
         self._relations = relations

@@ -18,9 +18,9 @@ import structlog
 from laredo_fanout.catalog import append_only
 from laredo_fanout.catalog.side_connection import (
     LOCK_TIMEOUT,
+    CheckSoonRequest,
     Report,
     SideConnection,
-    SoonRequest,
 )
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode.stream_decoder import StreamDecoder
@@ -105,7 +105,7 @@ class IngestSession:
 
     def check_catalog_soon(self) -> None:
         """Have the catalog checked; from any thread."""
-        self._side_connection.request(SoonRequest())
+        self._side_connection.request(CheckSoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
         """Have a table copied again beside its readers; from any thread."""

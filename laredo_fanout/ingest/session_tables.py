@@ -11,12 +11,12 @@ import structlog
 
 from laredo_fanout.catalog.side_connection import (
     ConnectionReady,
-    Crashed,
     Prepared,
     PrepareFailed,
     Report,
     SideConnection,
-    Trouble,
+    SideConnectionCrashed,
+    SideConnectionDown,
     Waiting,
 )
 from laredo_fanout.catalog.snapshot import CatalogSnapshot
@@ -128,9 +128,9 @@ class SessionTables:
                     self.tracked.recopy(report, self._batch.transaction, self.copies)
                 case ConnectionReady(connection):
                     self.copier.connected(connection)
-                case Crashed(error):
+                case SideConnectionCrashed(error):
                     raise error
-                case Trouble(error):
+                case SideConnectionDown(error):
                     if self.trouble is None:
                         _log.warning("side connection failed; it is tried again", error=str(error))
                     self.trouble = error

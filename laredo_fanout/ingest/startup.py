@@ -199,7 +199,10 @@ class Preparation:
             transaction.set_marker(None)
         if found is not None:
             slot.drop(connection, found)
-        with self._patience.suspended(), creation.told(options, connection, self._waits_for):
+        with (
+            self._patience.suspended(),
+            creation.waits_reported(options, connection, self._waits_for),
+        ):
             start = slot.create(connection, name, identity.token)
         with store.transaction() as transaction:
             transaction.set_source(replace(identity, since=start))

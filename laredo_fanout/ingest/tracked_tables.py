@@ -173,7 +173,9 @@ class TrackedTables:
                 self._incarnations.close(tracked, transaction, position)
             if snapshot.answers < tracked.wanted_check or time.monotonic() < tracked.retry_at:
                 continue
-            if tracked.closed_by_stream and not snapshot.altering.exclusive.isdisjoint(source.oids):
+            if tracked.closed_by_stream and not snapshot.ddl_locks.exclusive.isdisjoint(
+                source.oids
+            ):
                 tracked.wanted_check = self._request_snapshot(_ALTERED_PAUSE_S)
                 continue
             if tracked.options.append_only and not self._carried(snapshot):
@@ -195,12 +197,12 @@ class TrackedTables:
                 tracked, source, snapshot.problems.get(name)
             ):
                 continue
-            tracked.altered_by = snapshot.altering.of(source)
+            tracked.altered_by = snapshot.ddl_locks.of(source)
             if source.partitioned and not (passed and tracked.partitions_judged):
                 continue
             assert tracked.table_id is not None
             if not tracked.altered_by:
-                self._batch.verified(tracked.table_id, snapshot.altering.reach)
+                self._batch.verified(tracked.table_id, snapshot.ddl_locks.reach)
 
     def _is_as_known(
         self, tracked: TrackedTable, source: SourceTable, problem: TableRefused | None

@@ -1,1 +1,1 @@
-"""What knows only PostgreSQL: connections, the replication protocol, pgoutput, WAL messages."""
+"""The PostgreSQL side alone: connections, the replication protocol, pgoutput, WAL messages."""

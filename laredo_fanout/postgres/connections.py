@@ -1,4 +1,4 @@
-"""Connections to the source: the settings that fix the text of every value, and errors' kinds."""
+"""SQL connections to the source: their session settings, time limits, and errors by kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Connection = psycopg.Connection[Any]
 _EXTRA = {
     # With 'on' a role that row-level security applies to would silently copy a part of the rows.
     "row_security": "off",
-    # 'on' hangs while a synchronous standby is away; our own messages needn't wait for it.
+    # 'on' hangs while a synchronous standby is unavailable; our own messages needn't wait for it.
     "synchronous_commit": "local",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -35,7 +35,7 @@ _LONGEST_NAME = 63
 
 
 class ConnectionOptions(Protocol):
-    """Which database, and as what a connection shows itself there; times in seconds."""
+    """The settings of a connection: database, name in pg_stat_activity, timeouts in seconds."""
 
     @property
     def connection(self) -> str:
@@ -47,7 +47,7 @@ class ConnectionOptions(Protocol):
 
     @property
     def run(self) -> str:
-        """Random, part of that name too: which session it belongs to."""
+        """The random id of the session that the connection belongs to: part of that name too."""
 
     @property
     def connect_timeout(self) -> float:
@@ -55,17 +55,17 @@ class ConnectionOptions(Protocol):
 
     @property
     def receive_timeout(self) -> float:
-        """The stream is taken for dead when nothing came for so long."""
+        """How long the stream may bring nothing before its connection counts as lost."""
 
 
 def application_name(options: ConnectionOptions, role: str) -> str:
-    """What pg_stat_activity calls the connection: ``laredo-fanout SLOT RUN ROLE``."""
+    """The connection's name in pg_stat_activity: ``laredo-fanout SLOT RUN ROLE``."""
     end = f" {options.run} {role}" if options.run else f" {role}"
     return f"laredo-fanout {options.slot_name}"[: _LONGEST_NAME - len(end)] + end
 
 
 def connect(options: ConnectionOptions, *, role: str, replication: bool = False) -> Connection:
-    """An autocommit connection under the session settings of :data:`select.SESSION`.
+    """Open an autocommit connection with the session settings of :data:`select.SESSION`.
 
     ``role`` says in pg_stat_activity what the connection is for. With ``replication``
     it speaks the replication protocol (of this database).
@@ -110,7 +110,7 @@ _DENIALS = (
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raise what psycopg raises as this package's errors."""
+    """Translate psycopg's errors into this package's."""
     try:
         yield
     except psycopg.Error as error:
@@ -124,7 +124,7 @@ def sever(connection: Connection) -> None:
 
 
 class Patience:
-    """Breaks a connection when what is done over it within the block takes longer than ``seconds``.
+    """A time limit: the block's work over ``connection`` may take ``seconds``, then it is cut.
 
     A proxy that stopped forwarding sends neither the answer nor the connection's end.
     """
@@ -147,7 +147,7 @@ class Patience:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """What may rightly take long; the time begins anew after it."""
+        """Lift the limit for work that may take long; the time begins again after it."""
         self.__exit__()
         yield
         self.__enter__()
@@ -158,7 +158,7 @@ class Patience:
 
 
 def cancel(connection: Connection) -> None:
-    """Have the server end what this connection waits for; from any thread."""
+    """Cancel the statement that this connection waits for; from any thread."""
     with suppress(psycopg.Error):
         connection.cancel_safe(timeout=2)
 

@@ -1,4 +1,4 @@
-"""What can go wrong with PostgreSQL: its connections, its slot, its stream.
+"""Errors of PostgreSQL: of connections, the slot and the stream.
 
 SourceError                PostgreSQL, or what we need of it
 ├── SourceUnavailable      can't connect, or the connection was cut: tried again
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 
 class SourceError(Exception):
-    """PostgreSQL, or what we need of it, isn't as it must be."""
+    """Root of the errors of PostgreSQL and of what the server needs there."""
 
 
 class SourceUnavailable(SourceError):
-    """No connection to PostgreSQL just now; it is tried again with growing pauses."""
+    """PostgreSQL can't be connected to, or the connection was cut; retried with growing pauses."""
 
 
 class RightsMissing(SourceError):
@@ -28,12 +28,12 @@ class RightsMissing(SourceError):
 class SlotLost(SourceError):
     """Changes between the stored position and the slot can't be had any more.
 
-    ``on_slot_lost = recreate`` makes a new slot and copies the tables anew.
+    ``on_slot_lost = recreate`` makes a new slot and copies the tables again.
     """
 
 
 class SlotInUse(SourceError):
-    """Another process streams from the slot; it is tried again with growing pauses."""
+    """Another process streams from the slot; retried with growing pauses."""
 
 
 class StreamBroken(SourceError):

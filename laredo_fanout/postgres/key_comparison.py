@@ -1,10 +1,10 @@
-"""Comparing keys in SQL, whatever their types are and whoever made them.
+"""SQL conditions that compare keys, whatever their types are and whoever made the types.
 
 Sessions have only pg_catalog in their search_path, where the operators of an extension's types
 aren't: they are named with the type's schema, where CREATE EXTENSION puts both. Only those of the
 type's btree operator class are called, which a superuser made: in a schema that others may write
-to anybody makes operators. A value is written as one of the type below every domain, whose CHECK
-its owner wrote, and a key that may hold such a domain inside isn't compared at all.
+to, any role may make operators. A value is written as one of the type below every domain, whose
+CHECK its owner wrote, and a key that may hold such a domain inside isn't compared at all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def up_to(key: Sequence[Selected], values: Sequence[str]) -> str:
 
 
 def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
-    """Whether the types' operators are called as is usual (hstore's aren't), and run nobody's code.
+    """Whether the key's types have operators of the usual names (hstore's aren't) that run no
+    code of another role.
 
     :raises psycopg.Error: if the catalog can't be read.
     """

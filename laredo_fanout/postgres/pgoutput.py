@@ -1,4 +1,4 @@
-"""The stream's messages, apart from rows: what each one's bytes say.
+"""The parser of pgoutput's messages, apart from those of rows.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 (versions 1 and 2). Every message arrives in an XLogData envelope of 25 bytes ('w',
@@ -22,10 +22,10 @@ INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = ord("S"), ord("E"), ord("c"), ord("A")
 
 XID_BYTES = 4
-"""Between kind and content of a message within a streamed part: whose it is."""
+"""The transaction's id, between kind and content of a message within a streamed part."""
 
 KEPT_BYTES = 1024
-"""Of a longer MESSAGE no more is used: any role may write one of a gigabyte, ours are short."""
+"""The bytes of a MESSAGE that are used: any role may write one of a gigabyte, ours are short."""
 
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
@@ -43,31 +43,37 @@ _envelope = Struct(">QQq").unpack_from
 
 
 class Commit(NamedTuple):
-    """The end of a transaction; ``position`` is the end of its commit record."""
+    """The end of a transaction."""
 
+    #: Where the commit record begins.
     commit_position: int
+    #: Where the commit record ends: the position of all the transaction's changes.
     position: int
+    #: Microseconds since 1970.
     time_us: int
 
 
 class StreamStart(NamedTuple):
-    """A part of a transaction that is still running; ``first``: nothing of it came before."""
+    """The beginning of a part of a transaction that is still running."""
 
     xid: int
+    #: Whether nothing of the transaction came before.
     first: bool
 
 
 class StreamAbort(NamedTuple):
-    """A subtransaction was rolled back; the whole one if it is the same as ``xid``."""
+    """The rollback of a subtransaction; of the whole transaction where it is equal to ``xid``."""
 
     xid: int
     subtransaction: int
 
 
 class Keepalive(NamedTuple):
-    """The server is alive, has decoded up to ``wal_end``, and may want an answer at once."""
+    """A keepalive of the walsender."""
 
+    #: How far it has decoded.
     wal_end: int
+    #: Whether it asks for a status update at once.
     wants_reply: bool
 
 
@@ -76,7 +82,9 @@ class RelationColumn(NamedTuple):
 
     name: str
     type_oid: int
+    #: As pg_attribute has it; -1 where there is none.
     type_modifier: int
+    #: Whether it is part of the replica identity.
     in_key: bool
 
 
@@ -86,25 +94,26 @@ class Relation(NamedTuple):
     oid: int
     schema: str
     name: str
+    #: As pg_class.relreplident has it: d, n, f or i.
     replica_identity: str
     columns: tuple[RelationColumn, ...]
 
 
 class Emitted(NamedTuple):
-    """What pg_logical_emit_message wrote, at ``position``; anybody may, of any size.
-
-    ``content`` is empty where it, or the prefix, isn't whole within KEPT_BYTES.
-    """
+    """A message of pg_logical_emit_message; any role may write one, of any size."""
 
     transactional: bool
     prefix: bytes
+    #: Empty where it, or the prefix, isn't whole within KEPT_BYTES.
     content: bytes
+    #: Where the message lies in the WAL.
     position: int
 
 
 class Truncate(NamedTuple):
     """TRUNCATE of these tables, in one statement."""
 
+    #: The tables.
     oids: tuple[int, ...]
 
 
@@ -121,7 +130,7 @@ def stream_start(message: bytes) -> StreamStart:
 
 
 def stream_commit(message: bytes) -> tuple[int, Commit]:
-    """The commit of a streamed transaction in ``message``, and whose it is."""
+    """The commit of a streamed transaction in ``message``, behind its xid."""
     xid, _, commit_position, position, time = _stream_commit(message, ENVELOPE + 1)
     return xid, Commit(commit_position, position, time + _EPOCH_US)
 
@@ -144,7 +153,7 @@ def wal_end(message: bytes) -> int:
 
 
 def emitted(message: bytes) -> Emitted:
-    """The message in ``message``, of which KEPT_BYTES suffice."""
+    """The MESSAGE in ``message``, of which KEPT_BYTES suffice."""
     flags, position = _message(message, ENVELOPE + 1)
     prefix, _, behind = message[ENVELOPE + 10 :].partition(b"\0")
     size = int.from_bytes(behind[:4], "big")
@@ -153,7 +162,7 @@ def emitted(message: bytes) -> Emitted:
 
 
 def kept(data: bytes | memoryview) -> bytes | memoryview:
-    """What of ``data`` is needed: of somebody's MESSAGE as much as one of ours has."""
+    """The part of ``data`` that is needed: of a MESSAGE no more than one of ours has."""
     is_long = len(data) > KEPT_BYTES and data[0] == XLOG_DATA and data[ENVELOPE] == MESSAGE
     return data[:KEPT_BYTES] if is_long else data
 

@@ -1,4 +1,4 @@
-"""Emptying the stream's socket while the ingest's thread waits for the disk."""
+"""A thread that empties the stream's socket while the ingest's thread waits for the disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BackgroundReading:
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Within it the thread works; an error of ``read_available`` is raised at its end."""
+        """Let the thread read during the block; its error is raised at the block's end."""
         done = threading.Event()
         working = self._thread.submit(self._until, done)
         try:

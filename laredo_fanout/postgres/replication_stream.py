@@ -1,4 +1,4 @@
-"""The replication connection: the slot's stream, and what it is told is durable.
+"""The replication connection: reads the slot's stream, and confirms what is durable here.
 
 https://www.postgresql.org/docs/current/protocol-replication.html, over psycopg's
 pq layer. Messages are taken out of libpq's buffer one by one, but the socket is
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _READ_BYTES = 8 << 20
-"""How much is taken before it is used: libpq's buffer keeps the size it once had."""
+"""The bytes that are read before they are used: libpq's buffer keeps the size it once had."""
 
 _FLUSH_S = 5.0
 
@@ -41,22 +41,25 @@ _SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
 
 
 class Identified(NamedTuple):
-    """Which server this is, and where it writes."""
+    """The answer to IDENTIFY_SYSTEM."""
 
     system_identifier: int
     timeline: int
+    #: How far its WAL reaches.
     position: int
 
 
 class Switch(NamedTuple):
-    """Where a timeline was left for the next one."""
+    """A switch of timelines: where one was left for the next."""
 
+    #: The timeline that was left.
     timeline: int
+    #: Where.
     position: int
 
 
 class ReplicationStream:
-    """One replication connection. Every method may raise SourceUnavailable."""
+    """A replication connection. Every method may raise SourceUnavailable."""
 
     def __init__(self, connection: connections.Connection, timeout: float) -> None:
         self._connection = connection
@@ -89,7 +92,7 @@ class ReplicationStream:
         return Identified(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
 
     def switches(self, timeline: int) -> tuple[Switch, ...]:
-        """The timelines that ``timeline`` comes from, oldest first, and where each was left."""
+        """TIMELINE_HISTORY: those that ``timeline`` comes from, oldest first, with their ends."""
         if timeline == 1:
             return ()
         history = self._row(b"TIMELINE_HISTORY %d" % timeline)[1]
@@ -112,7 +115,7 @@ class ReplicationStream:
         With ``in_parts`` (version 2) those that outgrow the server's
         logical_decoding_work_mem are sent before their commit, so that little is left then.
 
-        :raises SlotInUse: if somebody else streams from the slot.
+        :raises SlotInUse: if another process streams from the slot.
         :raises SlotLost: if it doesn't exist or was invalidated.
         """
         names = ", ".join(
@@ -141,11 +144,11 @@ class ReplicationStream:
         raise SourceUnavailable(f"the stream of slot {slot} can't be started: {text}")
 
     def read_available(self) -> int:
-        """Take what the socket has into libpq's buffer; how many bytes there were, about."""
+        """Read the socket into libpq's buffer; returns about how many bytes there were."""
         return self._take(self._reader.read)
 
     def read_ahead(self) -> int:
-        """The same while what the last read brought is still worked on, within one bound."""
+        """The same while messages of the last read are still in the buffer, within one bound."""
         return self._take(self._reader.read_ahead)
 
     def _take(self, read: Callable[[], int]) -> int:
@@ -162,7 +165,7 @@ class ReplicationStream:
         return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")
 
     def confirm(self, position: int, *, reply: bool = False) -> None:
-        """Tell the server that everything up to ``position`` is durable here.
+        """Confirm to the slot that everything up to ``position`` is durable here.
 
         Only ever what a commit of the store has returned for. ``reply`` asks the
         server for a keepalive.

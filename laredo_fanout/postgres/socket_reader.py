@@ -1,6 +1,6 @@
-"""From a connection's socket into libpq's buffer, in big reads, but never more than a bound.
+"""The reader of a connection's socket into libpq's buffer: in big reads, within a bound.
 
-How much a reading takes isn't told, and what the socket held before says little of it:
+libpq doesn't return how much a read took, and what the socket held before says little of it:
 PQconsumeInput goes on until the socket is empty or the buffer is full, and a server
 that sends meanwhile keeps it reading (pqReadData in libpq's fe-misc.c). The buffer
 doubles when it is full, and never gets smaller. So what may have come meanwhile counts.
@@ -23,8 +23,8 @@ _BYTES_A_NS = 1
 
 
 class SocketReader:
-    """Of one connection. At most about ``bound`` bytes are taken before they are used up, or one
-    message if that is larger."""
+    """Reads one connection's socket. At most about ``bound`` bytes are read before they are used
+    up, or one message if that is larger."""
 
     def __init__(self, pgconn: PGconn, bound: int) -> None:
         self._pgconn = pgconn

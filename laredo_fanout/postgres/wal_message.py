@@ -1,11 +1,12 @@
-"""Messages that we write into the WAL, to meet them again in the stream.
+"""Messages that the server writes into the WAL and recognizes in its stream.
 
-Two kinds: a *look* says that the catalog, as one look at it saw it, holds from
-here on (and lets an idle slot advance); a *barrier* says that every row read by
-a table's copy was committed before. Messages reach every slot of the database,
-come again after a crash, and are open to every role (pg_logical_emit_message is
-granted to PUBLIC). So each has a random number of its own that is shown nowhere
-before the message is in the WAL, and counts once: what isn't awaited is nobody's.
+Two kinds: a catalog check's message marks the position from which its catalog
+snapshot holds (and lets an idle slot advance); a *barrier* marks a position after
+every commit that a table's copy could read. Messages reach every slot of the
+database, come again after a crash, and are open to every role
+(pg_logical_emit_message is granted to PUBLIC). So each has a random number that is
+shown nowhere before the message is in the WAL, and counts once: a message that
+isn't awaited is ignored.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ PREFIX = "laredo"
 
 _OF_A_SERVER = re.compile(rb"([a-z0-9_]{1,63}):[0-9a-f]{32}:(look|barrier|made:[0-9]+)")
 _MOST_BYTES = 200
-"""More than any message of a server's has."""
+"""The longest message that is compared: more than any of ours has."""
 
 
 def new_token() -> str:
-    """Random, never used before, and shown to others."""
+    """A random name that may be shown, never used before."""
     return secrets.token_hex(8)
 
 
 def new_secret() -> str:
-    """Random, never used before: whoever knows it sent or received the message."""
+    """A random secret, never used before: only the message's sender and receivers know it."""
     return secrets.token_hex(16)
 
 
 def check_payload(slot: str) -> str:
-    """The content of a new look's message."""
+    """The content of a new catalog check's message."""
     return f"{slot}:{new_secret()}:look"
 
 
@@ -61,10 +62,10 @@ def made_payload(slot: str, token: str, position: object) -> str:
 
 
 class Awaited:
-    """The messages that the stream is to bring, each until it is met.
+    """The messages that were sent and that the stream hasn't brought yet.
 
-    One thread adds what it is about to send, another one asks of what has come.
-    ``count_strange`` is called for messages with our prefix that nobody awaits and that aren't
+    One thread adds what it is about to send, another one compares what has come.
+    ``count_strange`` is called for messages with our prefix that aren't awaited and that aren't
     of another slot's server: of an earlier session, or forged.
     """
 
@@ -75,11 +76,11 @@ class Awaited:
         self._warned = False
 
     def add(self, payload: str) -> None:
-        """It is about to be sent."""
+        """Await this message: it is about to be sent."""
         self._contents.add(payload.encode())
 
     def meet(self, emitted: Emitted) -> bool:
-        """Whether the message is awaited; it isn't any more then."""
+        """Whether the message is awaited; if so, it is taken off the list."""
         if emitted.prefix != PREFIX.encode():
             return False
         # Nothing longer can be a server's message.
@@ -93,7 +94,7 @@ class Awaited:
                 self._warned = True
                 _log.info(
                     "a message in the WAL has our prefix and wasn't awaited: an earlier"
-                    " connection of ours sent it, or somebody else; it is ignored"
+                    " connection of ours sent it, or another program; it is ignored"
                 )
             self._count_strange()
         return False
@@ -104,7 +105,7 @@ class Awaited:
 
 
 def emit(connection: Connection, payload: str) -> None:
-    """Write the message, in a transaction of its own (synchronous_commit is local).
+    """Write the message into the WAL, in a transaction of its own (synchronous_commit is local).
 
     The payload is a parameter: statements are shown in pg_stat_activity and pg_stat_statements.
     """

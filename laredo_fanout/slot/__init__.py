@@ -1,1 +1,1 @@
-"""The replication slot: made, owned, watched, moved, and what a failover makes of it."""
+"""The replication slot: creation, ownership, health, position, and failover."""

@@ -1,4 +1,4 @@
-"""Whom the making of a slot waits for, told while it waits.
+"""Reports the transactions that creating a slot waits for, while it waits.
 
 PostgreSQL can begin to decode only after every transaction that was running is over; one that
 is left open, or prepared and forgotten, makes it wait without limit.
@@ -46,16 +46,18 @@ SELECT gid, owner::text, prepared::timestamptz(0)::text FROM pg_prepared_xacts O
 
 
 @contextmanager
-def told(options: SourceOptions, maker: Connection, tell: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs on the connection ``maker``, ``tell`` whom it waits for.
+def waits_reported(
+    options: SourceOptions, maker: Connection, report: Callable[[str], None]
+) -> Iterator[None]:
+    """While the block runs on the connection ``maker``, ``report`` which transactions it waits for.
 
-    ``tell`` is called in a thread of its own, with a sentence for people; a wait that is short
-    isn't told. The log has it when it changes, and once a minute. Where the server has long
+    ``report`` is called in a thread of its own, with a sentence for people; a wait that is short
+    isn't reported. The log has it when it changes, and once a minute. Where the server has long
     answered, or knows no such connection, ``maker`` is broken off: its answer is lost.
     """
     over = threading.Event()
     watcher = threading.Thread(
-        target=_watch, args=(options, maker, tell, over), name="laredo-slot", daemon=True
+        target=_watch, args=(options, maker, report, over), name="laredo-slot", daemon=True
     )
     watcher.start()
     try:
@@ -66,7 +68,7 @@ def told(options: SourceOptions, maker: Connection, tell: Callable[[str], None])
 
 
 def _watch(
-    options: SourceOptions, maker: Connection, tell: Callable[[str], None], over: threading.Event
+    options: SourceOptions, maker: Connection, report: Callable[[str], None], over: threading.Event
 ) -> None:
     if over.wait(_FIRST_LOOK_S):
         return
@@ -82,25 +84,25 @@ def _watch(
                     # It may have answered just now; twice means that nothing comes through.
                     answered = 0 if _works(connection, pid) else answered + 1
                     if answered > 1:
-                        _log.warning("the slot's making was answered, and no answer came")
+                        _log.warning("the slot was created, but the answer was lost")
                         connections.sever(maker)
                         return
                     waited_for = _sentence(connection, pid)
-                    tell(waited_for)
+                    report(waited_for)
                     now = time.monotonic()
                     if waited_for != said or now - said_at >= _SAY_AGAIN_S:
                         said, said_at = waited_for, now
-                        _log.warning("slot not made yet", slot=options.slot_name, why=waited_for)
+                        _log.warning("slot not created yet", slot=options.slot_name, why=waited_for)
                     with patience.suspended():
                         over.wait(_LOOK_EVERY_S)
         except (SourceError, psycopg.Error) as failed:
             text = " ".join(str(failed).split())
-            _log.warning("can't tell whom the slot waits for", error=text)
+            _log.warning("can't read what the slot's creation waits for", error=text)
             over.wait(_LOOK_EVERY_S)
 
 
 def _works(connection: Connection, pid: int) -> bool:
-    """Whether the server still works for it; also where we may not see what it does."""
+    """Whether the backend ``pid`` is still working; also where the role may not see that."""
     row = connection.execute(_WORKS, (pid,)).fetchone()
     return row is not None and row[0] is not False
 
@@ -116,5 +118,5 @@ def _sentence(connection: Connection, maker_pid: int) -> str:
         for gid, role, since in connection.execute(_PREPARED).fetchall()
     ]
     if not parts:
-        return "making the slot"
-    return f"making the slot waits for transactions to end: {', '.join(parts)}"
+        return "creating the slot"
+    return f"creating the slot waits for transactions to end: {', '.join(parts)}"

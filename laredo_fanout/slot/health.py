@@ -1,7 +1,7 @@
-"""What may become of the slot, said before it is too late.
+"""Warnings about the slot's health: how near it is to being invalidated, or to filling the disk.
 
 PostgreSQL invalidates a slot for which it would have to keep more WAL than
-max_slot_wal_keep_size, or (18) that nobody uses for idle_replication_slot_timeout; and
+max_slot_wal_keep_size, or (18) that is unused for idle_replication_slot_timeout; and
 without such limits the WAL that it keeps fills the disk.
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -21,21 +21,24 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 SAFE_SHARE = 0.25
-"""Of max_slot_wal_keep_size: with less left the slot is in danger."""
+"""The part of max_slot_wal_keep_size: with less left the slot is in danger."""
 IDLE_SHARE = 0.5
 """Of idle_replication_slot_timeout."""
 LOST = frozenset({"lost", "dropped"})
-"""Kinds of which a slot doesn't recover: only another one is well."""
+"""Kinds that a slot doesn't recover from: it must be made again."""
 OLD_TRANSACTION_S = 3600.0
 XMIN_SHARE = 0.5
 """Of autovacuum_freeze_max_age: from there on PostgreSQL vacuums tables for nothing."""
 
 
 class SlotWarning(NamedTuple):
-    """``kind`` is a word for metrics, ``text`` a sentence, ``cure`` what to do."""
+    """A danger to the slot."""
 
+    #: A word, for the metric's label.
     kind: str
+    #: A sentence.
     text: str
+    #: What to do.
     cure: str
 
     def __str__(self) -> str:
@@ -43,7 +46,7 @@ class SlotWarning(NamedTuple):
 
 
 def warnings(slot: Slot) -> list[SlotWarning]:
-    """What is to be said of the slot as it is now; empty if it is well."""
+    """The warnings about the slot as it is now; none if it is well."""
     if slot.wal_status == "lost":
         # It keeps nothing any more, and nothing more can become of it.
         return list(_wal(slot))
@@ -56,7 +59,7 @@ def _wal(slot: Slot) -> Iterator[SlotWarning]:
         yield SlotWarning(
             "lost",
             f"slot {slot.name} was invalidated ({slot.invalidated or 'wal_removed'})",
-            "on_slot_lost decides: with recreate every table is copied anew",
+            "on_slot_lost decides: with recreate every table is copied again",
         )
     elif slot.wal_status == "unreserved":
         yield SlotWarning(
@@ -85,7 +88,7 @@ def _idle(slot: Slot) -> Iterator[SlotWarning]:
     if timeout is not None and idle is not None and idle > IDLE_SHARE * timeout:
         yield SlotWarning(
             "idle",
-            f"nobody has streamed from slot {slot.name} for {idle:,.0f} s; after {timeout:,} s"
+            f"slot {slot.name} hasn't been streamed from for {idle:,.0f} s; after {timeout:,} s"
             " it is invalidated (idle_replication_slot_timeout)",
             "start the server, or raise idle_replication_slot_timeout",
         )
@@ -94,13 +97,15 @@ def _idle(slot: Slot) -> Iterator[SlotWarning]:
 def _transactions(slot: Slot) -> Iterator[SlotWarning]:
     oldest = slot.oldest
     if oldest is not None and oldest.age_s is not None and oldest.age_s > OLD_TRANSACTION_S:
-        who = "a prepared transaction" if oldest.pid is None else f"PostgreSQL process {oldest.pid}"
+        holder = (
+            "a prepared transaction" if oldest.pid is None else f"PostgreSQL process {oldest.pid}"
+        )
         cure = "end it"
         if oldest.pid is not None:
             cure += f" (SELECT pg_terminate_backend({oldest.pid});)"
         yield SlotWarning(
             "old_transaction",
-            f"{who} has had a transaction open for {oldest.age_s:,.0f} s, and slot {slot.name}"
+            f"{holder} has had a transaction open for {oldest.age_s:,.0f} s, and slot {slot.name}"
             " keeps all WAL since its start",
             cure,
         )
@@ -121,7 +126,7 @@ def _gone(name: str) -> SlotWarning:
 
 
 class SlotWatch:
-    """The slot as it was looked at last, and what was said of it."""
+    """The slot as the last catalog check saw it, and the warnings that were logged."""
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
@@ -129,24 +134,24 @@ class SlotWatch:
         self.seen_at: float | None = None
         """Unix time."""
         self._name = ""
-        self._said: set[str] = set()
-        """Kinds that the log has, and of which it hasn't said that they are over."""
+        self._logged: set[str] = set()
+        """Kinds of warnings that were logged, and whose end wasn't logged yet."""
 
     def update(self, slot: Slot | None) -> None:
-        """Take a look's outcome; what is new of it is logged."""
+        """Take what a catalog check saw of the slot; new warnings are logged."""
         self.slot, self.seen_at = slot, time.time()
         self.warnings = (_gone(self._name),) if slot is None else tuple(warnings(slot))
         if slot is not None:
             self._name = slot.name
         kinds = {warning.kind for warning in self.warnings}
         for warning in self.warnings:
-            if warning.kind not in self._said:
+            if warning.kind not in self._logged:
                 event = "slot lost" if warning.kind in LOST else "slot in danger"
                 _log.warning(event, kind=warning.kind, what=str(warning))
         if kinds & LOST:
             # What it was in danger of has come: nothing of that is over.
-            self._said |= kinds
+            self._logged |= kinds
             return
-        for kind in sorted(self._said - kinds):
+        for kind in sorted(self._logged - kinds):
             _log.info("slot out of danger", kind=kind)
-        self._said = kinds
+        self._logged = kinds

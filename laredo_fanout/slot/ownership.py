@@ -1,8 +1,8 @@
-"""Whose slot it is: which name a server takes, and what it may drop.
+"""Rules of slot ownership: which slot name a server uses, and which slot it may drop.
 
 Names of slots are the whole cluster's, and a slot carries nothing but its name, its database and
 its positions. Ours is the one whose name and database the store has, and whose confirmed position
-lies within what the store knows: nobody but us moves it, and only to where the store is. One that
+lies within what the store knows: only we move it, and only to where the store is. One that
 was made for the store just before it died is known by the message that its stream begins with.
 """
 
@@ -30,14 +30,14 @@ _log = structlog.get_logger()
 
 _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
 _FIRST_BYTES = 256 << 20
-"""Of WAL behind a slot's beginning: the message that was written with it lies within."""
+"""Bytes of WAL behind a slot's beginning, within which the message written with it lies."""
 
 
 def settled(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:
-    """With the name of the slot that is to be used.
+    """The options with the name of the slot that is to be used.
 
     Where none is configured it is the one that the store has used, or else the default, or else
-    the default with the database's oid: a slot that can't be ours is stepped aside for.
+    the default with the database's oid, if a slot of that name can't be ours.
 
     :raises SourceError: if PostgreSQL can't be asked.
     """
@@ -46,7 +46,7 @@ def settled(options: SourceOptions, known: SourceIdentity | None) -> SourceOptio
     with (
         connections.connect(options, role="check") as connection,
         connections.Patience(connection, options.receive_timeout),
-        connections.translated("look at the slots"),
+        connections.translated("read the slots"),
     ):
         name = name_for(connection, options.slot_name, known)
     if name != options.slot_name and (known is None or known.slot != name):
@@ -59,7 +59,7 @@ def settled(options: SourceOptions, known: SourceIdentity | None) -> SourceOptio
 
 
 def name_for(connection: Connection, default: str, known: SourceIdentity | None = None) -> str:
-    """The first name that isn't surely another's.
+    """The first name that isn't certainly another server's.
 
     :raises psycopg.Error: if PostgreSQL can't be asked.
     """
@@ -74,7 +74,7 @@ def name_for(connection: Connection, default: str, known: SourceIdentity | None 
 
 
 def is_used_by(store: Store, system_identifier: int, found: Slot) -> bool:
-    """Whether it is a slot of this cluster that the store has used, and nobody else has moved."""
+    """Whether it is the slot of this cluster that the store has used, not moved by another one."""
     known = store.source
     return (
         known is not None
@@ -111,10 +111,10 @@ def is_made_for(
 
 
 def foreign(found: Slot) -> SlotForeign:
-    """Why nothing is done with a slot that isn't provably ours."""
+    """The error that leaves a slot untouched because it isn't provably ours."""
     return SlotForeign(
-        f"{found} exists and this store has never seen it, or somebody else has moved it: it isn't"
-        f" touched. If nobody needs it: SELECT pg_drop_replication_slot('{found.name}');"
+        f"{found} exists and this store has never used it, or another program has moved it: it"
+        f" isn't touched. If it isn't needed: SELECT pg_drop_replication_slot('{found.name}');"
         " otherwise give this server another slot_name"
     )
 

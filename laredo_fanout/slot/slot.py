@@ -1,4 +1,4 @@
-"""The replication slot, and whether it still holds everything after the stored position.
+"""The replication slot in the catalog: reads, creates and drops it, and finds a gap.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -42,7 +42,7 @@ WHERE s.slot_name = %s
 _INVALIDATED: Mapping[str | None, str] = defaultdict(
     lambda: "its WAL is gone (max_slot_wal_keep_size)",
     {
-        "idle_timeout": "nobody streamed from it for longer than idle_replication_slot_timeout",
+        "idle_timeout": "it was unused for longer than idle_replication_slot_timeout",
         "wal_level_insufficient": "wal_level was lowered for a while",
         "rows_removed": "catalog rows that it needs were removed",
         "conflict": "catalog rows that it needs were removed, or wal_level was lowered",
@@ -66,45 +66,52 @@ ORDER BY began NULLS LAST LIMIT 1
 
 
 class Oldest(NamedTuple):
-    """A transaction of the cluster that has written and isn't over: the slot keeps its WAL.
+    """The cluster's oldest transaction that has written and isn't over: the slot keeps its WAL."""
 
-    ``pid`` is None for a prepared one; ``age_s`` None where the role may not see it
-    (pg_read_all_stats).
-    """
-
+    #: None for a prepared transaction.
     pid: int | None
+    #: None where the role may not see it (pg_read_all_stats).
     age_s: float | None
 
 
 class Slot(NamedTuple):
-    """A slot as PostgreSQL shows it; sizes in bytes, times in seconds, xids' ages in transactions.
+    """A replication slot as PostgreSQL shows it; None is what a version of PostgreSQL doesn't have.
 
-    ``wal_status`` is reserved, extended, unreserved or lost; ``safe_wal_size``
-    is how much may be written before it is in danger (None: no limit set), of
-    ``keep_bytes`` that may be kept at all (max_slot_wal_keep_size). ``retained`` is the WAL
-    since restart_lsn, ``unconfirmed`` since confirmed_flush_lsn. ``idle_s`` is for how long
-    nobody has streamed from it, and after ``idle_timeout_s`` it is invalidated
-    (PostgreSQL 17 and 18 tell; None: not known, or no limit). ``invalidated`` is the reason,
-    as PostgreSQL calls it. What a version doesn't have is None.
+    Sizes are in bytes, times in seconds, xids' ages in transactions.
     """
 
     name: str
     plugin: str | None
     database: str | None
+    #: The walsender that streams from it; None: none does.
     active_pid: int | None
+    #: confirmed_flush_lsn.
     confirmed: int | None
+    #: reserved, extended, unreserved or lost.
     wal_status: str | None
+    #: How much WAL may be written before the slot is in danger; None: no limit is set.
     safe_wal_size: int | None
+    #: The database of the connection that read the slot.
     here: str
+    #: pg_current_wal_lsn(); None on a standby.
     wal_position: int | None
+    #: The WAL since restart_lsn.
     retained: int | None
+    #: The WAL since confirmed_flush_lsn.
     unconfirmed: int | None = None
+    #: The age of the oldest catalog rows that it keeps from VACUUM.
     xmin_age: int | None = None
+    #: autovacuum_freeze_max_age.
     freeze_age: int | None = None
+    #: For how long it has been unused (from PostgreSQL 17 on).
     idle_s: float | None = None
+    #: After how long unused it is invalidated (from PostgreSQL 18 on); None: no limit.
     idle_timeout_s: int | None = None
+    #: max_slot_wal_keep_size; None: no limit.
     keep_bytes: int | None = None
+    #: The reason, as PostgreSQL calls it; None: it is valid.
     invalidated: str | None = None
+    #: Whether standbys keep it in step (from PostgreSQL 17 on).
     failover: bool | None = None
     oldest: Oldest | None = None
     database_oid: int | None = None
@@ -122,9 +129,10 @@ class Slot(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What the store knows of its source."""
+    """The store's side of a slot: what it followed, and up to where."""
 
     slot: str
+    #: The name and the oid.
     publication: str
     position: int
 
@@ -134,35 +142,35 @@ def read(connection: Connection, name: str) -> Slot | None:
     row = connection.execute(_STATE, (name,)).fetchone()
     if row is None:
         return None
-    told: dict[str, Any] = row[0]
-    keep_mb = int(told["keep_mb"])
+    state: dict[str, Any] = row[0]
+    keep_mb = int(state["keep_mb"])
     return Slot(
-        name=told["slot_name"],
-        plugin=told["plugin"],
-        database=told["database"],
-        active_pid=told["active_pid"],
-        confirmed=told["confirmed"],
-        wal_status=told["wal_status"],
-        safe_wal_size=told["safe_wal_size"],
-        here=told["here"],
-        wal_position=told["wal_position"],
-        retained=told["retained"],
-        unconfirmed=told["unconfirmed"],
-        xmin_age=told["xmin_age"],
-        freeze_age=int(told["freeze_age"]),
-        idle_s=None if told["active_pid"] else told["idle_s"],
-        idle_timeout_s=told["idle_timeout_s"] or None,
+        name=state["slot_name"],
+        plugin=state["plugin"],
+        database=state["database"],
+        active_pid=state["active_pid"],
+        confirmed=state["confirmed"],
+        wal_status=state["wal_status"],
+        safe_wal_size=state["safe_wal_size"],
+        here=state["here"],
+        wal_position=state["wal_position"],
+        retained=state["retained"],
+        unconfirmed=state["unconfirmed"],
+        xmin_age=state["xmin_age"],
+        freeze_age=int(state["freeze_age"]),
+        idle_s=None if state["active_pid"] else state["idle_s"],
+        idle_timeout_s=state["idle_timeout_s"] or None,
         keep_bytes=keep_mb << 20 if keep_mb >= 0 else None,
-        invalidated=told.get("invalidation_reason") or ("conflict" if _conflicts(told) else None),
-        failover=told.get("failover"),
+        invalidated=state.get("invalidation_reason") or ("conflict" if _conflicts(state) else None),
+        failover=state.get("failover"),
         oldest=_oldest(connection),
-        database_oid=None if told["datoid"] is None else int(told["datoid"]),
+        database_oid=None if state["datoid"] is None else int(state["datoid"]),
     )
 
 
-def _conflicts(told: dict[str, Any]) -> bool:
+def _conflicts(state: dict[str, Any]) -> bool:
     # Version 16 says so of every invalidated slot; one whose WAL is gone has no restart_lsn.
-    return bool(told.get("conflicting")) and told["restart_lsn"] is not None
+    return bool(state.get("conflicting")) and state["restart_lsn"] is not None
 
 
 def _oldest(connection: Connection) -> Oldest | None:
@@ -171,17 +179,17 @@ def _oldest(connection: Connection) -> Oldest | None:
 
 
 def create(connection: Connection, name: str, token: str) -> int:
-    """Make the slot; the position from which its stream is complete.
+    """Create the slot; returns the position from which its stream is complete.
 
-    Its stream begins with a message that only whoever knows ``token`` could have written, and
-    that says where it begins: so it is known again if this process dies before it is stored.
+    Its stream begins with a message that holds ``token`` and the position where it begins: so the
+    slot is recognized if this process dies before it is stored.
     It waits for every transaction that is running. The call is cut short by
     ``connection.cancel_safe``. From PostgreSQL 17 on the slot is one that standbys may
     keep in step (sync_replication_slots), so that it survives a failover.
 
     :raises ServerUnfit: if there is no free slot.
     :raises RightsMissing: if the role may not.
-    :raises SlotInUse: if somebody else has just made it.
+    :raises SlotInUse: if another server has just made it.
     """
     failover = ", failover => true" if connection.info.server_version >= _FAILOVER_SLOTS else ""
     try:
@@ -193,7 +201,7 @@ def create(connection: Connection, name: str, token: str) -> int:
             (wal_message.PREFIX, wal_message.made_payload(name, token, ""), name),
         ).fetchone()
     except psycopg.errors.DuplicateObject as made:
-        raise SlotInUse(f"slot {name} was made by somebody else just now") from made
+        raise SlotInUse(f"slot {name} was made by another server just now") from made
     except psycopg.errors.ConfigurationLimitExceeded as full:
         raise ServerUnfit(
             f"slot {name} can't be made: {full.diag.message_primary};"
@@ -214,7 +222,7 @@ def drop(connection: Connection, found: Slot) -> None:
 
     Another server may have made one of its name since: that isn't touched.
 
-    :raises SlotInUse: if somebody streams from it.
+    :raises SlotInUse: if a process streams from it.
     """
     try:
         dropped = connection.execute(
@@ -234,8 +242,7 @@ def drop(connection: Connection, found: Slot) -> None:
 def gap(stored: Stored, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:
     """Why changes after the stored position can't be had from this slot; None if they can.
 
-    START_REPLICATION would begin at confirmed_flush_lsn in silence when asked
-    for an earlier position.
+    START_REPLICATION at an earlier position would begin at confirmed_flush_lsn without an error.
     """
     return _other_names(stored, slot_name, publication) or _slot_gone(stored, slot, slot_name)
 

@@ -1,9 +1,9 @@
-"""Whether the server still has the WAL that the store followed, and what positions mean there now.
+"""Compares the server's timelines with the store's: whether the store's positions still hold.
 
 A promoted standby goes on with the former server's WAL up to its switch point and with WAL of
 its own after it, on a timeline of its own number. A restored backup does the same from where
 its recovery ended; a disk's copy that is put back goes on under the *same* number, so nothing
-but its WAL itself tells it from what was there before.
+but its WAL itself distinguishes it from what was there before.
 
 https://www.postgresql.org/docs/current/continuous-archiving.html (Timelines)
 """
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
 
 
 class Server(NamedTuple):
-    """What the server says of itself.
-
-    ``position`` is how far its WAL reaches; ``switches`` are the timelines that its own
-    comes from, oldest first, each with where it was left.
-    """
+    """The server's identity, timelines and WAL position."""
 
     history: History
+    #: How far its WAL reaches.
     position: int
+    #: The timelines that its own comes from, oldest first, each with where it was left.
     switches: tuple[Switch, ...]
 
 
 class Verdict(NamedTuple):
-    """What positions mean from now on; ``broken`` says why those of before mean nothing."""
+    """The history that positions belong to from now on."""
 
     lineage: Lineage
+    #: Why the store's positions don't hold any more; None: they do.
     broken: str | None
 
 
@@ -47,7 +46,7 @@ def first(server: Server) -> Lineage:
 def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> Verdict:
     """Whether the store's ``position`` means the same on this server.
 
-    ``now_s`` names a history that no number of PostgreSQL's tells from the one before.
+    ``now_s`` names a history that no number of PostgreSQL's distinguishes from the one before.
     """
     before, now = known.history, server.history
     if before.system_identifier != now.system_identifier:

@@ -1,4 +1,4 @@
-"""Whether the server's WAL has the message that the store met in it last.
+"""Checks that the server's WAL holds the message that the store read from it last.
 
 Only where the slot's confirmed position lies before that message: PostgreSQL writes the
 position down with checkpoints, so after a crash it may be somewhat behind; after an earlier
@@ -38,7 +38,7 @@ _ASK_EVERY_S = 1.0
 _RELEASE_S, _LOOK_S = 5.0, 0.02
 _PREFIX = wal_message.PREFIX.encode()
 _AROUND = 100
-"""More than a message has around its content."""
+"""Bytes of WAL that are more than a message has around its content."""
 
 _keepalive = Struct(">Q").unpack_from
 _commit = Struct(">BQQ").unpack_from
@@ -47,7 +47,7 @@ _commit = Struct(">BQQ").unpack_from
 def differs_at(
     marker: Marker, options: SourceOptions, connection: Connection, stopping: threading.Event
 ) -> str | None:
-    """Why the WAL up to ``marker`` isn't the one that the store followed; None if it is.
+    """Why the WAL up to ``marker`` isn't the WAL that the store followed; None if it is.
 
     :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
     """
@@ -113,9 +113,9 @@ def _read(
 
 
 class _Search:
-    """Whether the stream brings a message of ours, in the transaction that ends at ``position``.
+    """A search of the stream for a message of ours, in the transaction that ends at ``position``.
 
-    With ``anywhere`` in any one up to there. What somebody else writes into the WAL again
+    With ``anywhere`` in any one up to there. A copy that another program writes into the WAL
     lies elsewhere.
     """
 
@@ -126,7 +126,7 @@ class _Search:
         self._met = False
 
     def drain(self, stream: ReplicationStream) -> bool | None:
-        """What has come: whether the message did, or can't any more; None: not yet."""
+        """Read what has come: True if the message did, False if it can't any more, else None."""
         while True:
             size, message = stream.pgconn.get_copy_data(1)
             if size == 0:

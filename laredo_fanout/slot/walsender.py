@@ -1,6 +1,6 @@
-"""Who streams from the slot, and how to end it where it is a connection of our own that is left.
+"""The process that streams from the slot, and how to end it where it is a left-over of our own.
 
-A proxy or a host that went away without a word leaves its server a walsender that holds the
+A proxy or a host that is lost without closing its connection leaves a walsender that holds the
 slot until wal_sender_timeout, or for ever where that is 0.
 """
 
@@ -27,7 +27,7 @@ FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.slot_name = %s
 """
 _OURSELVES = "SELECT session_user::text"
-# By all that tells a process from a later one with the same pid.
+# By all that distinguishes a process from a later one with the same pid.
 _END = """
 SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
 WHERE pid = %s AND application_name = %s AND backend_start IS NOT DISTINCT FROM %s
@@ -35,12 +35,13 @@ WHERE pid = %s AND application_name = %s AND backend_start IS NOT DISTINCT FROM 
 
 
 class Holder(NamedTuple):
-    """The process that holds the slot; who may not see a thing is shown None."""
+    """The process that holds the slot; None is what the role may not see."""
 
     pid: int
     application_name: str
     role: str | None
     address: str | None
+    #: When the process began (backend_start).
     since: object
 
     def __str__(self) -> str:
@@ -52,20 +53,20 @@ class Holder(NamedTuple):
 
 
 def holder(connection: Connection, slot: str) -> Holder | None:
-    """Who streams from the slot now."""
+    """The process that streams from the slot now, if one does."""
     row = connection.execute(_HOLDER, (slot,)).fetchone()
     return None if row is None else Holder(*row)
 
 
 def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
-    """See to it that nobody streams from the slot; whether a connection of ours was ended.
+    """Free the slot of a left-over connection of ours; returns whether one was ended.
 
     ``ours`` are the names (application_name) of replication connections that this store
     opened and that aren't used any more: they are random, and were stored before they were
-    used, and a store is open in one process only, so nobody else's is among them. Whoever takes
-    such a name, which all may read, has a connection of another role.
+    used, and a store is open in one process only, so no other server's is among them. A program
+    that takes such a name, which all may read, has a connection of another role.
 
-    :raises SlotInUse: if it is somebody else's, or can't be ended.
+    :raises SlotInUse: if it is another server's, or can't be ended.
     """
     found = holder(connection, slot)
     if found is None:
@@ -81,7 +82,8 @@ def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
         why = f"it is a connection that this server lost, and {denied.diag.message_primary}"
         raise _in_use(slot, found, why) from denied
     if row is not None and not row[0]:
-        raise _in_use(slot, found, f"it was told to end and hasn't in {_PATIENCE_MS // 1000} s")
+        why = f"it was terminated and hasn't ended in {_PATIENCE_MS // 1000} s"
+        raise _in_use(slot, found, why)
     _log.warning(
         "ended a walsender that an earlier connection of ours left", slot=slot, pid=found.pid
     )

@@ -1,1 +1,1 @@
-"""Periodic snapshots of a table, as files: written, listed, read, and removed when they are old."""
+"""Periodic snapshots of a table in files: written, listed, read, and removed when too old."""

@@ -1,4 +1,4 @@
-"""The directory with one table's snapshots.
+"""The directory that holds one table's periodic snapshots.
 
 Each snapshot is two files: NAME.jsonl, a row's line per line in key order, and
 NAME.json, its info, which is written last and removed first: without it the
@@ -24,7 +24,7 @@ log = structlog.get_logger("laredo_fanout.snapshots")
 
 
 class SnapshotDirectory:
-    """Lists and reads one table's snapshots; any number of processes may."""
+    """Lists and reads one table's snapshots; any number of processes may do so at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class SnapshotDirectory:
         found = []
         for path in self._info_files():
             try:
-                found.append(self._look(path))
+                found.append(self._read_info(path))
             except SnapshotDamaged as damaged:
                 self._complain(path, damaged)
             except FileNotFoundError:
@@ -58,7 +58,7 @@ class SnapshotDirectory:
         raise SnapshotUnknown(snapshot_id)
 
     def read(self, snapshot: SnapshotInfo, rows: int = 1000) -> Generator[list[bytes], None, None]:
-        """Its lines in key order, about ``rows`` at a time, checked as they are read.
+        """Read its rows' lines in key order, about ``rows`` at a time, checked as they are read.
 
         The file is opened at the first step; from then on removing it does no harm.
 
@@ -90,17 +90,17 @@ class SnapshotDirectory:
             raise SnapshotDamaged(str(path), "its sha256 isn't the one that was written")
 
     def rows_file(self, snapshot: SnapshotInfo) -> Path:
-        """Where its rows are."""
+        """The file of its rows."""
         return self.path / (snapshot.name + ROWS)
 
     def info_file(self, snapshot: SnapshotInfo) -> Path:
-        """Where its info is."""
+        """The file of its info."""
         return self.path / (snapshot.name + INFO)
 
     def _info_files(self) -> list[Path]:
         return sorted(self.path.glob("[!.]*" + INFO)) if self.path.is_dir() else []
 
-    def _look(self, path: Path) -> SnapshotInfo:
+    def _read_info(self, path: Path) -> SnapshotInfo:
         try:
             found = info_.from_bytes(path.read_bytes())
         except ValueError as wrong:

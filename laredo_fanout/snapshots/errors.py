@@ -1,11 +1,11 @@
-"""What can go wrong with snapshot files.
+"""Errors of periodic snapshots.
 
 SnapshotError
 ├── SnapshotUnknown     no snapshot with this id
 ├── SnapshotDamaged     the file isn't what was written
 ├── SnapshotBusy        another process is writing into the directory
 ├── SnapshotUnwritable  the directory or disk doesn't take it
-└── SnapshotUnverified  values may have been rewritten in silence before its position
+└── SnapshotUnverified  silent DDL may have rewritten values before its position
 """
 
 from laredo_model import position as position_
@@ -47,10 +47,10 @@ class SnapshotUnwritable(SnapshotError):
 
 
 class SnapshotUnverified(SnapshotError):
-    """Its rows may be of before a statement that rewrote values in silence."""
+    """Its rows may miss a silent DDL: no catalog check has verified its position."""
 
     def __init__(self, table: str, position: int, why: str) -> None:
         super().__init__(
-            f"the snapshot of table {table} at {position_.text(position)} was given up: no look at "
-            f"PostgreSQL's catalog has passed it ({why}); it is tried again"
+            f"the snapshot of table {table} at {position_.text(position)} was given up: no catalog "
+            f"check has verified that position ({why}); it is tried again"
         )

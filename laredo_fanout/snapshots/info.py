@@ -1,4 +1,4 @@
-"""What is known of one snapshot without reading its rows."""
+"""A periodic snapshot's description: the small JSON file beside its rows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,35 +14,36 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """One snapshot: a table's rows at one position.
+    """The description of one periodic snapshot: a table's rows at one position."""
 
-    ``snapshot_id`` names it among all tables' snapshots. ``sequence`` is the
-    newest journal entry in it, ``table_id`` the incarnation it is of;
-    ``history`` is "" if the store didn't know. ``size_bytes`` and ``sha256``
-    are the file's, ``state_checksum`` the rows' (``laredo_model.checksum``).
-    ``created_at_us``: microseconds since 1970.
-    """
-
+    #: Its name among all tables' snapshots.
     snapshot_id: str
     table: str
+    #: The incarnation of the table that its rows are of.
     table_id: int
+    #: The newest journal entry in it.
     sequence: int
     position: int
+    #: The history of its position; "" if the store didn't know.
     history: str
     rows: int
+    #: The size of the file of rows.
     size_bytes: int
+    #: That of the file of rows.
     sha256: str
+    #: That of the rows (``laredo_model.checksum``).
     state_checksum: str
+    #: Microseconds since 1970.
     created_at_us: int
     columns: tuple[Column, ...]
 
     @property
     def name(self) -> str:
-        """What its files are called, without extension."""
+        """The name of its files, without extension."""
         return file_name(self.position, self.sequence)
 
     def to_bytes(self) -> bytes:
-        """As the JSON file beside the rows."""
+        """The bytes of the JSON file beside the rows."""
         return orjson.dumps(
             {
                 "format": FORMAT,
@@ -91,12 +92,12 @@ def from_bytes(stored: bytes) -> SnapshotInfo:
 
 
 def file_name(position: int, sequence: int) -> str:
-    """What the files of a snapshot are called, without extension."""
+    """The name of a snapshot's files, without extension."""
     return f"{position_.object_name(position)}-{sequence}"
 
 
 def snapshot_id(table: str, position: int, sequence: int) -> str:
-    """What names a snapshot among all tables' snapshots."""
+    """The id of a snapshot among all tables' snapshots."""
     return f"{table}@{file_name(position, sequence)}"
 
 

@@ -1,4 +1,4 @@
-"""Taking a snapshot: what the short-lived snapshot process does."""
+"""Takes a periodic snapshot: writes the rows, verifies the position, removes expired ones."""
 
 import fcntl
 from collections.abc import Iterator
@@ -29,17 +29,20 @@ from laredo_model.files.private_directory import private
 
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 log = structlog.get_logger("laredo_fanout.snapshots")
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of it: the newest snapshot, whether it is new, and which ones were removed."""
+    """The outcome of :func:`take`."""
 
+    #: The newest snapshot.
     snapshot: SnapshotInfo
+    #: Whether it is new.
     written: bool
+    #: The ids of the snapshots that had expired.
     removed: tuple[str, ...]
 
 
@@ -55,14 +58,13 @@ def take(
 
     Nothing is written if the newest one has the same rows already. A snapshot
     appears whole or not at all; what an earlier, killed process left is removed. It appears only
-    once a look at the source's catalog has passed its position: else its rows may be of before a
-    statement that rewrote them in silence. That is waited for so long; None: the source has
-    no catalog to look at.
+    once a catalog check has verified its position: else its rows may miss a silent DDL.
+    That takes at most ``verified_within_s``; None: the source has no catalog to check.
 
     :raises TableUnknown: if the store has no such table.
     :raises TableHidden: if it isn't consistent yet.
     :raises SnapshotBusy: if another process is writing there.
-    :raises SnapshotUnverified: if no look passed its position, or the table was changed.
+    :raises SnapshotUnverified: if no check verified its position, or the table was changed.
     :raises SnapshotUnwritable: if the directory or its disk doesn't take it.
     """
     shelf = SnapshotDirectory(directory)
@@ -73,7 +75,7 @@ def take(
             made, new = _write_rows_if_changed(reader, table, shelf)
             if new:
                 if verified_within_s is not None:
-                    _await_look(reader, made, verified_within_s)
+                    _await_verified(reader, made, verified_within_s)
                 _write_info(made, shelf)
             removed = _remove_expired(shelf, retention)
     except OSError as failed:
@@ -81,25 +83,25 @@ def take(
     return Taken(made, new, removed)
 
 
-def _await_look(reader: StoreReader, made: SnapshotInfo, within_s: float) -> None:
+def _await_verified(reader: StoreReader, made: SnapshotInfo, within_s: float) -> None:
     deadline = monotonic() + within_s
     while True:
         try:
             view = reader.table_by_id(made.table_id)
         except TableUnknown as gone:
-            raise SnapshotUnverified(made.table, made.position, "it was copied anew") from gone
+            raise SnapshotUnverified(made.table, made.position, "it was copied again") from gone
         if view.boundary_at(made.position) >= made.position:
             return
         if view.suspect(made.position):
-            why = "rows that had moved with a partition were put right since"
+            why = "rows that had moved with a partition were repaired since"
             raise SnapshotUnverified(made.table, made.position, why)
         if not view.live:
             raise SnapshotUnverified(made.table, made.position, f"it is {view.status.value}")
         if monotonic() >= deadline:
             raise SnapshotUnverified(
-                made.table, made.position, f"not within {within_s:g} s: somebody may be altering it"
+                made.table, made.position, f"not within {within_s:g} s: it may be being altered"
             )
-        sleep(_LOOK_S)
+        sleep(_POLL_S)
 
 
 def _write_rows_if_changed(
@@ -145,7 +147,7 @@ def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> Snaps
 
 
 def _write_info(made: SnapshotInfo, shelf: SnapshotDirectory) -> None:
-    """With it the snapshot is there."""
+    """Write the info, which makes the snapshot complete."""
     name = info_.file_name(made.position, made.sequence)
     with _atomic(shelf.path / (name + INFO)) as file:
         file.write(made.to_bytes())

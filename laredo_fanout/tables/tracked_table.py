@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from laredo_fanout.catalog import shape as shape_
-from laredo_fanout.catalog.append_only import Intake
+from laredo_fanout.catalog.append_only import TransactionFilter
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.shape import Shape
@@ -28,7 +28,7 @@ class TrackedTable:
     table_id: int | None = None
     shape: Shape | None = None
     version: Version | None = None
-    intake: Intake | None = None
+    intake: TransactionFilter | None = None
     """Of an append-only table: which transactions it takes."""
     recopy_id: int | None = None
     """The incarnation that is copied beside it because somebody asked for that."""
@@ -58,7 +58,7 @@ class TrackedTable:
             return
         self.shape, self.version = kept
         if self.options.append_only:
-            self.intake = Intake(live=record.live)
+            self.intake = TransactionFilter(live=record.live)
         if source is None:
             self.closing = "it doesn't exist any more"
         elif (now := shape_.of_table(source)) != self.shape:

@@ -1,4 +1,4 @@
-"""The configuration loader: precedence, substitutions, value types, messages naming the location."""
+"""The configuration loader: precedence, substitutions, value types, messages that name lines."""
 
 import os
 from pathlib import Path

@@ -33,8 +33,8 @@ _LOG = (
 )
 
 
-def test_taken_out_and_put_back_it_is_copied_anew(database: Database, ingesting: Start) -> None:
-    """What is deleted isn't published; this is what who asks for a re-copy is told to do."""
+def test_taken_out_and_put_back_it_is_copied_again(database: Database, ingesting: Start) -> None:
+    """What is deleted isn't published; the message of a refused re-copy says to do this."""
     _run(database, *_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
     ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
     ingest.wait_live()
@@ -165,9 +165,9 @@ def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, sho
     """It may come in the stream long after rows were copied that were written after it."""
     relations = StreamRelations()
     decoder = StreamDecoder(_NoTables(), relations, lambda _: False, tmp_path, 0)
-    intake = append_only.Intake(live=False)
+    intake = append_only.TransactionFilter(live=False)
     running = frozenset[int]() if shown else frozenset({70})
-    assert intake.read_at(append_only.Snapshot(70, 71, running))
+    assert intake.read_at(append_only.XidSnapshot(70, 71, running))
     route = Route(1)
     route.takes = lambda: intake.takes(relations.xid)
     relations.set_route(5, route)
@@ -182,7 +182,7 @@ def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, sho
     assert len(route.changes) == (0 if shown else 1)
 
 
-def test_interrupted_copy_begins_anew(database: Database, ingesting: Start, gate: Gate) -> None:
+def test_interrupted_copy_begins_again(database: Database, ingesting: Start, gate: Gate) -> None:
     _run(database, "CREATE TABLE log (at int, what text)")
     _run(
         database,
@@ -218,7 +218,7 @@ def test_partitions_without_keys(database: Database, ingesting: Start) -> None:
     _run(database, "DROP TABLE log1")
     ingest.wait_until(
         lambda: ingest.is_live("public.log") and ingest.record("public.log").id != before.id,  # type: ignore[union-attr]
-        "the table was copied anew",
+        "the table was copied again",
     )
     ingest.assert_equal()
 
@@ -239,7 +239,9 @@ def test_added_to_a_running_server_while_an_old_transaction_is_open(
         ingest.start("public.keyed", "public.log")
         for _ in range(3):
             passed = ingest.store.position
-            ingest.wait_until(lambda passed=passed: ingest.store.position > passed, "a look")
+            ingest.wait_until(
+                lambda passed=passed: ingest.store.position > passed, "a catalog check"
+            )
         assert ingest.record("public.log") is None
         old.execute("INSERT INTO keyed VALUES (2)")
         old.execute("COMMIT")

@@ -1,11 +1,11 @@
 """What a catalog snapshot says of partitions that brought rows."""
 
 from laredo_fanout.catalog.leaves import account, merged, read_by_a_chunk
-from laredo_fanout.catalog.partitions import Known, Partition
+from laredo_fanout.catalog.partitions import Partition, StoredPartition
 from laredo_fanout.store.table import Leaf
 
 _THERE = Partition(
-    Known(7, "3", 7, detaching=False),
+    StoredPartition(7, "3", 7, detaching=False),
     "public.a1",
     "r",
     "p",

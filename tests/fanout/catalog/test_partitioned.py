@@ -1,5 +1,5 @@
 """Partitioned tables are followed through their root; what moves rows among partitions without a
-change in the stream is noticed, and what differs is put right."""
+change in the stream is noticed, and what differs is repaired."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def _run(database: Database, *statements: str) -> None:
 
 
 def _looks_pass(ingest: RunningIngest) -> None:
-    """At least one whole look at the catalog lies in between."""
+    """At least one whole catalog check lies in between."""
     for _ in range(2):
         passed = ingest.store.position
         ingest.wait_until(lambda passed=passed: ingest.store.position > passed, "a heartbeat")

@@ -75,10 +75,10 @@ def test_a_table_that_is_being_altered_holds_up_no_other(
         connection.execute("ALTER TABLE other ADD b text DEFAULT 'b'")
         ingest.wait_until(
             lambda: ingest.is_live("public.other") and ingest.record("public.other").id > before.id,  # type: ignore[union-attr]
-            "the other table was copied anew",
+            "the other table was copied again",
         )
         assert ingest.status.error is None
         altering.execute("COMMIT")
-    ingest.wait_until(lambda: len(ingest.record("public.t").columns) == 2, "t is copied anew")  # type: ignore[union-attr]
+    ingest.wait_until(lambda: len(ingest.record("public.t").columns) == 2, "t is copied again")  # type: ignore[union-attr]
     ingest.wait_live()
     ingest.assert_equal()

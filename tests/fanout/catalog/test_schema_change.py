@@ -1,4 +1,4 @@
-"""DDL while running: noticed, even where PostgreSQL emits nothing, and the table copied anew
+"""DDL while running: noticed, even where PostgreSQL emits nothing, and the table copied again
 beside the others, which go on."""
 
 import threading
@@ -112,7 +112,7 @@ def test_schema_change(database: Database, ingesting: Start, kind: str) -> None:
     _run(database, "INSERT INTO other VALUES (1)")
     ingest.wait_until(
         lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied anew",
+        "the table was copied again",
     )
     ingest.assert_equal()
     after, still = ingest.record("public.t"), ingest.record("public.other")
@@ -147,9 +147,11 @@ def test_change_that_is_decoded_before_others_see_it(database: Database, ingesti
         ingest.wait_until(lambda: ingest.record("public.t").status is Status.CLOSED, "it is closed")  # type: ignore[union-attr]
         for _ in range(5):
             passed = ingest.store.position
-            ingest.wait_until(lambda passed=passed: ingest.store.position > passed, "a look")
+            ingest.wait_until(
+                lambda passed=passed: ingest.store.position > passed, "a catalog check"
+            )
     altering.join()
-    ingest.wait_until(lambda: ingest.is_live("public.t"), "the table was copied anew")
+    ingest.wait_until(lambda: ingest.is_live("public.t"), "the table was copied again")
     ingest.assert_equal()
     assert ingest.status.recopies == 1
 
@@ -194,7 +196,7 @@ def test_publication_dropped_under_the_stream(database: Database, ingesting: Sta
     )
     ingest.wait_until(
         lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied anew",
+        "the table was copied again",
     )
     ingest.assert_equal()
     again = ingest.record("public.t")
@@ -232,7 +234,7 @@ def test_what_doesnt_change_values_leaves_the_table_alone(
         "CLUSTER t USING t_pkey",
     ):
         _run(database, statement)
-        # At least one whole look at the catalog lies between two statements.
+        # At least one whole catalog check lies between two statements.
         for _ in range(2):
             commits = ingest.store.position
             ingest.wait_until(lambda before=commits: ingest.store.position > before, "a heartbeat")
@@ -330,7 +332,7 @@ def test_silent_rewrite_is_noticed_at_the_next_change_long_before_the_next_heart
     )
     ingest.wait_until(
         lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied anew",
+        "the table was copied again",
     )
     ingest.assert_equal()
 

@@ -1,4 +1,4 @@
-"""Up to where a look proves that no value was rewritten in silence, whoever alters the table."""
+"""The position up to which a catalog check proves that no silent DDL has rewritten a value."""
 
 import threading
 from collections.abc import Callable
@@ -52,16 +52,16 @@ def wait_verified(ingest: RunningIngest, position: int, table: str = "public.t")
     ingest.wait_until(lambda: verified(ingest, table) >= position, f"{table} is verified")
 
 
-def wait_copied_anew(ingest: RunningIngest) -> None:
+def wait_copied_again(ingest: RunningIngest) -> None:
     def second_is_live() -> bool:
         record = ingest.record("public.t")
         return record is not None and record.incarnation == 2 and record.live
 
-    ingest.wait_until(second_is_live, "it is copied anew")
+    ingest.wait_until(second_is_live, "it is copied again")
 
 
 def looks_pass(ingest: RunningIngest) -> None:
-    """Several looks have verified the table that nobody touches."""
+    """Several catalog checks have verified the table that isn't altered."""
     for _ in range(4):
         before = verified(ingest, "public.other")
         wait_verified(ingest, before + 1, "public.other")
@@ -98,7 +98,7 @@ STATEMENTS = {
     ("table", "statement"),
     [(table, each) for table, some in STATEMENTS.items() for each in some],
 )
-def test_while_somebody_alters_a_table_it_stays_verified_where_it_was(
+def test_while_a_table_is_altered_its_verified_position_stays(
     database: Database, ingest: RunningIngest, table: str, statement: str
 ) -> None:
     with database.connect() as altering:
@@ -126,7 +126,7 @@ def test_a_prepared_transaction_that_alters_a_table_holds_it_up(
         assert ingest.status.tables["public.t"].altered_by == (0,)
     finally:
         run(database, "COMMIT PREPARED 'rewrites'")
-    wait_copied_anew(ingest)
+    wait_copied_again(ingest)
     wait_verified(ingest, here(database))
     ingest.assert_equal()
 
@@ -157,7 +157,7 @@ def test_a_rewrite_whose_commit_waits_for_a_standby_is_not_passed(
         now = ingest.record("public.t")
         assert now is not None and now.live and now.id == before.id
     altering.join()
-    wait_copied_anew(ingest)
+    wait_copied_again(ingest)
     ingest.assert_equal()
 
 
@@ -175,7 +175,7 @@ def test_a_closed_table_is_not_verified_any_further(
 
     ingest.on_commit = note
     run(database, REWRITE)
-    wait_copied_anew(ingest)
+    wait_copied_again(ingest)
     assert closed
     assert {each[0] for each in closed} == {closed[0][0]}
 

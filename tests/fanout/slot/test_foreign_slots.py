@@ -24,7 +24,7 @@ Start = Callable[..., RunningIngest]
 
 
 def _slots(database: Database) -> dict[str, object]:
-    """Name to what doesn't change unless it is made anew or used."""
+    """Name to what doesn't change unless it is made again or used."""
     with database.connect() as connection:
         rows = connection.execute(
             "SELECT slot_name, plugin, database, slot_type, confirmed_flush_lsn"
@@ -111,7 +111,7 @@ def test_a_store_that_was_deleted_leaves_a_foreign_slot(
     before = _slots(database)
     other = RunningIngest(database, tmp_path / "empty", ("public.t",)).start()
     try:
-        assert "has never seen it" in _refused(other)
+        assert "has never used it" in _refused(other)
         assert _slots(database) == before
     finally:
         other.stop()
@@ -120,7 +120,7 @@ def test_a_store_that_was_deleted_leaves_a_foreign_slot(
 
 
 def test_a_slot_that_took_our_slots_name_is_not_ours(database: Database, ingesting: Start) -> None:
-    """Ours was dropped while we were away, and somebody else made one and uses it."""
+    """Ours was dropped while the server was down, and another program made one and uses it."""
     _filled(database)
     ingest = ingesting("public.t")
     ingest.wait_live()
@@ -136,7 +136,7 @@ def test_a_slot_that_took_our_slots_name_is_not_ours(database: Database, ingesti
     assert _slots(database) == before
     with database.connect() as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-    ingest.wait_until(lambda: ingest.status.slot_losses == 1, "the slot is made anew")
+    ingest.wait_until(lambda: ingest.status.slot_losses == 1, "the slot is made again")
     ingest.wait_live()
     ingest.assert_equal()
 
@@ -211,7 +211,7 @@ def test_who_takes_our_connections_name_isnt_ended(database: Database) -> None:
 
 @pytest.fixture
 def two(clusters: Clusters) -> Iterator[tuple[Database, Database]]:
-    """Two databases of one cluster that nobody else uses."""
+    """Two databases of a cluster of their own."""
     server = clusters.new()
     with server.connect() as connection:
         connection.execute("CREATE DATABASE one")

@@ -11,16 +11,16 @@ _UNRESERVED = _WELL._replace(wal_status="unreserved")
 _LOST = _WELL._replace(wal_status="lost")
 
 
-def _said(*looks: Slot | None) -> list[tuple[str, str]]:
+def _logged(*seen: Slot | None) -> list[tuple[str, str]]:
     watch = SlotWatch()
     with capture_logs() as logs:
-        for slot in looks:
+        for slot in seen:
             watch.update(slot)
     return [(entry["event"], entry["kind"]) for entry in logs]
 
 
 def test_a_slot_in_danger_gets_well() -> None:
-    assert _said(_WELL, _EXTENDED, _UNRESERVED, _UNRESERVED, _WELL) == [
+    assert _logged(_WELL, _EXTENDED, _UNRESERVED, _UNRESERVED, _WELL) == [
         ("slot in danger", "extended"),
         ("slot in danger", "unreserved"),
         ("slot out of danger", "extended"),
@@ -30,12 +30,12 @@ def test_a_slot_in_danger_gets_well() -> None:
 
 def test_a_slot_that_is_lost_or_dropped_isnt_out_of_danger() -> None:
     for gone, kind in ((_LOST, "lost"), (None, "dropped")):
-        said = _said(_UNRESERVED, gone, gone)
+        said = _logged(_UNRESERVED, gone, gone)
         assert said == [("slot in danger", "unreserved"), ("slot lost", kind)]
-        assert _said(_UNRESERVED, gone, _WELL)[2:] == [
+        assert _logged(_UNRESERVED, gone, _WELL)[2:] == [
             ("slot out of danger", each) for each in sorted((kind, "unreserved"))
         ]
 
 
 def test_another_slot_ends_the_loss() -> None:
-    assert _said(_WELL, None, _EXTENDED)[-1] == ("slot out of danger", "dropped")
+    assert _logged(_WELL, None, _EXTENDED)[-1] == ("slot out of danger", "dropped")

@@ -1,7 +1,7 @@
-"""Failover, restored backups, lost slots: real ones. What goes on goes on, what doesn't is told.
+"""Failover, restored backups, lost slots: real ones. What can't go on is reported.
 
 In each test PostgreSQL's rows and the store's are compared at the end; that alone would not show
-a history that went on over a gap, so each also says whether the table was copied anew.
+a history that went on over a gap, so each also says whether the table was copied again.
 """
 
 import signal
@@ -81,14 +81,16 @@ def table_id(ingest: RunningIngest) -> int:
 
 
 def meets_its_marker(ingest: RunningIngest) -> None:
-    """A look of now has been passed, so that its message is what the store knows the WAL by."""
+    """A new catalog check has been passed, so that its message is the store's marker in the WAL."""
     before = ingest.store.marker
-    ingest.wait_until(lambda: ingest.store.marker not in (None, before), "a look was passed")
-
-
-def copied_anew(ingest: RunningIngest, before: int) -> None:
     ingest.wait_until(
-        lambda: table_id(ingest) != before and ingest.is_live(TABLE), "the table is copied anew"
+        lambda: ingest.store.marker not in (None, before), "a catalog check was passed"
+    )
+
+
+def copied_again(ingest: RunningIngest, before: int) -> None:
+    ingest.wait_until(
+        lambda: table_id(ingest) != before and ingest.is_live(TABLE), "the table is copied again"
     )
     ingest.assert_equal()
 
@@ -124,7 +126,7 @@ def test_failover_with_the_slot_on_the_standby_goes_on(
     ingest, record = failed_over(clusters, follow, version)
     ingest.wait_until(lambda: source_of(ingest).history.timeline == 2, "the new timeline")
     ingest.assert_equal()
-    assert table_id(ingest) == record, "it was copied anew"
+    assert table_id(ingest) == record, "it was copied again"
     source = source_of(ingest)
     (ancestor,) = source.ancestors
     assert ancestor.history == source.history._replace(timeline=1)
@@ -135,11 +137,11 @@ def test_failover_with_the_slot_on_the_standby_goes_on(
 
 
 @pytest.mark.parametrize("version", [16])
-def test_failover_without_the_slot_is_copied_anew(
+def test_failover_without_the_slot_is_copied_again(
     clusters: Clusters, follow: Follow, version: int
 ) -> None:
     ingest, record = failed_over(clusters, follow, version)
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     source = source_of(ingest)
     assert source.history.timeline == 2
     assert "doesn't exist any more" in source.because
@@ -162,7 +164,7 @@ def test_failover_to_a_standby_that_was_behind(clusters: Clusters, follow: Follo
     standby.start()
     promote(standby)
     ingest.database = clusters.lead_to(standby)
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     source = source_of(ingest)
     assert source.history.timeline == 2
     assert "before the stored position" in source.because
@@ -202,7 +204,7 @@ def test_a_disk_that_was_put_back_is_seen_by_where_its_wal_ends(
     run(ingest.database.server, "UPDATE t SET a = 'after' WHERE id < 5")
     ingest.start()
     known, record, position = history_of(ingest), table_id(ingest), ingest.store.position
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     source = source_of(ingest)
     assert "the server's WAL ends at" in source.because
     assert source.history.restored and source.history._replace(restored=0) == known
@@ -225,7 +227,7 @@ def test_a_disk_that_was_put_back_and_written_beyond_our_position_is_seen_by_its
     ingest.start()
     assert position_of(server) > ingest.store.position
     known, record = history_of(ingest), table_id(ingest)
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     source = source_of(ingest)
     assert "isn't what was there before" in source.because
     assert source.history.restored and source.history._replace(restored=0) == known
@@ -239,7 +241,7 @@ def test_a_backup_that_was_recovered_to_a_new_timeline(clusters: Clusters, follo
     ingest.database = clusters.lead_to(again)
     ingest.start()
     record = table_id(ingest)
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     source = source_of(ingest)
     assert (source.history.timeline, source.history.restored) == (2, 0)
     assert "timeline 2 left the store's 1 at" in source.because
@@ -275,7 +277,7 @@ def _restored_after(
     run(again, f"UPDATE t SET a = 'in the time of {megabytes}'")
     write_wal(again, 8)
     if megabytes:
-        copied_anew(ingest, record)
+        copied_again(ingest, record)
     else:
         ingest.wait_until(lambda: history_of(ingest).timeline == 2, "it follows")
         ingest.assert_equal()
@@ -329,7 +331,9 @@ def test_a_crash_that_moves_the_slot_back_is_not_a_restored_backup(
 
 
 @pytest.mark.parametrize("version", drawn.first(1, [18, 17, 16, 15, 14]))
-def test_an_invalidated_slot_is_made_anew(clusters: Clusters, follow: Follow, version: int) -> None:
+def test_an_invalidated_slot_is_made_again(
+    clusters: Clusters, follow: Follow, version: int
+) -> None:
     server = clusters.new(version, max_slot_wal_keep_size="16MB", max_wal_size="32MB")
     ingest = follow(clusters.lead_to(server))
     record, known = table_id(ingest), history_of(ingest)
@@ -340,14 +344,14 @@ def test_an_invalidated_slot_is_made_anew(clusters: Clusters, follow: Follow, ve
         status = connection.execute("SELECT wal_status FROM pg_replication_slots").fetchone()
     assert status == ("lost",), "this proves nothing"
     ingest.start()
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     source = source_of(ingest)
     assert source.history == known
     assert "its WAL is gone (max_slot_wal_keep_size)" in source.because
     assert ingest.store.position >= source.since > 0
 
 
-def test_a_slot_that_nobody_used_for_too_long_is_made_anew(
+def test_a_slot_that_nobody_used_for_too_long_is_made_again(
     clusters: Clusters, follow: Follow
 ) -> None:
     server = clusters.new(18, idle_replication_slot_timeout="1s")
@@ -365,7 +369,7 @@ def test_a_slot_that_nobody_used_for_too_long_is_made_anew(
 
         wait_until(invalidated, "the slot was idle for a second")
     ingest.start()
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     assert "longer than idle_replication_slot_timeout" in source_of(ingest).because
     slot = ingest.status.slot
     assert slot is not None and slot.idle_timeout_s == 1
@@ -388,7 +392,7 @@ def test_a_slot_that_is_invalidated_while_it_is_streamed_from(
     over = threading.Event()
     ingest.on_commit = overrun
     assert over.wait(PATIENCE_S)
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     assert "invalidated" in source_of(ingest).because
     assert ingest.status.reconnects >= 1
 
@@ -415,7 +419,7 @@ def test_a_slot_that_is_dropped_while_it_is_streamed_from(
 
         wait_until(dropped, "dropped")
     run(server, "UPDATE t SET a = 'b' WHERE id <= 50")
-    copied_anew(ingest, record)
+    copied_again(ingest, record)
     assert "doesn't exist any more" in source_of(ingest).because
 
 

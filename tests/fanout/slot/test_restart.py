@@ -162,7 +162,7 @@ def test_a_gap_is_noticed_and_copied_over(filled: Database, ingesting: Start, ga
         _drop_slot(ingest, filled)
     ingest.wait_until(
         lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied anew",
+        "the table was copied again",
     )
     ingest.assert_equal()
     after = ingest.record("public.t")
@@ -215,12 +215,12 @@ def test_another_cluster_under_the_same_name(filled: Database, ingesting: Start)
     assert ingest.store.position < position + (1 << 40)
 
 
-def test_a_slot_of_another_store_is_not_taken_if_told_so(
+def test_a_slot_of_another_store_is_not_taken_if_configured_so(
     filled: Database, ingesting: Start
 ) -> None:
     _run(filled, f"SELECT pg_create_logical_replication_slot('slot_{filled.name}', 'pgoutput')")
     ingest = ingesting("public.t", on_slot_lost=OnSlotLost.FAIL)
-    with pytest.raises(AssertionError, match="has never seen it"):
+    with pytest.raises(AssertionError, match="has never used it"):
         ingest.wait_until(lambda: False, "it fails")
 
 

@@ -62,13 +62,15 @@ def test_another_database_writes_and_our_idle_ones_slot_follows(
         assert written - before > 32 << 20
 
         def released() -> bool:
-            # What the slot needs is known anew with each note of the running transactions.
+            # What the slot needs is updated with each record of the running transactions.
             other.execute("CHECKPOINT")
             return min(_slot(filled)) >= written
 
         ingest.wait_until(released, "the slot let go what the other database wrote")
     assert _slot(filled)[1] > kept
-    ingest.wait_until(lambda: (ingest.status.retained_bytes or 1 << 40) < 16 << 20, "it is told")
+    ingest.wait_until(
+        lambda: (ingest.status.retained_bytes or 1 << 40) < 16 << 20, "it is confirmed"
+    )
 
 
 # ---------------------------------------------------------------- in danger
@@ -138,7 +140,7 @@ def test_a_transaction_that_is_left_open_brings_the_slot_in_danger(
                 seen = ingest.status.slot
                 return seen is not None and (seen.unconfirmed or 0) < 40 << 20
 
-            # The first look that warns may be of a time before all was confirmed.
+            # The first catalog check that warns may be of a time before all was confirmed.
             ingest.wait_until(
                 lambda: warned() & {"safe_wal_size", "unreserved"} and confirmed(),
                 "it is warned of",
@@ -185,7 +187,7 @@ def test_a_walsender_that_a_lost_connection_left_is_ended(
 
 @contextmanager
 def _streaming_from(database: Database, run: str) -> Iterator[ReplicationStream]:
-    """Somebody else's stream of the slot, by the name that a server of ours would have."""
+    """Another program's stream of the slot, by the name that a server of ours would have."""
     ingest = RunningIngest(database, Path("unused"), ())
     options = replace(ingest.options, run=run)
     with closing(ReplicationStream.open(options)) as stream:
@@ -247,7 +249,7 @@ def test_a_store_that_was_copied_while_it_ran_ends_no_later_stream(
     copied = ingest.store.streams
     with filled.connect() as connection:
         connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
-        ingest.wait_until(lambda: ingest.store.streams not in ((), copied), "connected anew")
+        ingest.wait_until(lambda: ingest.store.streams not in ((), copied), "connected again")
         row = connection.execute(
             "SELECT application_name FROM pg_stat_replication WHERE application_name = ANY (%s)",
             (list(copied),),
@@ -277,7 +279,7 @@ def test_whom_the_slot_waits_for_is_said_and_it_can_be_stopped(
         ingest = ingesting("public.t")
         ingest.wait_until(lambda: f"pid {pid} (" in ingest.status.phase, "it is said")
         phase = ingest.status.phase
-        assert phase.startswith("making the slot waits for transactions to end: ")
+        assert phase.startswith("creating the slot waits for transactions to end: ")
         assert "role postgres, the report, idle in transaction, since 20" in phase
         ingest.stop()
         with filled.connect() as connection:

@@ -140,7 +140,7 @@ def test_unchanged_rows_are_not_written_again(
     assert len(shelf.snapshots()) == 2
 
 
-def test_a_table_copied_anew_is_written_again(
+def test_a_table_copied_again_is_written_again(
     store: Store, table: int, shelf: SnapshotDirectory
 ) -> None:
     take_now(store, shelf)

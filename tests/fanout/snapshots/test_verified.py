@@ -1,4 +1,4 @@
-"""A snapshot appears once a look at the source's catalog has passed its position."""
+"""A snapshot appears once a catalog check has verified its position."""
 
 import threading
 from collections.abc import Iterator
@@ -66,10 +66,10 @@ def test_it_waits_until_its_position_is_verified(
     assert shelf.newest() == taken[0].snapshot
 
 
-def test_it_is_given_up_when_nobody_looks(
+def test_it_is_given_up_without_a_catalog_check(
     store: Store, table: int, shelf: SnapshotDirectory
 ) -> None:
-    with pytest.raises(SnapshotUnverified, match="no look at PostgreSQL's catalog has passed it"):
+    with pytest.raises(SnapshotUnverified, match="no catalog check has verified that position"):
         take_within(store, shelf, 0.1)
     assert shelf.newest() is None
 
