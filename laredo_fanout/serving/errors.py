@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import grpc
 
+MAX_DETAILS = 2000
+"""Characters of a message that may quote the request: gRPC refuses to send long ones."""
+
 
 class ServingError(Exception):
     """Root of the serving package's errors."""
@@ -18,6 +21,12 @@ class Refused(ServingError):
 
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL
     reason: str = "refused"
+
+
+class SessionFailed(Refused):
+    """The store failed under the session."""
+
+    reason = "error"
 
 
 class BadRequest(Refused):

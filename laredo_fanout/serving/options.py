@@ -26,6 +26,14 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    """Where to listen for the Connect protocol; all else is as for gRPC."""
+
+    host: str = "127.0.0.1"
+    port: int = 4003
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerOptions:
     """Where and how to listen. Several processes may share the port (SO_REUSEPORT).
 
@@ -46,6 +54,7 @@ class ListenerOptions:
     pin_limit_s: float = 3600.0
     spool_path: Path | None = None
     spool_max_bytes: int = 32 * 10**9
+    connect: ConnectOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,30 @@
-"""The gRPC service: authenticates each call, starts its session, and ends it."""
+"""The replication service: authenticates each call, starts its session, and ends it.
+
+It knows no transport: `grpc_endpoint` and `connect` bring it calls, and translate its refusals.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Never
 
-import grpc
 import structlog
 
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.calls.call import Call, StallGuard
-from laredo_fanout.serving.calls.caller import Caller, caller_of
+from laredo_fanout.serving.calls.caller import Caller
+from laredo_fanout.serving.calls.exchange import Exchange
 from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.errors import (
+    MAX_DETAILS,
     BadRequest,
     Draining,
     Full,
     NotReady,
     NotServed,
     Refused,
+    SessionFailed,
 )
 from laredo_fanout.serving.filters.conditions import read as read_conditions
 from laredo_fanout.serving.forms.form import now_us
@@ -44,9 +48,6 @@ from laredo_fanout.wire import replication_pb2 as wire
 log = structlog.get_logger(__name__)
 
 SERVICE = "laredo.replication.v1.LaredoReplicationService"
-STUCK_S = 5.0
-MAX_DETAILS = 2000
-"""Characters of a message that may quote the request: gRPC refuses to send long ones."""
 FETCHING = "(FetchSnapshot)"
 """What stands for the client id of a call that names none."""
 
@@ -70,18 +71,6 @@ class ReplicationService:
         self._snapshots = PeriodicSnapshots(tables)
         self._calls: set[Call] = set()
 
-    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """What to register; serializers are left out, so that bytes pass as they are."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Sync": grpc.unary_stream_rpc_method_handler(self.sync),
-                "ListSnapshots": grpc.unary_unary_rpc_method_handler(self.list_snapshots),
-                "FetchSnapshot": grpc.unary_stream_rpc_method_handler(self.fetch_snapshot),
-                "GetReplicationStatus": grpc.unary_unary_rpc_method_handler(self.status),
-            },
-        )
-
     @property
     def open_streams(self) -> int:
         """Streams that are open now."""
@@ -100,8 +89,11 @@ class ReplicationService:
             except Refused as refused:
                 call.end(refused)
 
-    async def sync(self, request: bytes, context: Any) -> None:
-        """One client's stream, from its request to its end."""
+    async def sync(self, request: bytes, exchange: Exchange) -> None:
+        """One client's stream, from its request to its end.
+
+        :raises Refused: the call ends with this.
+        """
 
         async def serve(call: Call) -> None:
             asked, filters = parse_sync(request)
@@ -119,15 +111,18 @@ class ReplicationService:
                 lease,
                 conditions=conditions,
                 options=self._tables[asked.table],
-                send=context.write,
+                send=exchange.send,
                 snapshot_sequence=self._snapshots.sequence,
             )
             await session.run()
 
-        await self._stream(context, serve)
+        await self._stream(exchange, serve)
 
-    async def fetch_snapshot(self, request: bytes, context: Any) -> None:
-        """One periodic snapshot, row by row."""
+    async def fetch_snapshot(self, request: bytes, exchange: Exchange) -> None:
+        """One periodic snapshot, row by row.
+
+        :raises Refused: the call ends with this.
+        """
 
         async def serve(call: Call) -> None:
             snapshot_id = parse_fetch(request)
@@ -141,16 +136,19 @@ class ReplicationService:
                 messages = self._snapshots.fetch(snapshot_id, self._shared.structs)
                 async with aclosing(messages):
                     async for message in messages:
-                        await context.write(message)
+                        await exchange.send(message)
                         guard.moved()
             finally:
                 guard.stop()
 
-        await self._stream(context, serve)
+        await self._stream(exchange, serve)
 
-    async def _stream(self, context: Any, serve: Callable[[Call], Awaitable[None]]) -> None:
-        """Let the call in, serve it, and give back what it holds however it ends."""
-        call = Call(caller_of(context))
+    async def _stream(self, exchange: Exchange, serve: Callable[[Call], Awaitable[None]]) -> None:
+        """Let the call in, serve it, and give back what it holds however it ends.
+
+        :raises Refused: the call ends with this.
+        """
+        call = Call(exchange.caller)
         self._calls.add(call)
         reason = "error"
         try:
@@ -159,45 +157,55 @@ class ReplicationService:
             reason = "done"
         except Refused as refused:
             reason = refused.reason
-            await _refuse(context, refused)
+            _log_bad_request(refused, call.caller)
+            raise
         except asyncio.CancelledError:
             verdict = call.verdict
             if verdict is None:
                 reason = "client"
                 raise
             reason = verdict.reason
-            await _abort_stuck(context, verdict)
+            _take_over(verdict, call.caller)
+            raise verdict from None
         except (TableHidden, TableUnknown) as error:
             reason = "refused"
-            await _refuse(context, NotReady(str(error)))
+            raise NotReady(str(error)) from error
         except StoreError as error:
             log.error("session failed", client=call.caller.peer, error=str(error))
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            raise SessionFailed(str(error)) from error
         finally:
             self._calls.discard(call)
             if call.lease is not None:
                 call.lease.close(reason)
 
-    async def list_snapshots(self, request: bytes, context: Any) -> bytes:
-        """The table's periodic snapshots, newest first."""
+    async def list_snapshots(self, request: bytes, caller: Caller) -> bytes:
+        """The table's periodic snapshots, newest first.
+
+        :raises Refused: the call ends with this.
+        """
         try:
-            call = self._single(context)
+            call = self._single(caller)
             table, limit = parse_list(request)
             self._served(call, table)
             infos = await self._snapshots.infos(table, limit)
         except Refused as refused:
-            return await _refuse(context, refused)
+            _log_bad_request(refused, caller)
+            raise
         found = [info_message(info) for info in infos]
         return wire.ListSnapshotsResponse(snapshots=found).SerializeToString()
 
-    async def status(self, request: bytes, context: Any) -> bytes:
-        """The table's figures and its clients, over all serving processes."""
+    async def status(self, request: bytes, caller: Caller) -> bytes:
+        """The table's figures and its clients, over all serving processes.
+
+        :raises Refused: the call ends with this.
+        """
         try:
-            call = self._single(context)
+            call = self._single(caller)
             table = parse_status(request)
             self._served(call, table)
         except Refused as refused:
-            return await _refuse(context, refused)
+            _log_bad_request(refused, caller)
+            raise
         try:
             view = self._shared.reader.table(table)
         except TableUnknown:
@@ -215,16 +223,15 @@ class ReplicationService:
         """
         if self._shared.drain.deadline_ms:
             raise Draining("the server is draining: connect elsewhere")
-        self._authenticate(caller)
+        self.authenticate(caller)
 
-    def _single(self, context: Any) -> Call:
+    def _single(self, caller: Caller) -> Call:
         """A call that is answered at once, before anything of its request is decoded.
 
         :raises NoToken: the caller has no token that is known.
         """
-        call = Call(caller_of(context))
-        self._authenticate(call.caller)
-        return call
+        self.authenticate(caller)
+        return Call(caller)
 
     def _allowed(self, call: Call, table: str) -> None:
         """See that the caller may read the table.
@@ -247,7 +254,11 @@ class ReplicationService:
             raise NotServed(f"table {table} isn't served here; tables: {served}")
         return tail
 
-    def _authenticate(self, caller: Caller) -> None:
+    def authenticate(self, caller: Caller) -> None:
+        """Before anything of the request is decoded.
+
+        :raises NoToken: the caller has no token that is known.
+        """
         if self._tokens is not None:
             self._tokens.known(caller.authorization)
 
@@ -288,24 +299,14 @@ class ReplicationService:
         return "" if caller.is_local else f"address {caller.host}"
 
 
-async def _refuse(context: Any, refused: Refused) -> Never:
+def _log_bad_request(refused: Refused, caller: Caller) -> None:
     if isinstance(refused, BadRequest):
-        log.info("bad request", peer=str(context.peer()), error=str(refused)[:MAX_DETAILS])
-    await context.abort(refused.code, str(refused)[:MAX_DETAILS])
-    raise AssertionError("abort returned")
+        log.info("bad request", peer=caller.peer, error=str(refused)[:MAX_DETAILS])
 
 
-async def _abort_stuck(context: Any, verdict: Refused) -> None:
-    """End a call whose client may not be reading: the status waits behind what it didn't take.
-
-    After STUCK_S the call is just dropped, which resets the stream.
-    """
+def _take_over(verdict: Refused, caller: Caller) -> None:
+    """The call was cancelled for this verdict: its task goes on, to say so to the client."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
-    log.info("session ended", peer=str(context.peer()), reason=verdict.reason, why=str(verdict))
-    try:
-        async with asyncio.timeout(STUCK_S):
-            await _refuse(context, verdict)
-    except TimeoutError:
-        raise asyncio.CancelledError from verdict
+    log.info("session ended", peer=caller.peer, reason=verdict.reason, why=str(verdict))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -10,6 +11,14 @@ from urllib.parse import unquote
 
 _SHARED_PREFIX_V6 = 64
 """One IPv6 host usually has all addresses of such a network."""
+_SHORT_NAMES = {
+    "commonName": "CN",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "countryName": "C",
+}
 
 
 @dataclass(slots=True)
@@ -52,6 +61,25 @@ def caller_of(context: Any) -> Caller:
         authorization=given if isinstance(given, str) else "",
         certificate=digest(bytes(subject)) if subject else "",
     )
+
+
+def caller_from(
+    address: tuple[str, int], authorization: str, certificate: Mapping[str, Any] | None
+) -> Caller:
+    """The caller at this TCP address; ``certificate`` is as `ssl.SSLSocket.getpeercert` has it."""
+    host, port = address
+    subject = _subject(certificate) if certificate else ""
+    return Caller(
+        peer=f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}",
+        authorization=authorization,
+        certificate=digest(subject.encode()) if subject else "",
+    )
+
+
+def _subject(certificate: Mapping[str, Any]) -> str:
+    """As gRPC writes it (RFC 2253), so that one certificate is one identity by either way."""
+    names = [pair for part in certificate.get("subject", ()) for pair in part]
+    return ",".join(f"{_SHORT_NAMES.get(name, name)}={value}" for name, value in reversed(names))
 
 
 def digest(secret: bytes) -> str:

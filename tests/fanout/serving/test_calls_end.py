@@ -66,7 +66,7 @@ async def test_a_fetch_takes_a_place_and_gives_it_back(tmp_path: Path) -> None:
 async def test_a_fetch_that_nobody_reads_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.service.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
     listener = ListenerOptions("127.0.0.1", 0, stall_timeout_s=0.5, drain_grace_s=0.2)
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options, listener=listener) as world:
@@ -80,7 +80,7 @@ async def test_a_fetch_that_nobody_reads_is_let_go(
 async def test_a_fetch_ends_with_the_server_s_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.service.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options) as world:
         world.writer.publish([line(n, WIDE) for n in range(2000)])
@@ -126,7 +126,7 @@ async def test_a_call_that_still_registers_ends_with_the_server(tmp_path: Path) 
 @pytest.fixture
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("laredo_fanout.serving.service.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
 
 
 def bearer(token: str) -> list[tuple[str, str]]:

@@ -191,7 +191,7 @@ async def test_backlogs_are_counted_in_turns(
     """However many clients are behind, at however many places, by however much."""
     counted = Passes()
     monkeypatch.setattr(Backlog, "_count", counted.counted(Backlog._count))
-    monkeypatch.setattr("laredo_fanout.serving.service.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
     options = TableOptions(buffer_max_size=1000, heartbeat_interval_s=3600)
     async with running(tmp_path, table=options) as world:
         world.writer.publish(rows(0, 3))

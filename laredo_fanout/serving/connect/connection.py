@@ -1,0 +1,325 @@
+"""One connection of an HTTP/1.1 client: its requests one after the other, each a Connect call."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import h11
+import structlog
+
+from laredo_fanout.serving.calls.caller import Caller, caller_from
+from laredo_fanout.serving.connect import codes, envelope, request
+from laredo_fanout.serving.connect.codes import DeadlinePassed
+from laredo_fanout.serving.connect.request import HttpRefused, Route
+from laredo_fanout.serving.errors import Refused, SessionFailed
+from laredo_fanout.serving.service import ReplicationService
+
+log = structlog.get_logger(__name__)
+
+REQUEST_S = 10.0
+"""For a request to be whole, from its first byte."""
+IDLE_S = 60.0
+"""For the next request to begin."""
+STUCK_S = 5.0
+"""For a client to take the end of its call, before the connection is cut."""
+_MAX_HEAD = 16 << 10
+_MAX_RECEIVED = _MAX_HEAD + 2 * request.MAX_BODY
+"""Bytes of one request with the framing of its chunks, and of what a client sends meanwhile."""
+_KEEPALIVE_IDLE_S = 30
+_KEEPALIVE_INTERVAL_S = 10
+_KEEPALIVE_PROBES = 2
+
+
+class Room(Protocol):
+    """What a connection needs of its endpoint."""
+
+    service: ReplicationService
+    stall_timeout_s: float
+    draining: bool
+
+    def enter(self, connection: Connection) -> bool:
+        """Count the connection; False if there are too many."""
+        ...
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Reads a request, has its call served in a task, then reads the next one.
+
+    A connection that the client closes cancels its call. `h11` parses requests and keeps the
+    protocol's state; the messages of a stream are written past it, as it adds nothing to them.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._received = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._call: asyncio.Task[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------ as asyncio calls it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if not self._room.enter(self):
+            transport.abort()
+            return
+        _find_dead_peers(transport.get_extra_info("socket"), self._room.stall_timeout_s)
+        self._end_in(IDLE_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._room.leave(self)
+        self._stop_timer()
+        if self._call is not None:
+            self._call.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        if self._received > _MAX_RECEIVED:
+            self._transport.abort()
+            return
+        if self._call is None and self._http.their_state is h11.IDLE and self._request is None:
+            self._end_in(REQUEST_S)
+        self._advance(data)
+
+    def eof_received(self) -> None:
+        # The transport closes itself: whoever sends no more doesn't listen either.
+        return None
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    # ------------------------------------------------------------ from the endpoint
+
+    def close(self) -> None:
+        """Close once what was written is taken, or STUCK_S later."""
+        self._transport.close()
+        self._stop_timer()
+        self._timer = self._loop.call_later(STUCK_S, self._transport.abort)
+
+    def close_if_idle(self) -> None:
+        """Close unless a call is under way."""
+        if self._call is None:
+            self.close()
+
+    def abort(self) -> None:
+        """Cut the connection now."""
+        self._transport.abort()
+
+    # ------------------------------------------------------------ requests
+
+    def _advance(self, data: bytes | None = None) -> None:
+        """Go on with the request; what isn't HTTP is answered by a status, and ends it all."""
+        try:
+            if data is not None:
+                self._http.receive_data(data)
+            self._read()
+        except h11.RemoteProtocolError as error:
+            self._refuse_http(error.error_status_hint, str(error), {})
+            self.close()
+
+    def _read(self) -> None:
+        """Take what has come of a request; begin its call when it is whole.
+
+        :raises h11.RemoteProtocolError: it isn't HTTP/1.1.
+        """
+        while self._call is None:
+            event = self._http.next_event()
+            match event:
+                case h11.Request():
+                    self._request = event
+                    if event.http_version != b"1.1":
+                        raise h11.RemoteProtocolError("HTTP/1.1 is meant", error_status_hint=505)
+                    if self._http.they_are_waiting_for_100_continue:
+                        going_on = h11.InformationalResponse(status_code=100, headers=[])
+                        self._transport.write(self._http.send(going_on) or b"")
+                case h11.Data():
+                    self._body += event.data
+                    if len(self._body) > request.MAX_BODY:
+                        hint = f"a request is no longer than {request.MAX_BODY} bytes"
+                        raise h11.RemoteProtocolError(hint, error_status_hint=413)
+                case h11.EndOfMessage():
+                    self._begin_call()
+                case h11.ConnectionClosed():
+                    self._transport.close()
+                    return
+                case _:
+                    return
+
+    def _begin_call(self) -> None:
+        asked, body = self._request, bytes(self._body)
+        assert asked is not None
+        self._request, self._body = None, bytearray()
+        self._stop_timer()
+        self._call = self._loop.create_task(self._serve(asked, body))
+        self._call.add_done_callback(self._call_ended)
+
+    def _call_ended(self, call: asyncio.Task[None]) -> None:
+        self._call = None
+        if not call.cancelled() and (defect := call.exception()) is not None:
+            log.error("a Connect call failed", exc_info=defect)
+        both = self._http.our_state, self._http.their_state
+        if self._transport.is_closing() or both != (h11.DONE, h11.DONE) or self._room.draining:
+            self.close()
+            return
+        self._http.start_next_cycle()
+        self._received = len(self._http.trailing_data[0])
+        self._end_in(REQUEST_S if self._received else IDLE_S)
+        self._advance()
+
+    # ------------------------------------------------------------ calls
+
+    async def _serve(self, asked: h11.Request, body: bytes) -> None:
+        headers = {name.decode(): value.decode("latin-1") for name, value in asked.headers}
+        target = asked.target.decode("latin-1")
+        try:
+            called = request.route(asked.method.decode("latin-1"), target, headers)
+        except HttpRefused as refused:
+            self._refuse_http(refused.status, str(refused), refused.headers)
+            return
+        caller = caller_from(
+            self._transport.get_extra_info("peername")[:2],
+            headers.get("authorization", ""),
+            self._transport.get_extra_info("peercert"),
+        )
+        serve = self._serve_stream if called.streaming else self._serve_unary
+        await serve(called, caller, headers, body)
+
+    async def _serve_unary(
+        self, called: Route, caller: Caller, headers: Mapping[str, str], body: bytes
+    ) -> None:
+        service = self._room.service
+        answer = service.status if called.name == "GetReplicationStatus" else service.list_snapshots
+        try:
+            service.authenticate(caller)
+            asked = request.terms(called, headers)
+            async with _deadline(asked.timeout_s):
+                message = await answer(await request.decode(called, asked, body), caller)
+                encoded = await request.encode(called, message)
+        except Refused as refused:
+            status = codes.http_status(refused)
+            self._respond(status, {"Content-Type": "application/json"}, codes.unary_error(refused))
+            return
+        self._respond(200, {"Content-Type": called.content_type}, encoded)
+
+    async def _serve_stream(
+        self, called: Route, caller: Caller, headers: Mapping[str, str], body: bytes
+    ) -> None:
+        service = self._room.service
+        call = service.sync if called.name == "Sync" else service.fetch_snapshot
+        # Sent at once: a client waits for it before it reads the stream.
+        self._send_head(200, {"Content-Type": called.content_type})
+        refusal: Refused | None = None
+        try:
+            service.authenticate(caller)
+            asked = request.terms(called, headers)
+            async with _deadline(asked.timeout_s):
+                message = await request.decode(called, asked, body)
+                await call(message, _Stream(self, called, caller))
+        except Refused as refused:
+            refusal = refused
+        except Exception:
+            self._end_stream(SessionFailed("the call failed by a defect: see the server's log"))
+            raise
+        self._end_stream(refusal)
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the client's side, or the socket's buffer and ours, have room for more."""
+        self._transport.write(data)
+        if self._writable is not None:
+            await self._writable
+
+    def _end_stream(self, refusal: Refused | None) -> None:
+        self._transport.write(envelope.last_chunk(refusal))
+        self._transport.write(self._http.send(h11.EndOfMessage()) or b"")
+        if self._writable is not None:
+            # Its client takes nothing: it gets a moment for the end.
+            self.close()
+
+    def _refuse_http(self, status: int, reason: str, headers: Mapping[str, str]) -> None:
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            plain = {"Content-Type": "text/plain; charset=utf-8", **headers}
+            self._respond(status, plain, f"{reason}\n".encode())
+
+    def _respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self._send_head(status, {**headers, "Content-Length": str(len(body))})
+        self._transport.write(self._http.send(h11.Data(data=body)) or b"")
+        self._transport.write(self._http.send(h11.EndOfMessage()) or b"")
+
+    def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
+        closing = {"Connection": "close"} if self._room.draining else {}
+        fields = list({**headers, **closing}.items())
+        head = h11.Response(status_code=status, headers=fields)
+        self._transport.write(self._http.send(head) or b"")
+
+    # ------------------------------------------------------------ time
+
+    def _end_in(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, self._transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Stream:
+    """The exchange of a streaming call."""
+
+    def __init__(self, connection: Connection, called: Route, caller: Caller) -> None:
+        self.caller = caller
+        self._connection = connection
+        self._called = called
+
+    async def send(self, message: bytes) -> None:
+        """Send a message in its envelope."""
+        if self._called.as_json:
+            message = await request.encode(self._called, message)
+        await self._connection.write(envelope.chunk(message))
+
+
+@asynccontextmanager
+async def _deadline(timeout_s: float | None) -> AsyncIterator[None]:
+    """A block that takes no longer than its caller waits.
+
+    :raises DeadlinePassed: it took longer.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as passed:
+        message = f"the call took longer than its {timeout_s:g} s (Connect-Timeout-Ms)"
+        raise DeadlinePassed(message) from passed
+
+
+def _find_dead_peers(end: socket.socket, stall_timeout_s: float) -> None:
+    """Have the kernel notice a peer that vanished without a word.
+
+    TCP_USER_TIMEOUT also cuts a peer that is there and takes nothing: it isn't less than such a one
+    is allowed (tcp(7)).
+    """
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * stall_timeout_s))

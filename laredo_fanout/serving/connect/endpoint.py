@@ -1,0 +1,110 @@
+"""The Connect endpoint of a serving process: its listener and its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from laredo_fanout.serving.calls.descriptors import most_connections
+from laredo_fanout.serving.connect.connection import Connection
+from laredo_fanout.serving.errors import CannotListen
+from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
+from laredo_fanout.serving.service import ReplicationService
+
+_BACKLOG = 1024
+_HANDSHAKE_S = 10.0
+_CHECK_S = 0.05
+
+
+class ConnectEndpoint:
+    """Serves the calls of a :class:`ReplicationService` by the Connect protocol."""
+
+    def __init__(
+        self, service: ReplicationService, listener: ListenerOptions, options: ConnectOptions
+    ) -> None:
+        """Bind the port.
+
+        :raises CannotListen: the address is taken, or the TLS files can't be used.
+        """
+        self.service = service
+        self.stall_timeout_s = listener.stall_timeout_s
+        self.draining = False
+        self._tls = None if listener.tls is None else _tls(listener.tls)
+        self._socket = _bound(options)
+        self.port: int = self._socket.getsockname()[1]
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._most = most_connections()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def start(self) -> None:
+        """Take connections from now on."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self),
+            sock=self._socket,
+            ssl=self._tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+        )
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
+        self.draining = True
+        self._socket.close() if self._server is None else self._server.close()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        try:
+            await asyncio.wait_for(self._empty.wait(), grace_s)
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.abort()
+
+    def enter(self, connection: Connection) -> bool:
+        """Count the connection; False if there are too many."""
+        if len(self._connections) >= self._most:
+            return False
+        self._connections.add(connection)
+        self._empty.clear()
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+
+def _bound(options: ConnectOptions) -> socket.socket:
+    """A socket on the port, which other serving processes share (SO_REUSEPORT)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        end = socket.socket(family, kind, protocol)
+        try:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            end.bind(address)
+        except OSError:
+            end.close()
+            raise
+    except OSError as error:
+        raise CannotListen(
+            f"can't listen on {options.host}:{options.port} (fanout.connect.host, port): {error}"
+        ) from error
+    return end
+
+
+def _tls(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.cert, files.key)
+        if files.client_ca is not None:
+            context.load_verify_locations(files.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise CannotListen(f"fanout.grpc.tls: {files.cert}, {files.key}: {error}") from error
+    return context

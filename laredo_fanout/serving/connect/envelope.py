@@ -1,0 +1,46 @@
+"""Envelopes: each message of a stream is preceded by a byte of flags and its length.
+
+https://connectrpc.com/docs/protocol#enveloped-message
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from laredo_fanout.serving.connect.codes import error_json
+from laredo_fanout.serving.errors import BadRequest, Refused
+
+HEAD_BYTES = 5
+COMPRESSED = 1
+END_STREAM = 2
+
+
+def chunk(message: bytes) -> bytes:
+    """The message in its envelope, as a chunk of an HTTP/1.1 body (RFC 9112, 7.1)."""
+    size = len(message)
+    return b"%x\r\n\0%b%b\r\n" % (size + HEAD_BYTES, size.to_bytes(4, "big"), message)
+
+
+def last_chunk(refused: Refused | None) -> bytes:
+    """The end of a stream, with the error that ends it, as a chunk."""
+    end = orjson.dumps({} if refused is None else {"error": error_json(refused)})
+    head = bytes([END_STREAM]) + len(end).to_bytes(4, "big")
+    return b"%x\r\n%b%b\r\n" % (len(end) + HEAD_BYTES, head, end)
+
+
+def single(body: bytes) -> tuple[bool, bytes]:
+    """Whether the only message of a request's body is compressed, and the message.
+
+    :raises BadRequest: it isn't exactly one enveloped message.
+    """
+    if len(body) < HEAD_BYTES:
+        raise BadRequest(f"the body has {len(body)} bytes, an enveloped message has 5 and more")
+    flags, length = body[0], int.from_bytes(body[1:HEAD_BYTES], "big")
+    if flags & ~COMPRESSED:
+        raise BadRequest(f"the message's envelope has flags {flags:#x}: 0 or 1 is meant")
+    if length != len(body) - HEAD_BYTES:
+        raise BadRequest(
+            f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which says"
+            f" {length}: a call takes exactly one message"
+        )
+    return flags == COMPRESSED, body[HEAD_BYTES:]

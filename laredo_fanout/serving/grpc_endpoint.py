@@ -1,0 +1,153 @@
+"""The gRPC endpoint of a serving process: its listener, and the calls that come over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Never
+
+import grpc
+import structlog
+
+from laredo_fanout.serving.calls.caller import Caller, caller_of
+from laredo_fanout.serving.calls.descriptors import most_connections
+from laredo_fanout.serving.errors import MAX_DETAILS, CannotListen, Refused
+from laredo_fanout.serving.options import ListenerOptions, TlsFiles
+from laredo_fanout.serving.service import SERVICE, ReplicationService
+
+log = structlog.get_logger(__name__)
+
+STUCK_S = 5.0
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 1 << 20),
+    # A peer that vanished without a word is noticed, its session ended.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Who connects and says nothing holds a descriptor no longer than this.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
+
+
+class GrpcEndpoint:
+    """Serves the calls of a :class:`ReplicationService` by gRPC, as bytes."""
+
+    def __init__(self, service: ReplicationService, listener: ListenerOptions) -> None:
+        """Bind the port.
+
+        :raises CannotListen: the address is taken, or the TLS files can't be used.
+        """
+        self._service = service
+        connections = ("grpc.max_allowed_incoming_connections", most_connections())
+        self._server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self.port = _listen(self._server, listener)
+
+    async def start(self) -> None:
+        """Take connections from now on."""
+        await self._server.start()
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
+        await self._server.stop(grace_s)
+
+    def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """Serializers are left out, so that bytes pass as they are."""
+        service = self._service
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Sync": grpc.unary_stream_rpc_method_handler(_streaming(service.sync)),
+                "ListSnapshots": grpc.unary_unary_rpc_method_handler(
+                    _answered(service.list_snapshots)
+                ),
+                "FetchSnapshot": grpc.unary_stream_rpc_method_handler(
+                    _streaming(service.fetch_snapshot)
+                ),
+                "GetReplicationStatus": grpc.unary_unary_rpc_method_handler(
+                    _answered(service.status)
+                ),
+            },
+        )
+
+
+class _GrpcExchange:
+    """A streaming gRPC call."""
+
+    def __init__(self, context: Any) -> None:
+        self.caller = caller_of(context)
+        self.send = context.write
+
+
+def _streaming(
+    call: Callable[[bytes, _GrpcExchange], Awaitable[None]],
+) -> Callable[[bytes, Any], Awaitable[None]]:
+    async def serve(request: bytes, context: Any) -> None:
+        try:
+            await call(request, _GrpcExchange(context))
+        except Refused as refused:
+            await _abort(context, refused)
+
+    return serve
+
+
+def _answered(
+    call: Callable[[bytes, Caller], Awaitable[bytes]],
+) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def serve(request: bytes, context: Any) -> bytes:
+        try:
+            return await call(request, caller_of(context))
+        except Refused as refused:
+            await _abort(context, refused)
+
+    return serve
+
+
+async def _abort(context: Any, refused: Refused) -> Never:
+    """End the call with the refusal's status.
+
+    The status waits behind the messages that the client hasn't taken: of a client that takes none
+    the call is just dropped after STUCK_S, which resets the stream.
+    """
+    try:
+        async with asyncio.timeout(STUCK_S):
+            await context.abort(refused.code, str(refused)[:MAX_DETAILS])
+    except TimeoutError:
+        raise asyncio.CancelledError from refused
+    raise AssertionError("abort returned")
+
+
+def _listen(server: grpc.aio.Server, listener: ListenerOptions) -> int:
+    host = f"[{listener.host}]" if ":" in listener.host else listener.host
+    address = f"{host}:{listener.port}"
+    try:
+        if listener.tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, _credentials(listener.tls)))
+    except RuntimeError as error:
+        raise CannotListen(
+            f"can't listen on {address} (fanout.grpc.host, port): {error}"
+        ) from error
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    key, cert = _pem(tls.key, "key"), _pem(tls.cert, "cert")
+    client_ca = _pem(tls.client_ca, "client_ca") if tls.client_ca is not None else None
+    return grpc.ssl_server_credentials(
+        [(key, cert)], root_certificates=client_ca, require_client_auth=client_ca is not None
+    )
+
+
+def _pem(path: Path, name: str) -> bytes:
+    try:
+        pem = path.read_bytes()
+    except OSError as error:
+        raise CannotListen(f"fanout.grpc.tls.{name}: {path}: {error.strerror}") from error
+    if b"-----BEGIN" not in pem:
+        raise CannotListen(f"fanout.grpc.tls.{name}: {path} is not a PEM file")
+    return pem
