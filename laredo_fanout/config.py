@@ -81,20 +81,33 @@ class Grpc(Section):
         protected = self.tokens_file is not None or self.tls is not None
         return exposure.listening_host(self.host, protected=protected)
 
-    def warnings(self, key: str) -> list[str]:
-        """The dangers of these settings, as ``path: text``; ``key`` is their configuration path."""
+    def warnings(self, key: str, host: str) -> list[str]:
+        """The dangers of listening on ``host``, as ``path: text``; ``key`` is its path."""
         if self.tokens_file is not None or (self.tls is not None and self.tls.client_ca):
             return []
         danger = "may read every table: no token and no certificate is asked for"
-        cure = f"set {key}.tokens_file, or tls with a client_ca"
-        found = exposure.warning(f"{key}.host", self.listening_host, danger, cure)
+        cure = "set fanout.grpc.tokens_file, or tls with a client_ca"
+        found = exposure.warning(key, host, danger, cure)
         return [] if found is None else [found]
 
 
+class Connect(Section):
+    """A second port, which speaks the Connect protocol over HTTP/1.1; off unless it is configured.
+
+    Workers, limits, tokens and TLS are those of ``fanout.grpc``.
+    """
+
+    host: str | None = None
+    """Address to listen on; by default the one of ``fanout.grpc``."""
+    port: int = Field(default=4003, ge=0, le=65535)
+    """Port that clients connect to; 0: any free one."""
+
+
 class Fanout(Section):
-    """The gRPC side."""
+    """The clients' side."""
 
     grpc: Grpc = Grpc()
+    connect: Connect | None = None
     drain_grace: Duration = Field(default=10.0, ge=0)
     """How long clients may stay after GoAway."""
     spool_max_size: Size = Field(default=32 * 10**9, ge=1 << 20)
@@ -287,6 +300,12 @@ class Config(Section):
         return next((value for _, value in self._values("port")), self.fanout.grpc.port)
 
     @property
+    def connect_host(self) -> str:
+        """The address of the Connect port, if there is one."""
+        connect = self.fanout.connect
+        return (connect and connect.host) or self.fanout.grpc.listening_host
+
+    @property
     def max_clients(self) -> int:
         """How many clients all serving processes together take."""
         return next(
@@ -314,10 +333,17 @@ class Config(Section):
         # A table's name may hold a slash.
         return directory / quote(table.name, safe="")
 
+    def _reader_warnings(self) -> list[str]:
+        """The dangers of ports that others reach without a token or a certificate."""
+        found = self.fanout.grpc.warnings("fanout.grpc.host", self.fanout.grpc.listening_host)
+        if self.fanout.connect is not None:
+            found += self.fanout.grpc.warnings("fanout.connect.host", self.connect_host)
+        return found
+
     def warnings(self) -> list[str]:
         """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
         danger = "may read the status and have tables copied again: no token is asked for"
-        found = [*self.fanout.grpc.warnings("fanout.grpc"), *self.http.warnings("http", danger)]
+        found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
         if "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"
             found.append(f"{key}: always on; remove the key")

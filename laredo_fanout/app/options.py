@@ -61,8 +61,10 @@ def archive_options(table: Table) -> serving.ArchiveOptions | None:
     return None if archive is None else archive.options(table.table)
 
 
-def serving_options(config: Config, port: int) -> serving.ServingOptions:
-    """What the serving processes are told; ``port`` is the one that is held for them."""
+def serving_options(
+    config: Config, port: int, connect_port: int | None = None
+) -> serving.ServingOptions:
+    """The options of the serving processes; the ports are those that are held for them."""
     grpc = config.fanout.grpc
     tls = None
     if grpc.tls is not None:
@@ -76,6 +78,9 @@ def serving_options(config: Config, port: int) -> serving.ServingOptions:
             drain_grace_s=config.fanout.drain_grace,
             spool_path=config.state.path / "spool",
             spool_max_bytes=config.fanout.spool_max_size // grpc.workers,
+            connect=None
+            if connect_port is None
+            else serving.ConnectOptions(config.connect_host, connect_port),
         ),
         tables={
             table.name: serving.TableOptions(

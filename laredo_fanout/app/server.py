@@ -6,9 +6,10 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NamedTuple
 
 import structlog
 
@@ -54,12 +55,27 @@ def run(config: Config, log_settings: LogSettings) -> int:
 
 
 async def _run(config: Config, log_settings: LogSettings) -> int:
-    key = "fanout.grpc.port"
-    with (
-        await listener_port.reserve(config.fanout.grpc.listening_host, config.port, key) as port,
-        _open_store(config) as store,
-    ):
-        return await _Server(config, store, port, log_settings).run()
+    with ExitStack() as held:
+        ports = await _reserve_ports(config, held)
+        store = held.enter_context(_open_store(config))
+        return await _Server(config, store, ports, log_settings).run()
+
+
+class _Ports(NamedTuple):
+    """The ports of the serving processes; they have the one of Connect if it is configured."""
+
+    grpc: int
+    connect: int | None
+
+
+async def _reserve_ports(config: Config, held: ExitStack) -> _Ports:
+    reserve, connect = listener_port.reserve, config.fanout.connect
+    grpc = await reserve(config.fanout.grpc.listening_host, config.port, "fanout.grpc.port")
+    number = held.enter_context(grpc).getsockname()[1]
+    if connect is None:
+        return _Ports(number, None)
+    second = await reserve(config.connect_host, connect.port, "fanout.connect.port")
+    return _Ports(number, held.enter_context(second).getsockname()[1])
 
 
 def _open_store(config: Config) -> Store:
@@ -77,7 +93,7 @@ class StateUnusable(FanoutError):
 
 class _Server:
     def __init__(
-        self, config: Config, store: Store, reserved: socket.socket, log_settings: LogSettings
+        self, config: Config, store: Store, ports: _Ports, log_settings: LogSettings
     ) -> None:
         self.config = config
         self.store = store
@@ -85,7 +101,7 @@ class _Server:
             config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
         )
         self.wake_ups = WakeUps()
-        self.port: int = reserved.getsockname()[1]
+        self.ports = ports
         pruning = JournalPruning.of(config, store, self.clients)
         source, catchup = options.source_options(config), options.catchup_options(config)
         self.fall_behind = None if catchup is None else FallBehind(catchup, source, store)
@@ -99,7 +115,7 @@ class _Server:
         self.children = ServingChildren(
             workers=config.fanout.grpc.workers,
             state=config.state.path,
-            options=options.serving_options(config, self.port),
+            options=options.serving_options(config, ports.grpc, ports.connect),
             clients=self.clients,
             wake_ups=self.wake_ups,
             log_settings=log_settings,
@@ -116,7 +132,7 @@ class _Server:
         self.archives = ArchiveWatch(config, store, self._part_crashed)
         self.view = ServerView(
             config=config,
-            port=self.port,
+            port=ports.grpc,
             store=store,
             clients=self.clients,
             ingest=self.ingest,
@@ -161,8 +177,9 @@ class _Server:
         gc.enable()
         log.info(
             "server started",
-            grpc_port=self.port,
+            grpc_port=self.ports.grpc,
             grpc_host=self.config.fanout.grpc.listening_host,
+            connect_port=self.ports.connect,
             http_port=listener.getsockname()[1],
             http_host=self.config.http.listening_host,
             state=str(self.config.state.path),

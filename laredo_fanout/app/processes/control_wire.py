@@ -30,6 +30,7 @@ import orjson
 from laredo_fanout.serving.options import (
     ArchiveOptions,
     BufferPolicy,
+    ConnectOptions,
     ListenerOptions,
     ServingOptions,
     TableOptions,
@@ -112,7 +113,7 @@ def options_to_json(options: ServingOptions) -> Message:
 def options_from_json(message: Message) -> ServingOptions:
     """The options that :func:`options_to_json` made the message from."""
     listener = message["listener"]
-    tls = listener["tls"]
+    tls, connect = listener["tls"], listener["connect"]
     return ServingOptions(
         listener=ListenerOptions(
             **{
@@ -122,6 +123,7 @@ def options_from_json(message: Message) -> ServingOptions:
                 else TlsFiles(Path(tls["cert"]), Path(tls["key"]), _path(tls["client_ca"])),
                 "tokens_file": _path(listener["tokens_file"]),
                 "spool_path": _path(listener["spool_path"]),
+                "connect": None if connect is None else ConnectOptions(**connect),
             }
         ),
         tables={

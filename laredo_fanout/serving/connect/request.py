@@ -80,6 +80,9 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> Route:
         raise HttpRefused(404, f"there is no such call; there are {', '.join(_METHODS)}", {})
     if method != "POST":
         raise HttpRefused(405, f"{called.name} is called by POST", {"Allow": "POST"})
+    if "origin" in headers:
+        # A page that a browser has open on this machine would reach a loopback port, too.
+        raise HttpRefused(403, "browsers aren't served: the request has an Origin", {})
     streaming = bool(called.server_streaming)
     kind = "application/connect+" if streaming else "application/"
     return Route(
