@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Never
 
 import grpc
 import structlog
 
+from laredo_fanout.serving import tls
 from laredo_fanout.serving.calls.caller import Caller, caller_of
 from laredo_fanout.serving.calls.descriptors import most_connections
 from laredo_fanout.serving.errors import MAX_DETAILS, CannotListen, Refused
-from laredo_fanout.serving.options import ListenerOptions, TlsFiles
+from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE, ReplicationService
 
 log = structlog.get_logger(__name__)
@@ -128,26 +128,8 @@ def _listen(server: grpc.aio.Server, listener: ListenerOptions) -> int:
     try:
         if listener.tls is None:
             return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, _credentials(listener.tls)))
+        return int(server.add_secure_port(address, tls.grpc_credentials(listener.tls)))
     except RuntimeError as error:
         raise CannotListen(
             f"can't listen on {address} (fanout.grpc.host, port): {error}"
         ) from error
-
-
-def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    key, cert = _pem(tls.key, "key"), _pem(tls.cert, "cert")
-    client_ca = _pem(tls.client_ca, "client_ca") if tls.client_ca is not None else None
-    return grpc.ssl_server_credentials(
-        [(key, cert)], root_certificates=client_ca, require_client_auth=client_ca is not None
-    )
-
-
-def _pem(path: Path, name: str) -> bytes:
-    try:
-        pem = path.read_bytes()
-    except OSError as error:
-        raise CannotListen(f"fanout.grpc.tls.{name}: {path}: {error.strerror}") from error
-    if b"-----BEGIN" not in pem:
-        raise CannotListen(f"fanout.grpc.tls.{name}: {path} is not a PEM file")
-    return pem

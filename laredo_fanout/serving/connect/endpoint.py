@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 
+from laredo_fanout.serving import tls
 from laredo_fanout.serving.calls.descriptors import most_connections
 from laredo_fanout.serving.connect.connection import Connection
 from laredo_fanout.serving.errors import CannotListen
-from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
+from laredo_fanout.serving.options import ConnectOptions, ListenerOptions
 from laredo_fanout.serving.service import ReplicationService
 
 _BACKLOG = 1024
@@ -30,7 +30,7 @@ class ConnectEndpoint:
         self.service = service
         self.stall_timeout_s = listener.stall_timeout_s
         self.draining = False
-        self._tls = None if listener.tls is None else _tls(listener.tls)
+        self._tls = None if listener.tls is None else tls.server_context(listener.tls)
         self._socket = _bound(options)
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
@@ -95,16 +95,3 @@ def _bound(options: ConnectOptions) -> socket.socket:
             f"can't listen on {options.host}:{options.port} (fanout.connect.host, port): {error}"
         ) from error
     return end
-
-
-def _tls(files: TlsFiles) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(files.cert, files.key)
-        if files.client_ca is not None:
-            context.load_verify_locations(files.client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise CannotListen(f"fanout.grpc.tls: {files.cert}, {files.key}: {error}") from error
-    return context

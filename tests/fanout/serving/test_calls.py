@@ -12,9 +12,7 @@ from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE
-from laredo_fanout.wire import replication_pb2 as wire
-from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
-from tests.support.server.serving_world import Stream, World, rows, running
+from tests.support.server.serving_world import Stream, rows, running
 
 TLS = Path(__file__).parent / "tls"
 SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
@@ -124,22 +122,11 @@ def test_a_tokens_file_that_lets_nobody_in_is_refused(
         Tokens(path)
 
 
-def tls_stream(world: World, client: str | None) -> Stream:
-    pair = (None, None)
-    if client:
-        pair = ((TLS / f"{client}.key").read_bytes(), (TLS / f"{client}.pem").read_bytes())
-    credentials = grpc.ssl_channel_credentials((TLS / "ca.pem").read_bytes(), *pair)
-    channel = grpc.aio.secure_channel(f"localhost:{world.port}", credentials)
-    world.channels.append(channel)
-    request = wire.SyncRequest(schema="public", table="users", client_id="tls")
-    return Stream(LaredoReplicationServiceStub(channel).Sync(request, wait_for_ready=False))
-
-
 async def test_tls(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, tls=SERVER_TLS, drain_grace_s=0.2)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish(rows(0, 3))
-        await tls_stream(world, None).next("handshake")
+        await world.sync_by_tls(TLS, None).next("handshake")
         # Without TLS there is no way in.
         assert (await world.sync().ends())[0] is Code.UNAVAILABLE
 
@@ -148,9 +135,9 @@ async def test_tls_with_client_certificates(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, tls=MUTUAL_TLS, drain_grace_s=0.2)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish(rows(0, 3))
-        await tls_stream(world, "client").next("handshake")
+        await world.sync_by_tls(TLS, "client").next("handshake")
         for client in (None, "stranger"):
-            assert (await tls_stream(world, client).ends())[0] is Code.UNAVAILABLE
+            assert (await world.sync_by_tls(TLS, client).ends())[0] is Code.UNAVAILABLE
 
 
 @pytest.mark.parametrize(

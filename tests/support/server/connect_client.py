@@ -1,4 +1,4 @@
-"""A Connect client of the tests, over httpx: calls by hand, so that each byte can be another one."""
+"""A Connect client of the tests, over httpx: each byte of a call can be another one."""
 
 from __future__ import annotations
 

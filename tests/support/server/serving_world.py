@@ -214,6 +214,17 @@ class World:
         asked = {"schema": "public", "table": "users", "client_id": "test", **request}
         return Stream(self.stub().Sync(wire.SyncRequest(**asked), metadata=metadata))
 
+    def sync_by_tls(self, files: Path, client: str | None) -> Stream:
+        """A stream by TLS, with this certificate of ``files``, or none."""
+        pair = (None, None)
+        if client:
+            pair = ((files / f"{client}.key").read_bytes(), (files / f"{client}.pem").read_bytes())
+        credentials = grpc.ssl_channel_credentials((files / "ca.pem").read_bytes(), *pair)
+        channel = grpc.aio.secure_channel(f"localhost:{self.port}", credentials)
+        self.channels.append(channel)
+        request = wire.SyncRequest(schema="public", table="users", client_id="tls")
+        return Stream(LaredoReplicationServiceStub(channel).Sync(request, wait_for_ready=False))
+
 
 class Stream:
     """A client's end of a Sync call."""

@@ -1,0 +1,75 @@
+"""The Connect port over TLS: the same files, the same identities as gRPC's."""
+
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from laredo_fanout.serving.errors import CannotListen
+from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
+from laredo_fanout.wire import replication_pb2 as wire
+from tests.support.server.connect_client import ConnectClient, connect_listener, connected
+from tests.support.server.serving_world import rows, running
+
+TLS = Path(__file__).parents[1] / "tls"
+SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
+MUTUAL_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key", TLS / "ca.pem")
+STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
+
+
+def trusting(certificate: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=TLS / "ca.pem")
+    if certificate is not None:
+        context.load_cert_chain(TLS / f"{certificate}.pem", TLS / f"{certificate}.key")
+    return context
+
+
+async def test_tls(tmp_path: Path) -> None:
+    listener = connect_listener(tls=SERVER_TLS)
+    async with connected(tmp_path, listener=listener) as (world, plain):
+        world.writer.publish(rows(0, 3))
+        client = ConnectClient(plain.http.base_url.port or 0, verify=trusting())
+        async with client.http, client.sync() as stream:
+            await stream.next("handshake")
+        with pytest.raises(httpx.HTTPError):
+            await plain.unary("GetReplicationStatus", STATUS)
+
+
+async def test_client_certificates(tmp_path: Path) -> None:
+    listener = connect_listener(tls=MUTUAL_TLS)
+    async with connected(tmp_path, listener=listener) as (world, plain):
+        world.writer.publish(rows(0, 3))
+        port = plain.http.base_url.port or 0
+        client = ConnectClient(port, verify=trusting("client"))
+        by_grpc = world.sync_by_tls(TLS, "client")
+        await by_grpc.next("handshake")
+        async with client.http, client.sync() as stream:
+            await stream.next("handshake")
+            owners = {lease.state.info.owner for lease in world.registry.leases}
+            assert len(owners) == 1 and owners.pop().startswith("certificate ")
+        for certificate in (None, "stranger"):
+            stranger = ConnectClient(port, verify=trusting(certificate))
+            with pytest.raises(httpx.HTTPError):
+                await stranger.unary("GetReplicationStatus", STATUS)
+            await stranger.http.aclose()
+
+
+@pytest.mark.parametrize(
+    ("tls", "names"),
+    [
+        (TlsFiles(TLS / "none.pem", TLS / "server.key"), "tls.cert"),
+        (TlsFiles(TLS / "server.pem", TLS / "client.key"), "tls.key.*isn't the key"),
+    ],
+)
+async def test_files_that_cannot_be_used(tmp_path: Path, tls: TlsFiles, names: str) -> None:
+    with pytest.raises(CannotListen, match=names):
+        async with running(tmp_path, listener=connect_listener(tls=tls)):
+            pass
+
+
+async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+    listener = ListenerOptions("127.0.0.1", 0, connect=ConnectOptions("192.0.2.1", 0))
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1.*fanout\.connect"):
+        async with running(tmp_path, listener=listener):
+            pass
