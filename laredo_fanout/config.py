@@ -271,7 +271,8 @@ class Config(Section):
             if value != configured[0][1]:
                 message = (
                     f"{value} disagrees with {settings.path_text(configured[0][0])} ="
-                    f" {configured[0][1]}: all tables share one listener; set it once, in fanout.grpc"
+                    f" {configured[0][1]}: all tables share one listener; set it once,"
+                    " in fanout.grpc"
                 )
                 raise settings.WrongAt(path, message)
 
