@@ -30,6 +30,8 @@ _MESSAGES_A_TURN = 20_000
 _APPLY_FROM_CHANGES = 10_000
 _APPLY_FROM_BYTES = 16 << 20
 _BUSY_BYTES = 64 << 10
+_MANY_CHANGES = 256
+"""A unix socket is full about as soon as they are written."""
 _NAP_S, _SHORT_NAP_S = 0.002, 0.001
 _COPY_SHARE_S = 0.03
 _POSITION_INTERVAL_S = 0.2
@@ -106,7 +108,7 @@ class IngestLoop:
 
     @property
     def wal_end(self) -> int:
-        """How far the server's WAL reached, as the stream said last."""
+        """How far the server's WAL reached, as the stream showed last."""
         return self._decoder.wal_end
 
     @property
@@ -199,10 +201,13 @@ class IngestLoop:
 
     # ------------------------------------------------------------ read ahead
 
-    def _reading_ahead(self, work: int) -> AbstractContextManager[None]:
-        """While so many bytes are written another thread empties the socket, within a bound: with
-        a full one the server's sender would sleep."""
-        return self._background_reading.meanwhile() if work > _BUSY_BYTES else nullcontext()
+    def _reading_ahead(self, gathered: int = 0) -> AbstractContextManager[None]:
+        """While much is written another thread empties the socket, within a bound: with a full one
+        the server's sender would sleep."""
+        size = max(gathered, self._decoder.pending_bytes)
+        # A transaction's bytes may have come long before its end.
+        is_much = size > _BUSY_BYTES or self._decoder.pending_changes >= _MANY_CHANGES
+        return self._background_reading.meanwhile() if is_much else nullcontext()
 
     def _read_ahead(self) -> None:
         self._heard(self._feed.read_ahead())
@@ -226,7 +231,7 @@ class IngestLoop:
 
     def _apply(self) -> None:
         """Write what is pending into the batch."""
-        with self._reading_ahead(self._decoder.pending_bytes):
+        with self._reading_ahead():
             self._write()
 
     def _write(self) -> None:
@@ -237,6 +242,8 @@ class IngestLoop:
         """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
         that is read slowly keeps its lock and its snapshot for long."""
         copier = self._copier
+        if not copier.connections and not self._copies.under_way:
+            return
         until = time.monotonic() + (_COPY_SHARE_S if self.busy else 0)
         while True:
             copier.pump([reader for reader in copier.readers() if reader.fileno() in ready])

@@ -83,10 +83,12 @@ class DiskSpace:
 
         :raises DiskFull: if there isn't even room for an empty one.
         """
-        stats = [transaction.stat(each) for each in databases]
-        self._leaves = sum(each["leaf_pages"] for each in stats)
-        self._branches = sum(each["branch_pages"] for each in stats)
-        self._depth = max((each["depth"] for each in stats), default=0)
+        self._leaves = self._branches = self._depth = 0
+        for database in databases:
+            stat = transaction.stat(database)
+            self._leaves += stat["leaf_pages"]
+            self._branches += stat["branch_pages"]
+            self._depth = max(self._depth, stat["depth"])
         self._used = self._environment.info()["last_pgno"] + 1
         self._changes = self._bytes = 0
         self.reserve(0, 0)

@@ -1,8 +1,8 @@
 """What versions left that could release a backlog out of commit order (``ordering = relaxed``).
 
 In the middle of such a release a table's rows are those of no position: the table is failed, which
-has the ingest copy it anew, and the backlog's plan is dropped, as some of it can't be released
-again. After one the rows are right, but the journal within isn't in order: it is forgotten up to
+has the ingest copy it again, and the backlog's plan is dropped, as some of it can't be released
+again. After one the rows are correct, but the journal within isn't in order: it is forgotten up to
 its end, so that a client that stands before that gets a snapshot.
 """
 
@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 _REASON = (
     "an earlier version was stopped in the middle of releasing a backlog out of order"
-    " (catchup.ordering = relaxed), which this version can't finish; the table is copied anew"
+    " (catchup.ordering = relaxed), which this version can't finish; the table is copied again"
 )
 
 
@@ -47,10 +47,12 @@ def repair(context: WriteContext) -> None:
     for record, disorders in list(_disordered(context)):
         newest = disorders[-1]
         if newest.end:
-            right = _without_journal(record, newest, Journal(context))
+            repaired = _without_journal(record, newest, Journal(context))
         else:
-            right = _failed(context, record, newest)
-        meta.put_table(context.transaction, context.databases.meta, context.reserve, right, None)
+            repaired = _failed(context, record, newest)
+        meta.put_table(
+            context.transaction, context.databases.meta, context.disk.reserve, repaired, None
+        )
 
 
 def _disordered(context: WriteContext) -> Iterator[tuple[TableRecord, list[_Disorder]]]:
@@ -68,7 +70,7 @@ def _without_journal(record: TableRecord, newest: _Disorder, journal: Journal) -
 
 
 def _failed(context: WriteContext, record: TableRecord, newest: _Disorder) -> TableRecord:
-    context.reserve(2, 0)
+    context.disk.reserve(2, 0)
     context.discard(meta.GARBAGE_SPACE, newest.marks)
     context.transaction.delete(meta.CATCHUP_KEY, db=context.databases.meta)
     _log.warning("table failed", table=record.qualified, error=_REASON)

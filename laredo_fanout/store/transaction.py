@@ -54,7 +54,6 @@ class Transaction:
         self._spaces = Spaces(self._context)
         self._journal = Journal(self._context)
         self._applying = Applying(self._context, self._spaces, self._journal)
-        self._barrier = Barrier(self._context, self._spaces)
         self.tables = self._context.tables
         self.position, self.time_us = position
         self.catchup_plan = catchup_plan
@@ -128,14 +127,14 @@ class Transaction:
         self.tables[table_id] = replace(self._record(table_id), verified=position)
 
     def set_leaves(self, table_id: int, leaves: Sequence[Leaf]) -> None:
-        """The partitions whose rows the table has and no look has accounted for."""
+        """The partitions whose rows the table has and no catalog snapshot has accounted for."""
         self.tables[table_id] = replace(self._record(table_id), leaves=tuple(leaves))
 
     def begin_suspect_range(
         self, table_id: int, because: str, *, again: bool = False
     ) -> TableRecord:
         """The table may have rows that went with their partition, or lack some: from where it
-        was verified on, until a re-copy's differences are put right; ``again``: until those of the
+        was verified on, until a re-copy's differences are repaired; ``again``: until those of the
         re-copy after the one that is under way are.
         """
         record = self._record(table_id)
@@ -245,7 +244,7 @@ class Transaction:
         :raises RowIncomplete: if rows still miss columns.
         :raises TableClosed: if the table isn't COPYING.
         """
-        record = self._barrier.publish(self._copying(table_id), position)
+        record = Barrier(self._context, self._spaces).publish(self._copying(table_id), position)
         others = self._others(record)
         if others:
             sequence = max(each.sequence for each in others) + 1
@@ -273,23 +272,26 @@ class Transaction:
 
         :raises TableUnknown: if there is no live incarnation.
         """
-        copied = self._barrier.publish(self._copying(table_id), position)
+        barrier = Barrier(self._context, self._spaces)
+        copied = barrier.publish(self._copying(table_id), position)
         live = next((each for each in self._others(copied) if each.live), None)
         if live is None:
             raise TableUnknown(f"{copied.qualified} that is live")
-        for changes in self._barrier.differences(live, copied, position, time_us, keep_alive):
+        for changes in barrier.differences(live, copied, position, time_us, keep_alive):
             self.apply(live.id, changes)
         self.drop_table(table_id)
-        right = self.tables[live.id]
-        if (suspect_range := right.suspect_range) is not None:
+        repaired = self.tables[live.id]
+        if (suspect_range := repaired.suspect_range) is not None:
             first = positions.first_from(
                 self._context.transaction,
                 self._context.databases,
-                right,
+                repaired,
                 suspect_range.start + 1,
             )
-            right = self.tables[live.id] = suspect_positions.ended(right, first, position, time_us)
-        return right
+            repaired = self.tables[live.id] = suspect_positions.ended(
+                repaired, first, position, time_us
+            )
+        return repaired
 
     def prune(
         self,
@@ -321,7 +323,7 @@ class Transaction:
         for record in self.tables.values():
             before = self._before.get(record.id)
             if record != before:
-                meta.put_table(context.transaction, database, context.reserve, record, before)
+                meta.put_table(context.transaction, database, context.disk.reserve, record, before)
         for gone in self._before.keys() - self.tables.keys():
             meta.delete_table(context.transaction, database, gone)
         if self.head != self._head_before:
@@ -338,7 +340,7 @@ class Transaction:
         if plan is None:
             context.transaction.delete(meta.CATCHUP_KEY, db=context.databases.meta)
         else:
-            context.reserve(1, len(plan))
+            context.disk.reserve(1, len(plan))
             context.transaction.put(meta.CATCHUP_KEY, plan, db=context.databases.meta)
 
     def _record(self, table_id: int) -> TableRecord:

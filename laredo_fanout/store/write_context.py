@@ -27,17 +27,6 @@ class WriteContext:
     #: Whether rows or journal records are to be removed later.
     left_garbage: bool = False
 
-    def cursor(self, database: Any) -> Any:
-        """A cursor of this transaction."""
-        return self.transaction.cursor(db=database)
-
-    def reserve(self, changes: int, size: int) -> None:
-        """Take room for so many more puts and deletes, of so many bytes in all.
-
-        :raises DiskFull: if there is none.
-        """
-        self.disk.reserve(changes, size)
-
     def take_space(self) -> int:
         """A number for the rows of a table that has none yet."""
         space, self.head = self.head.take_space()

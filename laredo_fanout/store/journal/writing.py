@@ -25,19 +25,25 @@ _FREED_LIST_BYTES = 8192
 
 @dataclass(slots=True)
 class Entries:
-    """Resolved changes of one table: what is true for the state. Lines and olds are whole rows.
+    """Resolved changes of one table, as the journal records them: what is true for the state."""
 
-    ``continues``: the first transaction began in the entries before.
-    """
-
+    #: One byte each, model.Action.
     actions: bytes
+    #: One a change.
     keys: list[bytes]
+    #: New rows, whole.
     lines: list[bytes]
+    #: Old rows, whole.
     olds: list[bytes]
+    #: One a PostgreSQL transaction, as the next two: how many of these changes it has.
     counts: list[int]
+    #: The end of its commit record.
     positions: list[int]
+    #: Its commit time, microseconds since 1970.
     times_us: list[int]
+    #: Whether the last transaction goes on in the next entries.
     open: bool
+    #: Whether the first transaction began in the entries before.
     continues: bool
 
     def without(self, dropped: list[int]) -> "Entries":
@@ -77,7 +83,7 @@ class Journal:
     def __init__(self, context: WriteContext) -> None:
         self._transaction = context.transaction
         self._databases = context.databases
-        self._reserve = context.reserve
+        self._reserve = context.disk.reserve
 
     def append(self, table: TableRecord, entries: Entries) -> TableRecord:
         """Write these entries after the newest; returns the table with its new figures."""
@@ -143,8 +149,8 @@ class Journal:
         put = self._transaction.put
         put(key, value, db=self._databases.journal)
         put(key, old_body, db=self._databases.olds)
-        place = layout.position_key(table_id, header.last_position, sequence)
-        put(place, b"", db=self._databases.positions)
+        found_at = layout.position_key(table_id, header.last_position, sequence)
+        put(found_at, b"", db=self._databases.positions)
 
     def end_transaction(self, table: TableRecord) -> None:
         """The newest record was written as open, and nothing follows: it is whole as it is."""
@@ -245,8 +251,8 @@ class Journal:
             key = cursor.key()
             self._reserve(3, _FREED_LIST_BYTES)
             self._transaction.delete(key, db=self._databases.olds)
-            place = layout.position_key(table_id, header.last_position, layout.sequence_of(key))
-            self._transaction.delete(place, db=self._databases.positions)
+            found_at = layout.position_key(table_id, header.last_position, layout.sequence_of(key))
+            self._transaction.delete(found_at, db=self._databases.positions)
             found = cursor.delete() and bool(cursor.key())
 
     def _time_of(self, table: TableRecord) -> int:

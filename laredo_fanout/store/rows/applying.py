@@ -1,4 +1,4 @@
-"""Changes of the stream, put into rows and journal: of a table that is live, or being copied."""
+"""Applying the stream's changes to a table's rows and journal, live or while it is copied."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ _SAMPLED = 8
 
 
 class Applying:
-    """Within one write transaction, whose ``tables`` it keeps level. What one step has in memory
-    at a time is bounded by bytes.
+    """Within one write transaction, whose ``tables`` it keeps up to date. What one step has in
+    memory at a time is bounded by bytes.
 
     ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on.
     """

@@ -1,4 +1,4 @@
-"""What happens when a copied table's barrier arrives in the stream."""
+"""The end of a table's copy: its barrier has arrived in the stream."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +25,8 @@ class Barrier:
     """The end of a copy, within one write transaction."""
 
     def __init__(self, context: WriteContext, spaces: Spaces) -> None:
-        self._context = context
+        self._transaction = context.transaction
+        self._state = context.databases.state
         self._spaces = spaces
 
     def publish(self, record: TableRecord, position: int) -> TableRecord:
@@ -95,7 +96,7 @@ class Barrier:
     ) -> bytes:
         """The last key of the blocks behind ``after`` that are the same in both, line by line.
 
-        Nearly all of them are: rows are looked at one by one only where a block differs.
+        Nearly all of them are: rows are compared one by one only where a block differs.
         The key is a part of the line, so lines say enough.
         """
         while True:
@@ -108,7 +109,7 @@ class Barrier:
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""
-        cursor = self._context.cursor(self._context.databases.state)
+        cursor = self._transaction.cursor(db=self._state)
         prefix = layout.prefix(space)
         if not self._seek(cursor, prefix, after):
             return []
@@ -134,7 +135,7 @@ class Barrier:
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys without the space, and lines, behind ``after``."""
         prefix = layout.prefix(space)
-        cursor = self._context.cursor(self._context.databases.state)
+        cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
             yield cursor.key()[layout.PREFIX_BYTES :], cursor.value()

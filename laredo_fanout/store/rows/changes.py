@@ -6,26 +6,27 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TableChanges:
-    """Changes of one table, in commit order; what the source hands to ``Transaction.apply``.
+    """Changes of one table, in commit order; what is given to ``Transaction.apply``.
 
-    ``actions`` (one byte each, model.Action), ``keys`` and ``lines`` have one
-    element a change; the key is b"" for a TRUNCATE, the line for DELETE and
-    TRUNCATE. A change of the key is a DELETE followed by an INSERT. Lines may
-    be partial (unchanged TOAST): an INSERT right after a DELETE takes what is
-    missing from the row just deleted, everything else from the state.
-
-    ``counts``, ``positions`` and ``times_us`` have one element a PostgreSQL
-    transaction: how many of these changes it has, the end of its commit
-    record, its commit time in microseconds since 1970. ``open`` says that the
-    last transaction goes on in the next piece.
+    The first three have one element a change, the next three one a PostgreSQL transaction. A change
+    of the key is a DELETE followed by an INSERT. Lines may be partial (unchanged TOAST): an INSERT
+    right after a DELETE takes what is missing from the row just deleted, everything else from the
+    state.
     """
 
+    #: One byte each, model.Action.
     actions: bytearray = field(default_factory=bytearray)
+    #: b"" for a TRUNCATE.
     keys: list[bytes] = field(default_factory=list)
+    #: Rows as JSON; b"" for DELETE and TRUNCATE.
     lines: list[bytes] = field(default_factory=list)
+    #: How many of these changes the transaction has.
     counts: list[int] = field(default_factory=list)
+    #: The end of its commit record.
     positions: list[int] = field(default_factory=list)
+    #: Its commit time, microseconds since 1970.
     times_us: list[int] = field(default_factory=list)
+    #: Whether the last transaction goes on in the next piece.
     open: bool = False
 
     def __len__(self) -> int:

@@ -28,15 +28,15 @@ def remove_some(transaction: Any, databases: Databases, reserve: Reserve, limit:
     while found and cursor.key().startswith(meta.GARBAGE) and removed < limit:
         key = cursor.key()
         if key.startswith(meta.GARBAGE_SPACE):
-            places: tuple[Any, ...]
-            places, weight = (databases.state, databases.marks), 1
+            databases_of: tuple[Any, ...]
+            databases_of, weight = (databases.state, databases.marks), 1
         else:
-            places = (databases.positions, databases.olds, databases.journal)
+            databases_of = (databases.positions, databases.olds, databases.journal)
             weight = _RECORD_WEIGHT
         prefix = key[-layout.PREFIX_BYTES :]
-        for place in places:
+        for database in databases_of:
             most = max(1, (limit - removed) // weight)
-            removed += weight * _delete_range(transaction, place, prefix, most)
+            removed += weight * _delete_range(transaction, database, prefix, most)
         if removed >= limit:
             break
         found = cursor.delete() and bool(cursor.key())

@@ -4,8 +4,8 @@ A live table holds lines only. While it is copied it also holds tombstones
 (deleted by the stream; a copied row must not come back) and partial lines
 (columns the stream didn't send; a copied row fills them). Marks list both, so
 that the barrier needn't scan the table; a mark may be stale, what counts is
-the value. Further marks tell the rows that the stream wrote whole: a copied row
-may be of a later time than the stream is, so that what is deleted in its place
+the value. Further marks name the rows that the stream wrote whole: a copied row
+may be of a later time than the stream is, so that what is deleted instead of it
 isn't what it was, and says nothing about the key that the row moved to.
 """
 
@@ -48,10 +48,10 @@ class Rows:
 
     def __init__(self, context: WriteContext, table: str, space: int) -> None:
         self._table = table
-        self._reserve = context.reserve
+        self._reserve = context.disk.reserve
         self._prefix = layout.prefix(space)
-        self._state = context.cursor(context.databases.state)
-        self._marks = context.cursor(context.databases.marks)
+        self._state = context.transaction.cursor(db=context.databases.state)
+        self._marks = context.transaction.cursor(db=context.databases.marks)
         self._last_deleted: bytes | None = None
 
     def upsert(
@@ -114,7 +114,7 @@ class Rows:
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
 
-        b"" stands for a TRUNCATE, after which numbers begin anew. They count on
+        b"" stands for a TRUNCATE, after which numbers begin again. They count on
         from the rows that are there, so write these rows before asking again.
         """
         numbers: dict[bytes, int] = {}

@@ -36,7 +36,7 @@ def test_the_socket_is_read_while_rows_are_written(
     def applying(batch: WriteBatch, routes: list[Route]) -> None:
         if sum(route.counted for route in routes) > rows // 20:
             read.clear()
-            waited.append(read.wait(120))
+            waited.append(read.wait(60))
             readers.discard(threading.current_thread().name)
         apply(batch, routes)
 
