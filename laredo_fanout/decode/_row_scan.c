@@ -4,7 +4,7 @@
    a length and that many bytes
    (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, TupleData).
    Whatever isn't plain (another message, an old row, anything that can't be used) is handed back
-   as it came, for row_decoder.py: what is rare, and every error, is said there once. A property
+   as it came, for row_decoder.py: what is rare, and every error, is handled there once. A property
    test holds the two equal, byte by byte. */
 
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +17,7 @@ enum { INSERT = 1, UPDATE = 2 };
 enum { PARTIAL = 1, MISSING = 2 }; /* laredo_model/line.py */
 
 /* How a column's text becomes JSON: laredo_model/rule.py, where a test compares the letters. What a
-   rule does is said in laredo_model/fragment.py. */
+   rule does stands in laredo_model/fragment.py. */
 enum rule {
     BOOLEAN = 'b', INTEGER = 'i', OID = 'o', FLOAT = 'f', DECIMAL = 'd', TIMESTAMP = 't',
     JSON = 'j', NESTING = 'n', TEXT = 's', ARRAY = 'a'
@@ -631,7 +631,7 @@ scan(PyObject *module, PyObject *args)
         if (outcome == NOT_PLAIN && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
             outcome = FAILED; /* somebody wants us to end */
         } else if (outcome == NOT_PLAIN) {
-            /* Whatever went wrong goes wrong again where it is told. */
+            /* Whatever went wrong goes wrong again where it is handled. */
             PyErr_Clear();
             left = PyBytes_FromStringAndSize(view.buf, kept(view.buf, view.len));
         } else if (outcome == DONE) {

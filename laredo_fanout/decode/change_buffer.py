@@ -1,4 +1,4 @@
-"""Where one relation's changes go, and how they are counted into transactions."""
+"""A route: the buffer of one relation's decoded changes, counted into transactions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Route:
         self.takes: Callable[[], bool] | None = None
         """Whether the transaction that is being decoded counts; None: every one does."""
         self.numbered = False
-        """Keys are digests of lines, which the store tells apart by numbers."""
+        """Keys are digests of lines, which the store distinguishes by numbers."""
 
     def decode_by(self, decoder: RowDecoder) -> None:
         """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""

@@ -1,9 +1,9 @@
-"""Rows of one relation, from the stream's bytes to keys and lines: what runs without a C compiler.
+"""The decoder of one relation's rows, from pgoutput's bytes to keys and lines of JSON, in Python.
 
 A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
-TupleData). How a type's text becomes JSON is said in ``laredo_model.rule`` (its rule)
+TupleData). How a type's text becomes JSON stands in ``laredo_model.rule`` (its rule)
 and ``laredo_model.fragment`` (what that does). The compiled scan (``_row_scan.c``) does the
 same for plain rows; what it hands back is decoded here, and every error is raised here.
 """
@@ -53,7 +53,7 @@ def row_decoder(
 ) -> RowDecoder:
     """The decoder of a relation with these columns, whose key is ``key_names`` in key order.
 
-    Without a key it takes inserts only, and puts the digest of the line in the key's place.
+    Without a key it takes inserts only, and takes the digest of the line as the key.
     """
     positions = [list(names).index(name) for name in key_names]
     rows = _Rows(names, types, positions, sink)

@@ -1,4 +1,4 @@
-"""The stream's plain rows, taken out in bulk; every other message is handed back.
+"""The bulk decoding of plain rows (INSERT, UPDATE); every other message is handed back.
 
 Compiled (``_row_scan.c``) where the installation found a C compiler: a row then
 costs a twentieth of what it costs here. Both do the same, which a property test holds.
@@ -28,7 +28,8 @@ class Scanned(NamedTuple):
     """Why a scan stopped, and how far it came."""
 
     size: int
-    """What ``get`` said last: 0 nothing has arrived, -1 the end; else a message or the limit."""
+    """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
+    was reached."""
     message: bytes | None
     """The message that isn't a plain row: it is to be handled elsewhere."""
     messages: int
@@ -53,7 +54,8 @@ def scan_plainly(
     """Put rows where their relation's route says, until a message that isn't a plain row.
 
     A plain row is that of an INSERT, or of an UPDATE that comes without its old row, of a
-    relation in ``routes``. One that can't be decoded is handed back, to fail where that is said.
+    relation in ``routes``. One that can't be decoded is handed back; the row decoder raises its
+    error.
     """
     current = b""
     put = IGNORED.put

@@ -25,7 +25,8 @@ class Spooled(NamedTuple):
     """Why spooling stopped, and how far it came."""
 
     size: int
-    """What ``get`` said last: 0 nothing has arrived, -1 the end; else a message or the limit."""
+    """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
+    was reached."""
     message: bytes | None
     """A keepalive, or the end of what is spooled: it is to be handled elsewhere."""
     messages: int

@@ -1,4 +1,4 @@
-"""The stream's messages, gathered as changes per table, in whole transactions.
+"""The decoder of pgoutput's messages: changes of each table, in whole transactions.
 
 Plain rows, of which a backlog consists, are taken in bulk (row_scan.py), straight
 into the lists that the store is handed; what comes between them passes here.

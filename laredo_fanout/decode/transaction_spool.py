@@ -102,7 +102,7 @@ class Spool:
                 yield piece.get
                 left = piece.left
         if left:
-            raise StreamBroken(f"{self._path} ends within a message; the stream is begun anew")
+            raise StreamBroken(f"{self._path} ends within a message; the stream is restarted")
 
     def rest(self) -> None:
         """Close the file until messages are added again.
@@ -179,7 +179,7 @@ class _Piece:
 
 
 class Spools:
-    """The transactions that are on their way, by top-level xid, at most one file of theirs open.
+    """The transactions that have no commit yet, by top-level xid, at most one file of theirs open.
 
     ``directory`` is theirs alone: what an earlier session left there is removed.
     """
@@ -242,5 +242,5 @@ class Spools:
         except KeyError:
             raise StreamBroken(
                 f"transaction {xid} goes on, and its beginning wasn't streamed; the stream is"
-                " begun anew"
+                " restarted"
             ) from None

@@ -1,4 +1,4 @@
-"""Looks at the catalog that were asked for, and those whose message the stream hasn't brought."""
+"""Catalog snapshots that were requested, and those whose message the stream hasn't brought yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class CatalogChecks:
-    """Numbers of requests are ours, numbers of looks are the side connection's."""
+    """Numbers of requests are ours, numbers of snapshots are the side connection's."""
 
     def __init__(self, request: Callable[[CheckRequest], None]) -> None:
         self._request = request
@@ -20,17 +20,17 @@ class CatalogChecks:
         self._coming: dict[bytes, CatalogSnapshot] = {}
 
     def ask(self, after_s: float = 0.0) -> int:
-        """Ask for a look; the number that it will answer."""
+        """Request a catalog snapshot; the number of the request, which it will answer."""
         self._requests += 1
         self._request(CheckRequest(self._requests, after_s))
         return self._requests
 
     def keep(self, snapshot: CatalogSnapshot) -> None:
-        """The side connection has looked; the look's message will come in the stream."""
+        """The side connection took this snapshot; its message will come in the stream."""
         self._coming[snapshot.message.encode()] = snapshot
 
     def passed(self, content: bytes) -> CatalogSnapshot | None:
-        """The stream has passed this message; None: it isn't a look's.
+        """The stream has passed this message; None: it isn't a snapshot's.
 
         Earlier ones, whose messages didn't come, don't count any more.
         """

@@ -129,9 +129,9 @@ class Incarnations:
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
         _log.warning(
-            "table closed; it is copied anew", table=record.qualified, reason=tracked.closing
+            "table closed; it is copied again", table=record.qualified, reason=tracked.closing
         )
-        self._recopies.drop(tracked, transaction, f"the table is copied anew: {tracked.closing}")
+        self._recopies.drop(tracked, transaction, f"the table is copied again: {tracked.closing}")
         self._disconnect(tracked)
         if record.status is Status.LIVE:
             closed = replace(record, status=Status.CLOSED, closed_at=position)

@@ -24,7 +24,10 @@ class StoppedWithin(Exception):
 
 
 class Keepalive:
-    """When each was last heard of. Used by the ingest's thread, from :meth:`begin` on."""
+    """When the stream and the side connection were last heard of, and when we confirmed last.
+
+    Used by the ingest's thread, from :meth:`begin` on.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Keepalive:
         self._patience = options.receive_timeout
         self._side_patience = options.heartbeat_interval + options.receive_timeout
         self._feed: Feed | None = None
-        self._heard_at = self._told_at = self._checked_at = time.monotonic()
+        self._heard_at = self._confirmed_at = self._checked_at = time.monotonic()
 
     def begin(self, feed: Feed) -> None:
         """The stream comes by ``feed`` from here on."""
@@ -56,14 +59,14 @@ class Keepalive:
         return time.monotonic() - self._heard_at
 
     def catalog_checked(self) -> None:
-        """The side connection reported a look."""
+        """The side connection reported a catalog snapshot."""
         self._checked_at = time.monotonic()
 
     def confirm(self, *, reply: bool = False) -> None:
-        """Tell the server what is durable; ``reply`` asks it for a keepalive."""
+        """Confirm to the server what is durable; ``reply`` asks it for a keepalive."""
         assert self._feed is not None
         self._feed.confirm(self._store.position, reply=reply)
-        self._told_at = time.monotonic()
+        self._confirmed_at = time.monotonic()
 
     def answer(self, decoder: StreamDecoder) -> None:
         """Answer the server when it asked or some time has passed; break off what is silent.
@@ -77,7 +80,7 @@ class Keepalive:
         silence = self.silence
         if silence > self._patience:
             raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
-        if decoder.reply_wanted or now - self._told_at >= _STATUS_INTERVAL_S:
+        if decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
             decoder.reply_wanted = False
             self.confirm(reply=silence > self._patience / 3)
 
@@ -89,6 +92,6 @@ class Keepalive:
         """
         if self._stopping.is_set():
             raise StoppedWithin
-        if time.monotonic() - self._told_at >= _STATUS_WITHIN_S:
+        if time.monotonic() - self._confirmed_at >= _STATUS_WITHIN_S:
             self.confirm()
         self._heard_at = self._checked_at = time.monotonic()

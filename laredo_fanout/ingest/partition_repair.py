@@ -1,14 +1,14 @@
-"""Partitioned tables whose partitions took rows away, or brought some, without a change in the
-stream: what differs is put right, beside readers who go on.
+"""Repair of partitioned tables whose partitions took rows away, or brought some, without a change
+in the stream (ATTACH, DETACH): what differs is journaled, while readers go on.
 
 A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
-Where rows may have moved (partitions.py, leaves.py), the table is in doubt from its last verified
-position on, and a re-copy is made beside it (recopy.py). At its barrier what differs enters the
-journal as ordinary changes, and the doubt ends. No position in between ever counts as verified.
+Where rows may have moved (partitions.py, leaves.py), a suspect range begins at the last verified
+position, and a re-copy is made beside it (recopy.py). At its barrier what differs enters the
+journal as ordinary changes, and the range ends. No position in between ever counts as verified.
 
-The doubt is kept with the table's record: a re-copy that ended without a result, or with the
-server, is begun again. Where rows move while one is made, it goes on to its end, so that one that
-takes longer than partitions stay as they are puts right what it can; then another one follows.
+The range is kept with the table's record: a re-copy that ended without a result, or with the
+server, is restarted. Where rows move while one is made, it goes on to its end, so that one that
+takes longer than partitions stay as they are repairs what it can; then another one follows.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _RETRY = Backoff(initial=1.0, maximum=60.0)
-_LOOK_AGAIN_S = 0.1
+_CHECK_AGAIN_S = 0.1
 
 
 class Judged(NamedTuple):
     """What a catalog snapshot says of a table's partitions."""
 
     closing: str | None = None
-    """Why the table must be copied anew."""
+    """Why the table must be copied again."""
     keeps: bool = False
     """Its record keeps the partitions that it had."""
     settled: bool = True
-    """All partitions are accounted for that brought rows up to the look."""
+    """All partitions are accounted for that brought rows up to the snapshot."""
 
 
 _SETTLED = Judged()
@@ -108,10 +108,10 @@ class PartitionRepair:
     def begun(
         self, record: TableRecord, snapshot: CatalogSnapshot, transaction: Transaction
     ) -> None:
-        """The table is copied anew, with the partitions that ``look`` shows.
+        """The table is copied again, with the partitions that ``snapshot`` shows.
 
-        The stream announces a partition once: one that it showed before and that came after the
-        look's snapshot was taken would bring rows unnoticed.
+        The stream announces a partition once: one that it showed before and that came after
+        the snapshot was taken would bring rows unnoticed.
         """
         source = snapshot.tables[record.qualified]
         shown = self.shown.of(source.oid)
@@ -127,7 +127,7 @@ class PartitionRepair:
         transaction: Transaction,
         copies: TableCopies,
     ) -> Judged:
-        """What this look says of the table's partitions; begin to put it right if it must be."""
+        """What this snapshot says of the table's partitions; begin a repair if one is needed."""
         assert tracked.table_id is not None and tracked.version is not None
         record = transaction.tables[tracked.table_id]
         if not source.partitioned:
@@ -139,7 +139,7 @@ class PartitionRepair:
             if because is not None and (moved or live):
                 return Judged(because)
             if not live:
-                # Until it is live its record keeps what it began with; then it is put right.
+                # Until it is live its record keeps what it began with; then it is repaired.
                 return Judged(keeps=True, settled=because is None)
         elif because is not None or record.suspect_range is not None:
             return self._repair(tracked, source, snapshot, transaction, copies, because=because)
@@ -159,7 +159,7 @@ class PartitionRepair:
         shown = leaves_.merged(record.leaves, self.shown.of(source.oid))
         left = _account(shown, source, snapshot).undecided
         if left:
-            self._request_check(_LOOK_AGAIN_S)
+            self._request_check(_CHECK_AGAIN_S)
         if left != record.leaves:
             transaction.set_leaves(record.id, left)
         self.shown.forget(source.oid, left)
@@ -174,7 +174,7 @@ class PartitionRepair:
         *,
         because: str | None,
     ) -> Judged:
-        """Rows moved, or are still to be put right: have re-copies made, one at a time."""
+        """Rows moved, or aren't repaired yet: have re-copies made, one at a time."""
         assert tracked.table_id is not None and tracked.shape is not None
         record = transaction.tables[tracked.table_id]
         under_way = tracked.recopy_id is not None
@@ -184,9 +184,9 @@ class PartitionRepair:
         elif under_way:
             self._settle(tracked, source, snapshot, transaction)
             return _SETTLED
-        if under_way or time.monotonic() < tracked.right_at:
+        if under_way or time.monotonic() < tracked.repair_at:
             return _UNSETTLED
-        # The copy is compared with what this look shows, and so is what comes after it.
+        # The copy is compared with what this snapshot shows, and so is what comes after it.
         self._settle(tracked, source, snapshot, transaction)
         tracked.version = source.version
         kept = shape.to_json(tracked.shape, source.version)
@@ -203,25 +203,25 @@ class PartitionRepair:
             tracked.table_id, because, again=again
         ).suspect_range
         assert suspect_range is not None
-        tracked.right_retries, tracked.right_at = 0, 0.0
+        tracked.repair_retries, tracked.repair_at = 0, 0.0
         self._batch.touch(tracked.table_id)
         self._counters.count_repaired(name)
         _log.warning(
-            "rows moved with a partition; the table is put right",
+            "rows moved with a partition; the table is repaired",
             table=name,
             why=because,
             since=position_.text(suspect_range.start),
         )
 
     def _begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:
-        tracked.right_retries += 1
-        pause = _RETRY.delay(tracked.right_retries)
-        tracked.right_at = time.monotonic() + pause
+        tracked.repair_retries += 1
+        pause = _RETRY.delay(tracked.repair_retries)
+        tracked.repair_at = time.monotonic() + pause
         try:
             self._recopies.begin(tracked, transaction, copies)
         except RecopyRefused as refused:
             _log.warning(
-                "table can't be put right yet; it is tried again",
+                "table can't be repaired yet; it is tried again",
                 table=tracked.options.qualified,
                 error=str(refused),
                 retry_after_s=round(pause, 1),

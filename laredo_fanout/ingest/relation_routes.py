@@ -1,5 +1,5 @@
-"""Where the stream's changes go: each announced relation has a route, to the incarnation of its
-table that takes them, or to nothing.
+"""The routes of announced relations: each relation's changes go to the incarnation of its table,
+or are ignored.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RelationRoutes:
         self._shown.truncated(oids)
 
     def broken(self, route: Route, error: Exception) -> None:
-        """A row of ``route`` can't be decoded: its table is closed and copied anew."""
+        """A row of ``route`` can't be decoded: its table is closed and copied again."""
         for tracked in self._tables.values():
             if tracked.table_id is not None and tracked.table_id == route.table_id:
                 self._must_close(tracked, f"a change of it can't be used: {error}")

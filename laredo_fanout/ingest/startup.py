@@ -1,4 +1,5 @@
-"""From nothing, or from the store, to a stream that goes on without a gap.
+"""The preparation of a session: publication, slot and store are made to fit, so that the stream
+goes on at the store's position without a gap.
 
 The order is publication, slot, START_REPLICATION, copy: a publication that is
 missing where the stream is decoded fails it up to PostgreSQL 16 and is skipped
@@ -43,7 +44,7 @@ _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database(
 
 
 class Preparation:
-    """Makes everything ready for a stream that goes on at the store's position.
+    """Checks and creates publication and slot for a stream that goes on at the store's position.
 
     ``waits_for`` is given what is being waited for. The names of its replication connections are
     stored already.
@@ -68,7 +69,7 @@ class Preparation:
         self._patience: connections.Patience
 
     def run(self, connection: Connection, stream: ReplicationStream) -> CatalogSnapshot:
-        """Prepare publication, slot and store; a first look.
+        """Prepare publication, slot and store; returns a first catalog snapshot.
 
         A connection that doesn't answer is broken off after ``receive_timeout``.
 
@@ -108,7 +109,7 @@ class Preparation:
         if lost is not None:
             self._refuse_loss(lost)
             self._check_owned(connection, server, found)
-            _log.error("changes are gone; every table is copied anew", reason=lost)
+            _log.error("changes are gone; every table is copied again", reason=lost)
             former = self._let_go(known, comparable=verdict.broken is None)
             if known.slot != options.slot_name:
                 self._drop_former(connection, server, known.slot)
@@ -136,7 +137,7 @@ class Preparation:
             or found is None
             or found.wal_status == "lost"
             or found.confirmed is None
-            # Whoever was told that we have the marker has it.
+            # Who has confirmed the marker has it.
             or found.confirmed >= marker.position
         ):
             return verdict
@@ -191,7 +192,7 @@ class Preparation:
             former_sequences=known.former_sequences if known is not None else 0,
         )
         if former_reach:
-            # Tables begin anew with it, and their sequences with the time in microseconds.
+            # Tables begin again with it, and their sequences with the time in microseconds.
             now_us = time.time_ns() // 1000
             identity = replace(identity, former_reach=former_reach, former_sequences=now_us)
         with store.transaction() as transaction:
@@ -236,14 +237,14 @@ class Preparation:
         if self._options.on_slot_lost is OnSlotLost.FAIL:
             raise SlotLost(
                 f"{lost}; changes since {position_.text(self._store.position)} can't be had any"
-                " more. Set on_slot_lost = recreate to copy every table anew"
+                " more. Set on_slot_lost = recreate to copy every table again"
             )
 
     def _let_go(self, known: SourceIdentity, *, comparable: bool) -> int:
         """Changes are gone. How far positions went that mean nothing from now on.
 
         What clients were shown stays shown, as it was, until the tables are copied
-        anew; but not when positions of the new history mean something else.
+        again; but not when positions of the new history mean something else.
         """
         store = self._store
         position = store.position

@@ -1,4 +1,4 @@
-"""The ingest: PostgreSQL's changes and rows into the store, across everything that breaks."""
+"""The ingest: one session of the replication stream after another, across broken connections."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Ingest:
             self._streaming.stop()
 
     def check_catalog_soon(self) -> None:
-        """Have the catalog looked at as soon as looks may be made; from any thread.
+        """Have the catalog checked as soon as checks may be made; from any thread.
 
         While the stream isn't followed it comes to nothing: whoever waits asks again.
         """
@@ -162,8 +162,8 @@ class Ingest:
         wal_end = streaming.wal_end if streaming is not None else 0
         watch = self._counters.slot
         slot = watch.slot
-        level = connected and streaming is not None and not streaming.busy
-        behind = not level and store.time_us > 0
+        caught_up = connected and streaming is not None and not streaming.busy
+        behind = not caught_up and store.time_us > 0
         error = None if connected else self._error
         if connected and streaming is not None:
             error = streaming.tables.trouble

@@ -140,7 +140,7 @@ class TrackedTables:
         source_identity = transaction.head.source
         published = snapshot.publication or (source_identity and source_identity.publication)
         if source_identity is not None and published and source_identity.publication != published:
-            # Made again; every table has another membership, so each is copied anew.
+            # Created again: every table has another membership, so each is copied again.
             time_us = transaction.time_us
             transaction.set_source(replace(source_identity, publication=published))
             transaction.set_position(position, time_us)
@@ -275,7 +275,7 @@ class TrackedTables:
                     self.recopies.drop(tracked, transaction, reason)
 
     def close_durably(self, found: ResyncRequired, store: Store) -> None:
-        """Close one table at the durable position; the next session copies it anew."""
+        """Close one table at the durable position; the next session copies it again."""
         for tracked in self._tables.values():
             if tracked.table_id == found.table_id:
                 tracked.closing = found.reason

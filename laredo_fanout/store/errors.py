@@ -51,8 +51,8 @@ class StoreDamaged(StoreError):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
-            f"the store {path} can't be used: {why}; move it away, and the server copies "
-            "every table anew"
+            f"the store {path} can't be used: {why}; move it elsewhere, and the server copies "
+            "every table again"
         )
 
 
@@ -72,7 +72,7 @@ class StoreNewer(StoreError):
     def __init__(self, path: str, found: int, known: int) -> None:
         super().__init__(
             f"the store {path} has format {found}, this version knows {known}; "
-            "run the newer version, or move the store away to copy every table anew"
+            "run the newer version, or move the store elsewhere to copy every table again"
         )
 
 
@@ -144,12 +144,12 @@ class ChunkStale(StoreError):
 
 
 class RowIncomplete(StoreError):
-    """A row lacks columns (unchanged TOAST) that the store doesn't know: copy the table anew."""
+    """A row lacks columns (unchanged TOAST) that the store doesn't know: copy the table again."""
 
     def __init__(self, name: str, key: bytes) -> None:
         super().__init__(
             f"table {name}, key {key[:80]!r}: the change lacks columns whose values the store "
-            "doesn't have; the table must be copied anew"
+            "doesn't have; the table must be copied again"
         )
 
 

@@ -42,24 +42,26 @@ _POSITION = Struct(">QQ")
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Whose changes these are: positions mean nothing elsewhere.
+    """Whose changes a store has: positions mean nothing elsewhere."""
 
-    ``token`` is what the source makes up when it creates its slot, to know it again.
-    ``ancestors`` are the histories that this one goes on from. ``because`` says why it
-    was begun where it couldn't go on from another one (a sentence; empty at first), ``since``
-    at which position. ``former_reach`` is how far positions went of histories that this
-    store followed before and that mean nothing here: up to there a position alone may be one
-    of theirs. Sequences of then are below ``former_sequences``.
-    """
-
+    #: System identifier, timeline and database.
     history: History
+    #: The slot's name.
     slot: str
+    #: The publication's identity.
     publication: str
+    #: What was made up when the slot was created, to recognise it.
     token: str = ""
+    #: The histories that this one goes on from.
     ancestors: tuple[Ancestor, ...] = ()
+    #: Why it was begun where it couldn't go on from another one (a sentence); empty at first.
     because: str = ""
+    #: At which position it was begun.
     since: int = 0
+    #: How far positions went of histories that this store followed before and that mean nothing
+    #: here: up to there a position alone may be one of theirs.
     former_reach: int = 0
+    #: Sequences of those histories are below this.
     former_sequences: int = 0
 
     @property
@@ -69,39 +71,43 @@ class SourceIdentity:
 
 
 class Marker(NamedTuple):
-    """A message of ours that was met in the stream: its transaction ends at ``position``.
+    """A message of ours that the stream brought: whoever finds something else there reads another
+    history."""
 
-    Whoever finds something else there reads another history.
-    """
-
+    #: The end of its transaction.
     position: int
+    #: What it says.
     content: str
 
 
 class LastRecopy(NamedTuple):
-    """How a table's last re-copy ended, at ``ended_at`` (Unix time): with so many rows that
-    differed, or with an error."""
+    """How a table's last re-copy ended."""
 
+    #: Unix time.
     ended_at: float
+    #: How many rows differed.
     differing: int = 0
+    #: Why it ended without a result, if it did.
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreHead:
-    """What there is one of in a store.
+    """What a store has once, beside its tables."""
 
-    ``streams`` are the names of the replication connections that were opened for it and
-    that PostgreSQL may still have, the newest last; ``marker`` is the last message met.
-    ``last_recopies`` are by qualified name.
-    """
-
+    #: The environment's format number.
     format: int = FORMAT
+    #: The next table id.
     next_table: int = 1
+    #: The next space.
     next_space: int = 1
+    #: Whose changes these are; None in a fresh store.
     source: SourceIdentity | None = None
+    #: Names of replication connections that PostgreSQL may still have for it, the newest last.
     streams: tuple[str, ...] = ()
+    #: The last message of ours that the stream brought.
     marker: Marker | None = None
+    #: How re-copies ended, by qualified name.
     last_recopies: Mapping[str, LastRecopy] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:

@@ -56,7 +56,7 @@ class StoreReader:
         return reader
 
     def source(self) -> SourceIdentity | None:
-        """Whose changes these are; None as long as nobody said."""
+        """Whose changes these are; None in a store that no session has used."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         return environment.check_format(self.path, stored).source
@@ -70,9 +70,9 @@ class StoreReader:
     def tables(self) -> list[TableView]:
         """All incarnations of all tables, in order of their ids."""
         with self._environment.begin() as transaction:
-            place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             records = self._records(transaction)
-        return [view_of(each, *meta.position_from_bytes(place)) for each in records]
+        return [view_of(each, *meta.position_from_bytes(stored_position)) for each in records]
 
     def table(self, name: str) -> TableView:
         """The table ``schema.name`` as it is now: its shown incarnation, else its newest.
@@ -80,12 +80,12 @@ class StoreReader:
         :raises TableUnknown: if the store has none of this name.
         """
         with self._environment.begin() as transaction:
-            place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             records = self._records(transaction)
         found = current([each for each in records if each.qualified == name])
         if found is None:
             raise TableUnknown(name)
-        return view_of(found, *meta.position_from_bytes(place))
+        return view_of(found, *meta.position_from_bytes(stored_position))
 
     def table_by_id(self, table_id: int) -> TableView:
         """One incarnation.
@@ -93,9 +93,9 @@ class StoreReader:
         :raises TableUnknown: if it is gone.
         """
         with self._environment.begin() as transaction:
-            place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             found = self._record(transaction, table_id)
-        return view_of(found, *meta.position_from_bytes(place))
+        return view_of(found, *meta.position_from_bytes(stored_position))
 
     def snapshot(
         self,
@@ -119,8 +119,8 @@ class StoreReader:
             found = self._record(transaction, table_id)
             if not found.shown:
                 raise TableHidden(found.qualified, found.status, found.error)
-            place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
-            view = view_of(found, *meta.position_from_bytes(place))
+            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            view = view_of(found, *meta.position_from_bytes(stored_position))
             return Snapshot(transaction, self._databases, view, spools or Spools(spool_directory))
         except BaseException:
             transaction.abort()

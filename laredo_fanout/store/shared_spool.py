@@ -2,7 +2,7 @@
 
 A spool holds a snapshot's rows from some key on to the last one. The first reader that is too slow
 writes it from where it stands; one that stands before that writes only what lies between; all
-others write nothing. Each reads at its own place.
+others write nothing. Each reads at its own offset.
 """
 
 import os
@@ -112,9 +112,9 @@ class _Piece:
         self.size += len(data)
 
     def read(self, after: bytes) -> Iterator[Pair]:
-        """The rows beyond this key, at a place of the reader's own."""
-        place = bisect_right(self._keys, after)
-        offset = self._offsets[max(place - 1, 0)] if self._offsets else 0
+        """The rows beyond this key, at an offset of the reader's own."""
+        block = bisect_right(self._keys, after)
+        offset = self._offsets[max(block - 1, 0)] if self._offsets else 0
         for pair in _pairs(self.file.fileno(), offset, self.size):
             if pair[0] > after:
                 yield pair

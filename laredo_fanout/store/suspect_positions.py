@@ -1,6 +1,6 @@
-"""Stretches of positions in which a partitioned table's rows may be wrong: begun, ended, forgotten.
+"""Suspect ranges: positions at which a partitioned table's rows may be wrong.
 
-A stretch begins at the last verified position, once something has shown that rows went or came
+A range begins at the last verified position, once something has shown that rows went or came
 with a partition. It ends at the barrier of a re-copy, where what differs has entered the journal.
 """
 
@@ -15,7 +15,7 @@ _KEPT = 8
 def begun(record: TableRecord, start: int, because: str) -> TableRecord:
     """From ``start`` on the rows may be wrong.
 
-    One that ended beyond ``start`` goes on with it: what put it right may have been wrong.
+    One that ended beyond ``start`` goes on with it: what repaired it may have been wrong.
     """
     kept = [each for each in record.suspect_ranges if each.end <= start]
     start = min([start, *(each.start for each in record.suspect_ranges if each.end > start)])
@@ -23,7 +23,7 @@ def begun(record: TableRecord, start: int, because: str) -> TableRecord:
 
 
 def once_more(record: TableRecord, because: str) -> TableRecord:
-    """Rows moved while the re-copy is made that is to put the others right."""
+    """Rows moved while the re-copy is made that is to repair the others."""
     suspect_range = record.suspect_range
     assert suspect_range is not None
     return replace(
@@ -36,7 +36,7 @@ def once_more(record: TableRecord, because: str) -> TableRecord:
 
 
 def ended(record: TableRecord, first: int, position: int, time_us: int) -> TableRecord:
-    """What differed is put right at ``position``, unless more must be; ``first`` is the first entry
+    """What differed is repaired at ``position``, unless more must be; ``first`` is the first entry
     beyond the start."""
     suspect_range = record.suspect_range
     assert suspect_range is not None

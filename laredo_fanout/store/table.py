@@ -29,36 +29,41 @@ class Status(StrEnum):
 
 
 class Leaf(NamedTuple):
-    """A partition that brought rows, and of which no look at the catalog has said yet whether it
-    still has them: ``oid``, the transaction that it was first shown with (32 bits; 0: only a copy
-    has read it), and the last and the first position at which it is known to have been there."""
+    """A partition that brought rows, and of which no catalog snapshot has shown yet whether it
+    still has them."""
 
+    #: The partition's.
     oid: int
+    #: The transaction that first brought rows of it (32 bits); 0: only a copy has read it.
     xid: int
+    #: The last position at which it is known to have been there.
     position: int
+    #: The first one.
     first: int = 0
 
 
 class SuspectRange(NamedTuple):
-    """Beyond ``start``, rows may be there that went with their partition, or lack: ``because``.
+    """Positions at which a partitioned table's rows may be wrong: some went with their partition,
+    or are missing."""
 
-    It ends at ``end``, of ``end_time_us``, where what differed was put right. Until then ``end`` is
-    0. Journal entries ``first`` to ``last`` turn the rows of ``start`` into those of ``end``; at
-    the positions in between the rows aren't known to be the source's. ``again``: rows moved while
-    what differs was looked for, so that it goes on after that.
-    """
-
+    #: The last position before it: there the rows are right.
     start: int
+    #: What has shown it.
     because: str
+    #: The first of the journal entries that turn the rows of ``start`` into those of ``end``.
     first: int = 0
+    #: The last of them.
     last: int = 0
+    #: Where what differed was repaired; 0 until then.
     end: int = 0
+    #: That position's commit time, microseconds since 1970.
     end_time_us: int = 0
+    #: Rows moved while the re-copy was made, so another one follows.
     again: bool = False
 
     @property
     def goes_on(self) -> bool:
-        """Whether what differs isn't put right yet."""
+        """Whether what differs isn't repaired yet."""
         return not self.end
 
     def hides(self, position: int) -> bool:
@@ -70,43 +75,51 @@ class SuspectRange(NamedTuple):
 class TableRecord:
     """One incarnation of one table. Change it with ``dataclasses.replace`` and ``put_table``.
 
-    ``id`` is never used twice: a table that is copied anew gets another one,
-    and ``incarnation`` counts them per name. ``identity`` is what the source
-    calls the table's replica identity. ``copy`` holds whatever the source
-    wants back after a restart (finished ranges, barrier token): JSON values.
-
-    The store alone changes the rest. ``sequence`` is the newest entry's,
-    ``oldest_sequence`` the oldest kept one's (sequence + 1 while there is
-    none), ``oldest_time_us`` its commit time, ``floor`` the position from
-    which the journal is complete; ``rows`` counts rows, ``generation``
-    TRUNCATEs; ``space`` is where the rows lie; ``closed_at`` the position at
-    which a CLOSED table stopped; up to ``verified`` the source is known not to
-    have rewritten values in silence. ``leaves`` and ``doubts`` are of a
-    partitioned table: partitions that no look has accounted for, and the stretches
-    in which its rows may be wrong, of which only the newest may go on.
+    The store alone changes the fields from ``sequence`` on.
     """
 
+    #: Never used twice: a table that is copied again gets another one.
     id: int
+    #: Counts the incarnations of one name.
     incarnation: int
+    #: The table's schema.
     schema: str
+    #: Its name.
     name: str
+    #: PostgreSQL's oid of it.
     oid: int
+    #: In the order of the line.
     columns: tuple[Column, ...]
+    #: Where the incarnation stands.
     status: Status = Status.COPYING
+    #: What the source calls its replica identity.
     identity: str = ""
+    #: Why it FAILED.
     error: str = ""
+    #: The position at which a CLOSED one stopped.
     closed_at: int = 0
+    #: What the source wants back after a restart (finished ranges, barrier token): JSON values.
     copy: Mapping[str, Any] = field(default_factory=dict)
 
+    #: The newest journal entry's.
     sequence: int = 0
+    #: The oldest kept entry's; sequence + 1 while there is none.
     oldest_sequence: int = 1
+    #: The oldest kept entry's commit time.
     oldest_time_us: int = 0
+    #: The position from which the journal is complete.
     floor: int = 0
+    #: How many rows it has.
     rows: int = 0
+    #: How often it was truncated.
     generation: int = 0
+    #: Which key prefix its rows have.
     space: int = 0
+    #: Up to here the source is known not to have rewritten values silently.
     verified: int = 0
+    #: Of a partitioned table: partitions that no catalog snapshot has accounted for.
     leaves: tuple[Leaf, ...] = ()
+    #: Of a partitioned table: positions at which its rows may be wrong. Only the newest may go on.
     suspect_ranges: tuple[SuspectRange, ...] = ()
 
     def same_definition(self, other: "TableRecord") -> bool:
@@ -135,7 +148,7 @@ class TableRecord:
 
     @property
     def suspect_range(self) -> SuspectRange | None:
-        """The one that goes on: what differs is being put right."""
+        """The one that goes on: what differs is being repaired."""
         newest = self.suspect_ranges[-1] if self.suspect_ranges else None
         return newest if newest is not None and newest.goes_on else None
 

@@ -1,4 +1,4 @@
-"""One table as clients may see it at one moment."""
+"""One table's definition and figures, as a reader of the store sees them at one moment."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,18 @@ from laredo_model.column import Column
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table's record, and up to where it is shown.
+    """A table's record, and up to where it is shown."""
 
-    ``position`` is the store's, or that at which a closed table stopped; ``time_us`` the newest
-    commit time in the store.
-    """
-
+    #: The incarnation.
     record: TableRecord
+    #: The store's, or the one at which a closed table stopped.
     position: int
+    #: The newest commit time in the store, microseconds since 1970.
     time_us: int
 
     @property
     def id(self) -> int:
-        """The incarnation's id; another one means another schema, or a copy made anew."""
+        """The incarnation's id; another one means another schema, or another copy."""
         return self.record.id
 
     @property
@@ -87,7 +86,7 @@ class TableView:
     def boundary(self) -> int:
         """What is kept of the table may end at a position up to here.
 
-        A look at the source's catalog has shown that no value up to here was rewritten in
+        A catalog snapshot of the source has shown that no value up to here was rewritten in
         silence; never beyond ``position``.
         """
         return min(self.record.boundary, self.position)
@@ -117,7 +116,7 @@ class TableView:
 def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
     """The view of a record in a store that is at ``position``."""
     if record.status is Status.CLOSED and record.closed_at:
-        # Whatever became of the store's since: after a lost slot it begins anew.
+        # Whatever became of the store's since: after a lost slot it begins again.
         position = record.closed_at
     return TableView(record, position, time_us)
 

@@ -33,7 +33,7 @@ class Store:
 
     Transactions are begun and ended by one thread at a time. ``tables`` and
     the other properties show what the last commit made durable; any thread may
-    look at them.
+    read them.
     """
 
     def __init__(self, directory: Path, max_size: int) -> None:
@@ -79,17 +79,17 @@ class Store:
         self._head = environment.check_format(self.path, stored)
         self._environment.reader_check()
         with self._step() as transaction:
-            # Written at every opening: it tells readers the size of the map.
+            # Written at every opening: readers learn the size of the map from it.
             transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
             relaxed.repair(WriteContext(transaction, self._databases, self._disk, self._head, {}))
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
-            place = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             plan: bytes | None = transaction.get(meta.CATCHUP_KEY, db=self._databases.meta)
             self._catchup_plan = plan
             self._garbage = garbage.any_left(transaction, self._databases)
         self._tables = {record.id: record for record in records}
-        self._position = meta.position_from_bytes(place)
+        self._position = meta.position_from_bytes(position)
 
     @property
     def source(self) -> SourceIdentity | None:
@@ -128,7 +128,7 @@ class Store:
 
     @property
     def catchup_plan(self) -> bytes | None:
-        """How a backlog was split, as ``Transaction.set_catchup_plan`` was told."""
+        """How a backlog was split, as ``Transaction.set_catchup_plan`` was given it."""
         return self._catchup_plan
 
     @property

@@ -1,4 +1,4 @@
-"""Routes of relations that are followed: how a tracked table's rows are decoded."""
+"""Routes for tracked tables' relations: how their rows are decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ingest tells of itself: plain values, made anew for each look."""
+"""The ingest's status and counters, as /status and /metrics show them: plain values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ if TYPE_CHECKING:
 
 
 class CopyProgress(NamedTuple):
-    """How far a copy is. ``rows`` were read (again ones included), of about ``estimated_rows``
-    (None: unknown), at ``rows_per_second`` since this run began to read; ``seconds_left`` is None
-    while nothing tells it."""
+    """How far a copy is."""
 
+    #: What is being done for it, in a word or two.
     phase: str
+    #: Rows read, those that were read again included.
     rows: int
+    #: PostgreSQL's estimate of the table's rows; None: unknown.
     estimated_rows: int | None
+    #: Key ranges that it is read in.
     ranges: int
+    #: Ranges that are finished.
     ranges_done: int
+    #: Pids whose transactions must end before the copy can begin.
     waiting_for: tuple[int, ...]
+    #: Since this session began to read.
     rows_per_second: float
+    #: None while it is unknown.
     seconds_left: float | None
 
     @property
@@ -38,69 +44,85 @@ class CopyProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class TableStatus:
-    """One table. ``phase`` says what is being done for it, in a word or two.
+    """One table, as /status shows it."""
 
-    ``copied_rows`` counts rows read by copies, again ones included;
-    ``estimated_rows`` is PostgreSQL's estimate (None: unknown); ``waiting_for``
-    are the pids whose transactions must end before the copy can begin;
-    ``ranges_done`` of ``ranges`` are finished. ``copy`` is how its copy, or the re-copy
-    that was asked for, gets on; ``recopying`` says that it is the latter.
-    """
-
+    #: What is being done for it, in a word or two.
     phase: str = "waiting"
+    #: Why it can't be replicated, if it can't.
     error: str | None = None
+    #: Rows read by copies, those that were read again included.
     copied_rows: int = 0
+    #: PostgreSQL's estimate of the table's rows; None: unknown.
     estimated_rows: int | None = None
+    #: Key ranges that its copy is read in.
     ranges: int = 0
+    #: Ranges that are finished.
     ranges_done: int = 0
+    #: Pids whose transactions must end before the copy can begin.
     waiting_for: tuple[int, ...] = ()
+    #: How far its copy, or the re-copy that an operator asked for, is.
     copy: CopyProgress | None = None
+    #: Whether that is a re-copy.
     recopying: bool = False
+    #: How its last re-copy ended.
     last_recopy: LastRecopy | None = None
+    #: Rows that re-copies found to differ.
     recopied_rows: int = 0
-    """Rows that re-copies found to differ."""
+    #: How often partitions had moved rows without a change in the stream.
     repaired: int = 0
-    """How often partitions had moved rows without a change in the stream."""
+    #: Pids that held a lock for DDL on it in the last catalog snapshot (0: a prepared
+    #: transaction): until they are done the verified position doesn't advance.
     altered_by: tuple[int, ...] = ()
-    """Pids of whoever the last look saw that may be changing it (0: a prepared transaction): what
-    is kept of it doesn't end beyond where it is verified until they are done."""
 
 
 @dataclass(frozen=True)
 class IngestStatus:
-    """The source as a whole; sizes in bytes, times in seconds.
+    """The source as a whole; sizes in bytes, times in seconds."""
 
-    ``lag_bytes`` is what the server has written beyond the durable position,
-    ``lag_seconds`` how long ago the newest durable commit was made, 0 when
-    nothing newer is known; while the stream isn't followed it grows. ``changes`` counts by
-    action, ``recopies`` tables copied anew, ``reconnects`` streams that were cut,
-    ``slot_losses`` slots that had to be made anew, ``senders_ended`` walsenders that an
-    earlier connection of ours had left. ``slot`` is as it was at ``slot_seen_at`` (Unix time).
-    """
-
+    #: Whether the stream is followed just now.
     connected: bool = False
+    #: What is being done, in a few words.
     phase: str = "starting"
+    #: Why the stream isn't followed, or the side connection fails.
     error: str | None = None
+    #: The store's: everything that PostgreSQL committed up to here is durable.
     position: int = 0
+    #: WAL that the server has written beyond ``position``.
     lag_bytes: int = 0
+    #: How long ago the newest durable transaction was committed; 0 when nothing newer is known.
+    #: It grows while the stream isn't followed.
     lag_seconds: float = 0.0
+    #: The slot's, as pg_replication_slots says.
     wal_status: str | None = None
+    #: WAL that may be written before the slot is lost; None: without a limit.
     safe_wal_bytes: int | None = None
+    #: WAL that the slot keeps.
     retained_bytes: int | None = None
+    #: The slot as it was at ``slot_seen_at``.
     slot: Slot | None = None
+    #: Unix time.
     slot_seen_at: float | None = None
+    #: What an operator should do something about.
     slot_warnings: tuple[SlotWarning, ...] = ()
+    #: Slots that had to be created again.
     slot_losses: int = 0
+    #: Walsenders that an earlier connection of ours had left.
     senders_ended: int = 0
+    #: Messages in the WAL that have our prefix and that nobody awaited.
     strange_messages: int = 0
-    """Messages in the WAL that have our prefix and that nobody awaited."""
+    #: Sessions that ended with an error.
     reconnects: int = 0
+    #: Tables copied again.
     recopies: int = 0
+    #: Changes of the stream, by action.
     changes: Mapping[str, int] = field(default_factory=dict)
+    #: Re-copies that operators asked for and that have ended, by table and outcome.
     asked_recopies: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    #: Connections that copy rows, or are being opened for that.
     copy_connections: int = 0
+    #: Of copied rows that were read and aren't written yet.
     copy_bytes: int = 0
-    """Of copied rows that were read and aren't written yet."""
+    #: By qualified name.
     tables: Mapping[str, TableStatus] = field(default_factory=dict)
 
 
@@ -108,20 +130,30 @@ class IngestStatus:
 class Counters:
     """What is counted over all sessions of the stream; the ingest thread alone adds."""
 
+    #: Changes of the stream, by action.
     changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
+    #: Rows read by copies, by table.
     copied_rows: dict[str, int] = field(default_factory=dict)
+    #: How they ended, by table; the store keeps them too.
     last_recopies: dict[str, LastRecopy] = field(default_factory=dict)
-    """How they ended, by table; the store keeps them too."""
+    #: Re-copies that operators asked for and that have ended, by table and outcome (done,
+    #: given_up).
     asked_recopies: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Re-copies that were asked for and have ended, by table and outcome (done, given_up)."""
+    #: Rows that re-copies found to differ, by table.
     recopied_rows: dict[str, int] = field(default_factory=dict)
+    #: How often a table had to be repaired, as partitions had moved rows.
     repaired: dict[str, int] = field(default_factory=dict)
-    """How often a table had to be put right, as partitions had moved rows."""
+    #: Tables copied again.
     recopies: int = 0
+    #: Sessions that ended with an error.
     reconnects: int = 0
+    #: Slots that had to be created again.
     slot_losses: int = 0
+    #: Walsenders that an earlier connection of ours had left.
     senders_ended: int = 0
+    #: Messages in the WAL that have our prefix and that nobody awaited.
     strange_messages: int = 0
+    #: The slot, as catalog checks show it.
     slot: SlotWatch = field(default_factory=SlotWatch)
 
     def count_strange_message(self) -> None:
@@ -129,7 +161,7 @@ class Counters:
         self.strange_messages += 1
 
     def count_recopy(self) -> None:
-        """A table is copied anew."""
+        """A table is copied again."""
         self.recopies += 1
 
     def count_repaired(self, table: str) -> None:
@@ -138,8 +170,11 @@ class Counters:
 
 
 class CommitInfo(NamedTuple):
-    """A commit that is durable: everything up to ``position``; ``tables`` are the ids changed."""
+    """A commit of the store that is durable."""
 
+    #: Everything that PostgreSQL committed up to here is in it.
     position: int
+    #: The newest commit time up to there, microseconds since 1970.
     time_us: int
+    #: Ids of the incarnations that it changed.
     tables: frozenset[int]

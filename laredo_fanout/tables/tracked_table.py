@@ -1,4 +1,4 @@
-"""One configured table, as the source follows it."""
+"""One configured table: which incarnation takes its changes, and what is known of it."""
 
 from __future__ import annotations
 
@@ -20,32 +20,43 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class TrackedTable:
-    """``table_id`` is the incarnation that takes changes, if there is one."""
+    """One configured table in a session, and the incarnation of it that takes changes, if any."""
 
+    #: How it is configured.
     options: TableOptions
+    #: How the catalog describes it.
     source: SourceTable | None = None
+    #: Why it can't be replicated, if it can't.
     problem: TableRefused | None = None
+    #: The incarnation that takes changes.
     table_id: int | None = None
+    #: The form that its changes must have.
     shape: Shape | None = None
+    #: What shows a silent rewrite of it.
     version: Version | None = None
-    intake: TransactionFilter | None = None
-    """Of an append-only table: which transactions it takes."""
+    #: Of an append-only table: which transactions it takes.
+    intake: Intake | None = None
+    #: The incarnation that is copied beside it because an operator asked, or rows moved.
     recopy_id: int | None = None
-    """The incarnation that is copied beside it because somebody asked for that."""
+    #: Why its incarnation must be closed.
     closing: str | None = None
+    #: The CheckRequest that must be answered before it begins again.
     wanted_check: int = 0
-    """The CheckRequest that must be answered before it begins again."""
+    #: The stream showed its new form, perhaps before the catalog did.
     closed_by_stream: bool = False
-    """The stream showed its new form, perhaps before the catalog did."""
+    #: Pids that held a lock for DDL on it in the last catalog snapshot; a prepared transaction
+    #: is 0.
     altered_by: frozenset[int] = frozenset()
-    """Who the last look saw that may be changing it; a prepared transaction is 0."""
+    #: How often its copy failed.
     retries: int = 0
+    #: When it is tried again (monotonic).
     retry_at: float = 0.0
+    #: Whether the last catalog snapshot that was passed says what became of its partitions.
     partitions_judged: bool = False
-    """Whether the last look whose message was passed says what became of its partitions."""
-    right_retries: int = 0
-    """How often it was begun to put it right."""
-    right_at: float = 0.0
+    #: How often a repair was begun.
+    repair_retries: int = 0
+    #: When the next one may begin (monotonic).
+    repair_at: float = 0.0
 
     def resume(self, record: TableRecord, snapshot: CatalogSnapshot) -> None:
         """Take up the store's incarnation; ``closing`` says why it can't go on, if it can't."""
@@ -66,7 +77,7 @@ class TrackedTable:
         elif self.intake is not None and not record.live and "splits" in record.copy:
             self.closing = "its copy was interrupted, and with it its snapshot"
         elif record.live and self.intake is None:
-            # What moved with partitions is put right.
+            # What moved with partitions is repaired.
             self.closing = source.rewritten_since(self.version)
         else:
             self.closing = source.changed_since(self.version)

@@ -1,4 +1,4 @@
-"""The store's open transaction: what stream and copy bring goes in, and is committed together."""
+"""The write batch: the open store transaction that stream and copies write into together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Abandoned(Exception):
 
 
 class WriteBatch:
-    """Begins a store transaction when something is to be written, and commits it when told.
+    """Begins a store transaction when something is to be written, and commits it.
 
     ``transaction`` begins one if need be. Used by the ingest thread alone.
     """
@@ -77,7 +77,7 @@ class WriteBatch:
     def interval(self, behind: float, *, waiting: bool) -> float:
         """How long to gather under load before the next commit, in seconds.
 
-        Of a commit half the work is for pages that each commit writes anew, whatever it changes
+        Of a commit half the work is for pages that each commit writes again, whatever it changes
         in them: fewer are better where nobody sees the delay. That is for rows that are only
         copied, and in a backlog, whose newest change was committed ``behind`` seconds ago.
         ``waiting``: changes of the stream are there that aren't written yet.
@@ -145,17 +145,17 @@ class WriteBatch:
         self.transaction.fill(table_id, keys, lines, generation)
 
     def verified(self, table_id: int, position: int) -> None:
-        """No statement at or before ``position`` has rewritten the table's values in silence."""
+        """No statement at or before ``position`` has rewritten the table's values silently."""
         tables = self._store.tables if self._transaction is None else self._transaction.tables
         if table_id in tables and tables[table_id].verified < position:
             self.transaction.set_verified(table_id, position)
 
     def touch(self, table_id: int) -> None:
-        """Tell whoever waits for commits of this table."""
+        """Count the table among those that the next commit changes."""
         self._tables.add(table_id)
 
     def commit(self, position: int, time_us: int) -> None:
-        """Make it durable together with the stream's position, and tell."""
+        """Make it durable together with the stream's position, and notify who waits for that."""
         begun = time.monotonic()
         transaction = self.transaction
         if position > transaction.position:

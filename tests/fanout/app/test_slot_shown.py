@@ -97,7 +97,7 @@ def test_a_lost_slot_is_shown_until_somebody_decides(
 
         (problem,) = wait_until(problems, "it says so")
         assert "its WAL is gone (max_slot_wal_keep_size)" in problem
-        assert "Set on_slot_lost = recreate to copy every table anew" in problem
+        assert "Set on_slot_lost = recreate to copy every table again" in problem
         source = server.status["sources"]["pg"]
         assert source["slot"]["wal_status"] == "lost"
         # Version 16 doesn't tell why.
@@ -113,7 +113,7 @@ def test_a_lost_slot_is_shown_until_somebody_decides(
         source = server.status["sources"]["pg"]
         assert "its WAL is gone" in source["because"]
         assert server.metrics['laredo_source_slot_losses_total{source="pg"}'] == 1
-        assert '"event": "changes are gone; every table is copied anew"' in (
+        assert '"event": "changes are gone; every table is copied again"' in (
             server.program.tail(20_000)
         )
 

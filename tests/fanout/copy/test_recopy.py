@@ -267,7 +267,7 @@ def test_another_schema_ends_it_and_the_table_is_copied_anew(
     ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
     told = ingest.status.tables[_TABLE]
     assert not told.recopying
-    assert "copied anew" in told.last_recopy.error
+    assert "copied again" in told.last_recopy.error
     ingest.assert_equal()
     ingest.restart()
     assert ingest.status.tables[_TABLE].last_recopy == told.last_recopy
