@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class PendingChanges:
-    """What is to be applied next. ``touched``: the routes of the transaction that is being
-    decoded."""
+    """The changes that are to be applied next. ``touched``: the routes of the transaction that is
+    being decoded."""
 
     def __init__(self, touched: dict[Route, None]) -> None:
         self._touched = touched

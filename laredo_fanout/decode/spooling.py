@@ -1,4 +1,4 @@
-"""Messages that aren't decoded as they arrive, taken to a transaction's spool until its commit.
+"""Spooling of messages that are decoded only at their transaction's commit.
 
 Those of a transaction that is streamed before its commit, and the rest of a giant
 one. What isn't to be spooled is handed back, as a scan does.

@@ -24,7 +24,7 @@ class ResyncRequired(Exception):
 
 
 class StreamRelations:
-    """Those of one session, and the transaction that is being decoded."""
+    """One session's announced relations, and the transaction that is being decoded."""
 
     def __init__(self) -> None:
         self.announced: dict[int, Relation] = {}

@@ -1,4 +1,4 @@
-"""Transactions whose messages come before their commit: spooled on the disk, each in a file.
+"""The spools of transactions whose messages come before their commit: a file for each.
 
 A subtransaction that is rolled back takes everything with it that came since
 its first message: subtransactions are nested, so what came later is its own or

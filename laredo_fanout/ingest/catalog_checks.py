@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class CatalogChecks:
-    """Numbers of requests are ours, numbers of snapshots are the side connection's."""
+    """The catalog snapshots that are under way. Numbers of requests are ours, numbers of snapshots
+    are the side connection's."""
 
     def __init__(self, request: Callable[[CheckRequest], None]) -> None:
         self._request = request

@@ -32,7 +32,7 @@ _log = structlog.get_logger()
 
 
 class Incarnations:
-    """Those of one session of the stream; used by the ingest thread."""
+    """The incarnations of one session's tables; used by the ingest thread."""
 
     def __init__(
         self, batch: WriteBatch, routes: RelationRoutes, recopies: Recopies, counters: Counters

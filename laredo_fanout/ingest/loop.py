@@ -43,7 +43,7 @@ _SILENCE_S = 0.05
 
 
 class IngestLoop:
-    """The loop's work. ``mail`` is readable when there are reports.
+    """Takes one session's changes, turn by turn. ``mail`` is readable when there are reports.
 
     ``busy``: the stream brought more than a turn takes.
     """

@@ -1,4 +1,4 @@
-"""What other threads leave for the ingest loop, and how they wake it."""
+"""The ingest loop's mailbox: what other threads leave for it, with a pipe that wakes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Things for the loop; ``fileno`` becomes readable when there are some."""
+    """A queue for the loop; ``fileno`` becomes readable when something is in it."""
 
     def __init__(self) -> None:
         self._things: deque[T] = deque()

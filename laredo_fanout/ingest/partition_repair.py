@@ -63,7 +63,7 @@ _UNSETTLED = Judged(keeps=True, settled=False)
 
 
 class PartitionRepair:
-    """Of one session of the stream; used by the ingest thread."""
+    """Repairs of one session's partitioned tables; used by the ingest thread."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class RequestSnapshot(Protocol):
 
 
 class RelationRoutes:
-    """It is what the decoder asks for routes. ``shown``: the partitions that the stream shows."""
+    """Gives the decoder each relation's route. ``shown``: the partitions that the stream shows."""
 
     def __init__(
         self,

@@ -51,7 +51,8 @@ _SESSION_AT_LEAST_S = 60.0
 
 
 class IngestSession:
-    """``run`` returns when :meth:`stop` was called, and raises when something broke."""
+    """One session of the stream. ``run`` returns when :meth:`stop` was called, and raises when
+    something broke."""
 
     def __init__(
         self,

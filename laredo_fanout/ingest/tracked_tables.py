@@ -45,7 +45,7 @@ _ALTERED_PAUSE_S = 0.1
 
 
 class TrackedTables:
-    """All of them, in one session of the stream; used by the ingest thread."""
+    """The configured tables in one session of the stream; used by the ingest thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Room on the disk, taken before it is needed.
+"""Disk space for LMDB's data file, allocated before it is needed.
 
 With ``writemap`` LMDB writes through the memory map of a sparse file: a page
 that the file system can't back is then a SIGBUS, not an error. So every page

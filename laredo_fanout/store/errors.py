@@ -1,4 +1,4 @@
-"""What can go wrong in the store.
+"""The store's errors.
 
 StoreError
 ├── StoreLocked       another server has this path

@@ -1,4 +1,4 @@
-"""How keys and values lie in the LMDB environment.
+"""The format of keys and values in the LMDB environment.
 
 Named databases (all integers big-endian, so that they sort):
 

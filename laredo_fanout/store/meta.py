@@ -1,4 +1,4 @@
-"""The small things the store keeps beside rows and journal, and how they are written.
+"""The meta database: the store's position, its source, tables' definitions, and their format.
 
 =========================  ====================================================
 key in the meta database   value

@@ -1,4 +1,5 @@
-"""What versions left that could release a backlog out of commit order (``ordering = relaxed``).
+"""Repair of stores of versions that could release a backlog out of commit order (``ordering =
+relaxed``).
 
 In the middle of such a release a table's rows are those of no position: the table is failed, which
 has the ingest copy it again, and the backlog's plan is dropped, as some of it can't be released

@@ -1,4 +1,4 @@
-"""One table's rows at one moment, read while the writer goes on."""
+"""A snapshot of one table's rows, within one LMDB read transaction."""
 
 from collections.abc import Iterator
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Which journal entry is the first at a position or beyond it."""
+"""Looking up the first journal entry at or beyond a WAL position."""
 
 from typing import Any
 

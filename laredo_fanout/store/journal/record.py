@@ -1,4 +1,4 @@
-"""Journal records: the wire's ChangeBatch bytes, with a header to find one's way by.
+"""The format of a journal record: the wire's ChangeBatch bytes behind a header of positions.
 
 The server forwards a record's body as it is; the old rows, the message's last
 field, are kept apart, and body + old body is the whole message for whoever
