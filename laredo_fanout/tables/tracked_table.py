@@ -35,7 +35,7 @@ class TrackedTable:
     #: What shows a silent rewrite of it.
     version: Version | None = None
     #: Of an append-only table: which transactions it takes.
-    intake: Intake | None = None
+    intake: TransactionFilter | None = None
     #: The incarnation that is copied beside it because an operator asked, or rows moved.
     recopy_id: int | None = None
     #: Why its incarnation must be closed.
