@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support import drawn
 from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 
 DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
@@ -74,7 +75,7 @@ def test_in_the_image_a_port_is_enough_to_be_reached(tmp_path: Path, name: str) 
         running.kill()
 
 
-@pytest.mark.parametrize("name", ["laredo-fanout", "laredo-snapshotter"])
+@pytest.mark.parametrize("name", drawn.first(1, ["laredo-fanout", "laredo-snapshotter"]))
 def test_a_configured_host_wins_over_the_image(tmp_path: Path, name: str) -> None:
     running, http, _ = program(tmp_path, name, 'host = "127.0.0.1"')
     running.environment = environment_of_the_image()
@@ -85,7 +86,7 @@ def test_a_configured_host_wins_over_the_image(tmp_path: Path, name: str) -> Non
         running.kill()
 
 
-@pytest.mark.parametrize("name", ["laredo-fanout", "laredo-snapshotter"])
+@pytest.mark.parametrize("name", drawn.first(1, ["laredo-fanout", "laredo-snapshotter"]))
 def test_elsewhere_only_this_machine_reaches_a_program_without_a_token(
     tmp_path: Path, name: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_elsewhere_only_this_machine_reaches_a_program_without_a_token(
         running.kill()
 
 
-@pytest.mark.parametrize("name", ["laredo-fanout", "laredo-snapshotter"])
+@pytest.mark.parametrize("name", drawn.first(1, ["laredo-fanout", "laredo-snapshotter"]))
 def test_with_a_token_every_address_is_listened_on(tmp_path: Path, name: str) -> None:
     running, http, _ = program(tmp_path, name, "token = secret, public = [health]")
     with running:

@@ -47,6 +47,7 @@ def _archived(directory: Path) -> dict[bytes, bytes]:
     }
 
 
+@pytest.mark.thorough
 def test_an_archive_of_wrong_rows_is_put_right(
     server: Fanout, database: Database, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def _slots(database: Database) -> list[Any]:
         ).fetchall()
 
 
+@pytest.mark.thorough
 def test_a_table_moves_to_another_server_within_its_epoch(
     servers: Servers, database: Database
 ) -> None:

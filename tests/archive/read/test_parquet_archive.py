@@ -26,6 +26,7 @@ def archive(tmp_path: Path) -> Path:
     return several_epochs(tmp_path, base_formats=PARQUET).write()
 
 
+@pytest.mark.thorough
 def test_the_command_line_gives_what_it_gives_of_jsonl(archive: Path, tmp_path: Path) -> None:
     other = several_epochs(tmp_path / "jsonl").write()
     for arguments in (

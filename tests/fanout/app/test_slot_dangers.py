@@ -111,6 +111,7 @@ def test_extended_unreserved_and_xmin(clusters: Clusters, tmp_path: Path, versio
         )
 
 
+@pytest.mark.thorough
 def test_idle_and_then_invalidated(clusters: Clusters, tmp_path: Path) -> None:
     """PostgreSQL 18: nobody streams for longer than idle_replication_slot_timeout."""
     fail = "sources.pg.on_slot_lost = fail\n"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support import drawn
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.server.moving_partitions import settle
@@ -101,7 +102,7 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("kind", MOVES)
+@pytest.mark.parametrize("kind", drawn.first(5, MOVES))
 def test_rows_that_move_without_a_change(database: Database, ingesting: Start, kind: str) -> None:
     _run(database, *_ROOT, "CREATE TABLE other (id int PRIMARY KEY)")
     ingest = ingesting("public.t", "public.other", heartbeat_interval=0.1)

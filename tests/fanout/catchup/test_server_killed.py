@@ -58,6 +58,7 @@ def _is_active(server: Fanout) -> bool:
     return answer is not None and bool(answer.json()["sources"]["pg"]["catchup"]["active"])
 
 
+@pytest.mark.thorough
 async def test_killed_while_catching_up_it_goes_on(
     tmp_path: Path, database: Database, table: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from laredo_fanout.copy import chunk_leaves
 from laredo_fanout.source_options import CopyOptions
+from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import PATIENCE_S
@@ -88,7 +89,7 @@ def _assert_right(ingest: RunningIngest, table: str = "public.a") -> None:
 
 
 @pytest.mark.parametrize("ghost", [_FEW, _BELOW])
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", drawn.first(1, [False, True]))
 @on_versions(18, also=(16,))
 def test_read_by_the_initial_copy(
     database: Database, ingesting: Start, gate: Gate, ghost: tuple[str, ...], restarted: bool
@@ -107,7 +108,7 @@ def test_read_by_the_initial_copy(
     _assert_right(ingest)
 
 
-@pytest.mark.parametrize("detach", [_DETACH, f"{_DETACH} CONCURRENTLY"])
+@pytest.mark.parametrize("detach", drawn.first(1, [f"{_DETACH} CONCURRENTLY", _DETACH]))
 @on_versions(18, also=(16,))
 def test_read_by_a_re_copy(database: Database, ingesting: Start, gate: Gate, detach: str) -> None:
     gate.open()
