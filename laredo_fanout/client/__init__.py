@@ -1,4 +1,4 @@
-"""Following a table of a laredo-fanout server.
+"""The Python client library of laredo-fanout: follows a table of a server.
 
 :class:`FanoutClient` and its asyncio twin :class:`AsyncFanoutClient` keep the table in memory.
 :class:`Subscription` brings a table's snapshot and changes as events, across reconnects;

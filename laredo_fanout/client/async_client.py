@@ -1,4 +1,4 @@
-"""The client for asyncio programs."""
+"""AsyncFanoutClient: the client for asyncio programs."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ from laredo_fanout.client.table_client import TableClient
 class AsyncFanoutClient(TableClient):
     """The asyncio twin of :class:`FanoutClient`: the same parameters and names, awaitable.
 
-    It lives on the event loop that runs when it is started. An asynchronous context manager.
+    It runs on the event loop on which it is started. An asynchronous context manager.
     """
 
     _buffers: tuple[ChangeBuffer, ...] = ()
@@ -113,9 +113,9 @@ class AsyncFanoutClient(TableClient):
             for buffer in self._buffers:
                 await buffer.put(change)
             for listener in self._listeners:
-                await self._tell(listener, change, difference.key)
+                await self._notify(listener, change, difference.key)
 
-    async def _tell(self, listener: Listener, change: RowChange, key: bytes) -> None:
+    async def _notify(self, listener: Listener, change: RowChange, key: bytes) -> None:
         try:
             told = listener(change.old, change.new)
             if inspect.isawaitable(told):

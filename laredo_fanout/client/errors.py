@@ -1,9 +1,9 @@
-"""What can go wrong between a client and its server.
+"""Errors of the client library.
 
 ClientError
 ├── BadEndpoint, BadTableName, BadField      the caller's own mistake, before anything is sent
 ├── NotReadyInTime                           await_ready's timeout passed
-├── ClientStopped                            the client was stopped while somebody waited
+├── ClientStopped                            the client was stopped, or never started
 ├── LocalSnapshotUnusable                    the file isn't one of this table, or is damaged
 ├── GaveUp                                   as many attempts failed as were allowed
 └── StreamError                              what the server or the way to it said
@@ -16,7 +16,7 @@ import grpc
 
 
 class ClientError(Exception):
-    """Root of what the client library raises."""
+    """Root of the client library's errors."""
 
 
 class BadEndpoint(ClientError):
@@ -35,7 +35,7 @@ class BadField(ClientError):
 
 
 class NotReadyInTime(ClientError):
-    """The table wasn't there within the time that await_ready was given."""
+    """The table's rows weren't complete within await_ready's timeout."""
 
     def __init__(self, table: str, server: str, timeout: float, last: BaseException | None) -> None:
         because = f"; the last attempt: {last}" if last is not None else ""
@@ -90,7 +90,8 @@ class NotAReplicationServer(StreamError):
 
 
 class ServerUnavailable(StreamError):
-    """Nobody listens there, the way is cut, or the server is draining or behind (UNAVAILABLE)."""
+    """Nothing listens there, the network is down, or the server is draining or behind
+    (UNAVAILABLE)."""
 
     retryable = True
 

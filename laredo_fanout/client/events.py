@@ -1,4 +1,4 @@
-"""What a stream brings, whatever wire form it took.
+"""The events of a stream, whatever its wire form.
 
 Keys and lines are bytes, as everywhere. A position is the end of a
 transaction's commit record; all changes of one transaction share it.
@@ -17,7 +17,7 @@ from laredo_model.position import Position
 
 
 class Mode(IntEnum):
-    """How the server lets this client catch up; the numbers are the wire's."""
+    """How the server catches this client up; the numbers are the wire's."""
 
     FULL_SNAPSHOT = 1
     DELTA = 2
@@ -29,23 +29,27 @@ class Mode(IntEnum):
 class Handshake:
     """The first event of every stream.
 
-    What a consumer holds of a transaction or a snapshot that wasn't finished
-    belongs to the stream before: it must drop it, it is sent again from its
-    start. ``position`` and ``sequence`` are the server's own at this moment, not yet
-    this stream's; ``position`` and ``history`` are None when the server doesn't
-    tell them. ``batches``: whether many rows travel in one message. ``boundary``: see
-    :class:`Heartbeat`.
+    What a consumer holds of a transaction or a snapshot that wasn't finished belongs to the stream
+    before: it must drop it, it is sent again from its start.
     """
 
+    #: How the stream catches this client up.
     mode: Mode
+    #: The server's own at this moment, not yet this stream's; None: it didn't send one.
     position: Position | None
+    #: The history of the server's positions; None: it didn't send one.
     history: History | None
     columns: tuple[Column, ...]
+    #: The server's own at this moment, not yet this stream's.
     sequence: int
+    #: The oldest entry of its journal.
     oldest_sequence: int
+    #: The first entry that will be sent.
     resume_from_sequence: int
     snapshot_id: str
+    #: Whether many rows travel in one message.
     batches: bool
+    #: The table's verified position; see :class:`Heartbeat`.
     boundary: Position | None = None
 
     @property
@@ -56,84 +60,82 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBegin:
-    """The rows that follow, up to SnapshotEnd, replace all that is known of the table.
-
-    ``reason``: why the server sends it to a client that would have gone on; empty where it
-    doesn't tell, or none asked to.
-    """
+    """The beginning of a snapshot: its rows, up to SnapshotEnd, replace all that the client has."""
 
     snapshot_id: str
     position: Position | None
     sequence: int
     row_count: int
+    #: Why a client that asked to resume gets a snapshot; empty where the server didn't say, or the
+    #: client didn't ask to resume.
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRows:
-    """Some rows of a snapshot: ``lines[i]`` has the key ``keys[i]``."""
+    """Some rows of a snapshot."""
 
     keys: list[bytes]
+    #: ``lines[i]`` is the row with the key ``keys[i]``.
     lines: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEnd:
-    """The snapshot is whole.
-
-    ``rows`` and ``state_checksum`` (32 hex digits) are the whole table's at
-    ``position``, whatever the filters; None when the server doesn't tell them.
-    ``boundary``: see :class:`Heartbeat`.
-    """
+    """The end of a snapshot: all its rows were sent."""
 
     position: Position | None
     sequence: int
     rows_sent: int
+    #: The whole table's at ``position``, whatever the filters; None: the server didn't send it.
     rows: int | None
+    #: The whole table's, 32 hex digits; None: the server didn't send it.
     state_checksum: str | None
+    #: The table's verified position; see :class:`Heartbeat`.
     boundary: Position | None = None
 
 
 class TransactionPart(NamedTuple):
-    """The changes ``start <= i < stop`` of a batch: one transaction, or a part of one.
-
-    ``time_us`` is its commit time in microseconds since 1970. ``last``: no change of it
-    comes after these.
-    """
+    """A transaction, or a part of one, in a batch of changes."""
 
     position: Position
+    #: The commit time in microseconds since 1970.
     time_us: int
+    #: The index of its first change in the batch.
     start: int
+    #: The index behind its last change.
     stop: int
+    #: Whether the transaction ends here.
     last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes in commit order, column by column.
+    """A batch of changes in commit order, column by column."""
 
-    The per-change columns are ``actions`` (one byte each, an
-    :class:`~laredo_model.change.Action`), ``keys`` (empty for TRUNCATE),
-    ``lines`` (the new row; empty for DELETE and TRUNCATE) and ``old_lines`` (empty
-    where there was none; None unless they were asked for). The per-transaction
-    columns are ``counts`` (how many of this batch's changes), ``positions``
-    and ``times_us``. ``open``: the last transaction goes on in the next batch, which may bring
-    nothing but its end (a count of 0).
-
-    ``since``: where given, the first transaction stands for all that were committed after this
-    position, up to its own. No state of a position in between can be made of what was sent.
-    """
-
+    #: The journal sequence of the first change.
     first_sequence: int
+    #: One byte for each change: an :class:`~laredo_model.change.Action`.
     actions: bytes
+    #: One for each change; empty for TRUNCATE.
     keys: list[bytes]
+    #: The new rows; empty for DELETE and TRUNCATE.
     lines: list[bytes]
+    #: The old rows, empty where there was none; None unless they were asked for.
     old_lines: list[bytes] | None
+    #: For each transaction, how many of this batch's changes are its.
     counts: Sequence[int]
+    #: One for each transaction.
     positions: Sequence[int]
+    #: The commit time of each transaction, in microseconds since 1970.
     times_us: Sequence[int]
+    #: Whether the last transaction goes on in the next batch, which may bring nothing but its end
+    #: (a count of 0).
     open: bool
+    #: One for each change, where they aren't consecutive.
     sequences: Sequence[int] | None = None
+    #: Where given, the first transaction stands for all that were committed after this position, up
+    #: to its own. No state at a position in between can be made of what was sent.
     since: Position | None = None
 
     @property
@@ -161,7 +163,7 @@ class Changes:
             start += count
 
     def beyond(self, position: int) -> "Changes | None":
-        """Those of later transactions only; None when nothing is left."""
+        """The changes of transactions after ``position`` only; None when nothing is left."""
         if not self.positions or self.positions[0] > position:
             return self
         if self.positions[-1] <= position:
@@ -187,7 +189,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """The table's columns changed; a snapshot follows in the same stream."""
+    """A change of the table's columns; a snapshot follows in the same stream."""
 
     old: tuple[Column, ...]
     new: tuple[Column, ...]
@@ -196,25 +198,23 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Everything up to ``position`` was sent before it, whole transactions only.
-
-    ``boundary``: up to there a look at PostgreSQL's catalog has shown that no statement rewrote
-    values without a trace in the stream, so that what is kept of the table may end there. It
-    is told when asked for (``SyncOptions.boundaries``) and by a server that knows it, else None.
-    What it says holds for the rows before the next SnapshotBegin.
-    """
+    """The position of the stream: everything up to it was sent before, whole transactions only."""
 
     position: Position | None
     sequence: int
     server_time: datetime | None
+    #: The table's verified position, on request (``SyncOptions.boundaries``): up to there no silent
+    #: DDL has rewritten values, so what is kept of the table may end there. It holds for the rows
+    #: before the next SnapshotBegin. None: the server didn't send one.
     boundary: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GoAway:
-    """The server will close the stream; ``deadline`` is in UTC, None when it isn't told."""
+    """The server is shutting down: it will close the stream, and the client should reconnect."""
 
     reason: str
+    #: In UTC; None: the server didn't send one.
     deadline: datetime | None
 
 

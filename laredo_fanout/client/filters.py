@@ -1,4 +1,4 @@
-"""Conditions on rows that the server applies before it sends.
+"""Filters: conditions on rows that the server applies before it sends.
 
 The conditions of a client are ANDed; NULL never matches; a number written in
 digits equals the same number as a string. A row that an update moves into or
@@ -20,14 +20,14 @@ _EXACT_IN_DOUBLE = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One condition on one column; make it with :func:`equals`, :func:`prefix` or :func:`is_in`."""
+    """A condition on one column; make it with :func:`equals`, :func:`prefix` or :func:`is_in`."""
 
     field: str
     kind: str
     values: tuple[Scalar, ...]
 
     def to_wire(self) -> wire.FieldPredicate:
-        """As SyncRequest carries it."""
+        """The condition as SyncRequest carries it."""
         if self.kind == "prefix":
             return wire.FieldPredicate(field=self.field, prefix=str(self.values[0]))
         values = [_to_value(value) for value in self.values]
@@ -40,7 +40,7 @@ class Filter:
         return predicate
 
     def to_json(self) -> list[object]:
-        """As the local snapshot keeps it, to notice other filters than last time."""
+        """The condition as the local snapshot keeps it, to notice other filters than last time."""
         return [self.field, self.kind, [_as_text(value) for value in self.values]]
 
 

@@ -1,4 +1,4 @@
-"""The client for programs with threads."""
+"""FanoutClient: the client for programs with threads."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from laredo_fanout.client.table_client import TableClient
 
 
 class FanoutClient(TableClient):
-    """A table of a laredo-fanout server in this process's memory, kept level with it.
+    """A table of a laredo-fanout server in this process's memory, kept up to date with it.
 
     ``server``: host:port. ``table``: schema.table. ``client_id``: the name in the
     server's lists (default: host and process). ``local_snapshot_path``: a file (or
@@ -25,7 +25,7 @@ class FanoutClient(TableClient):
     was made with other filters is ignored. ``lookup_fields``: columns for :meth:`lookup`, which
     together should be unique (default: the key, in its order). ``indexes``: columns by name of
     index, for :meth:`lookup_index`. ``filters``: see :func:`equals`, :func:`prefix`,
-    :func:`is_in`. ``tls``, ``token``: as the server wants them.
+    :func:`is_in`. ``tls``, ``token``: as the server needs them.
 
     Thread-safe. A context manager: entering starts it, leaving stops it. It reconnects by itself
     with growing, random waits, for as long as it takes, and resumes where it was.
@@ -51,7 +51,7 @@ class FanoutClient(TableClient):
             background.call(self._begin())
 
     def await_ready(self, timeout: float | None = None) -> None:
-        """Wait until the rows are level with what the server had when this client connected.
+        """Wait until the rows are those that the server had when this client connected, or later.
 
         :raises NotReadyInTime: after ``timeout`` seconds.
         :raises ClientError: what ended the client for good, such as TableNotFound.
@@ -82,7 +82,7 @@ class FanoutClient(TableClient):
 
         ``old`` is None for a row that appeared, ``new`` for one that went. Calls come in
         commit order, on one thread, after the rows have changed; the stream waits for
-        them. A new snapshot is heard as its differences. What a listener raises, SystemExit
+        them. A new snapshot arrives as its differences. What a listener raises, SystemExit
         too, is logged once and counted in :attr:`listener_errors`, and the next one is called.
         """
         return self._listeners.add(listener)
@@ -122,10 +122,10 @@ class FanoutClient(TableClient):
     async def _deliver(self, differences: Iterable[Difference]) -> None:
         if (thread := self._listening) is not None:
             await asyncio.get_running_loop().run_in_executor(
-                thread, self._tell, thread, differences
+                thread, self._notify, thread, differences
             )
 
-    def _tell(self, thread: ThreadPoolExecutor, differences: Iterable[Difference]) -> None:
+    def _notify(self, thread: ThreadPoolExecutor, differences: Iterable[Difference]) -> None:
         # A client that was stopped and started again has another thread, which waits for this one.
         with self._listeners.turn:
             for difference in differences:

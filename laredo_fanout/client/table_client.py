@@ -1,4 +1,4 @@
-"""What the clients for threads and for asyncio share: what they are told, what they know."""
+"""The base of the clients for threads and for asyncio: their parameters and properties."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from laredo_model.retry import Backoff
 
 
 class TableClient:
-    """A table of a server, kept level with it; see FanoutClient for the parameters."""
+    """A table of a server, kept up to date; see FanoutClient for the parameters."""
 
     def __init__(
         self,
@@ -51,18 +51,19 @@ class TableClient:
         self._listeners = Listeners(table)
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._replica)
 
     @property
     def position(self) -> Position | None:
-        """Up to here every transaction is in the rows; None before the first snapshot."""
-        return self._replica.place.position
+        """The position up to which every transaction is in the rows; None before the first
+        snapshot."""
+        return self._replica.reached.position
 
     @property
     def sequence(self) -> int | None:
-        """The journal's last entry that is in the rows, of a whole transaction."""
-        return self._replica.place.sequence
+        """The journal sequence of the last whole transaction that is in the rows."""
+        return self._replica.reached.sequence
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -76,12 +77,12 @@ class TableClient:
 
     @property
     def listener_errors(self) -> int:
-        """Calls of listeners that raised; the first of each kind is logged with its traceback."""
+        """The number of listeners' calls that raised; the first of each kind is logged."""
         return self._listeners.errors
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the client for good; None while it follows the table."""
+        """The error that ended the client for good; None while it follows the table."""
         return None if self._follower is None else self._follower.error
 
     def _make_follower(

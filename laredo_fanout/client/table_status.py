@@ -1,4 +1,4 @@
-"""What the server says of one table: rows, journal, clients."""
+"""The status of one table on the server: rows, journal, clients."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,11 @@ from laredo_fanout.wire import replication_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """The journal holds the entries ``oldest_sequence`` to ``current_sequence``."""
+    """The figures of one table: its journal's entries, its rows and its clients."""
 
+    #: The newest entry of the journal.
     current_sequence: int
+    #: The oldest entry of the journal.
     oldest_sequence: int
     entries: int
     rows: int
@@ -23,7 +25,7 @@ class TableStatus:
 
 
 async def table_status(endpoint: Endpoint, table: str, timeout: float = 10.0) -> TableStatus:
-    """Ask once; ``table`` is schema.table, ``timeout`` in seconds.
+    """Request the status once; ``table`` is schema.table, ``timeout`` in seconds.
 
     :raises BadTableName: if ``table`` isn't schema.table.
     :raises BadEndpoint: if the TLS files can't be used.

@@ -1,1 +1,1 @@
-"""From the server's messages to events, across reconnects."""
+"""Streams: the server's messages as events, across reconnects."""

@@ -1,4 +1,4 @@
-"""Rows of the base wire form: from Struct back to key and line.
+"""Rows of the base wire form: converts a Struct back to a row's key and line.
 
 The form loses what Struct loses (a number inside json is a double), so a
 line made here equals the table's own but for that: columns in the table's
@@ -20,7 +20,7 @@ _DIGITS = re.compile(r"-?\d+\Z")
 
 
 class BaseRows:
-    """Makes keys and lines of one table's Structs."""
+    """Converts one table's Structs to keys and lines."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = [
@@ -38,7 +38,7 @@ class BaseRows:
             if name in fields:
                 found[name] = fragment = _fragment(fields[name], integer=integer)
                 pieces.append(prefix + fragment)
-        if len(found) < len(fields):  # columns that the handshake didn't tell
+        if len(found) < len(fields):  # columns that the handshake didn't have
             for name in sorted(set(fields) - found.keys()):
                 found[name] = fragment = _fragment(fields[name], integer=False)
                 pieces.append(orjson.dumps(name) + b":" + fragment)

@@ -1,4 +1,4 @@
-"""Where the server is and how to reach it: address, TLS, token."""
+"""The endpoint of a server: address, TLS, token."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +13,15 @@ _UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. ``ca`` None: the system's roots. ``cert`` and ``key``: this client's own.
+    """TLS for a client: paths of PEM files."""
 
-    ``server_name`` overrides the name that the server's certificate must have.
-    """
-
+    #: The authority that signed the server's certificate; None: the system's roots.
     ca: Path | None = None
+    #: This client's own certificate.
     cert: Path | None = None
+    #: The private key of ``cert``.
     key: Path | None = None
+    #: The name that the server's certificate must have, if not the address.
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
@@ -36,16 +37,16 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server: ``host:port`` (or ``unix:/path``), TLS if wanted, the token if it asks for one.
+    """The address of a server, and what a connection to it needs."""
 
-    ``keepalive_s``: a ping so often, so that a connection that died without a
-    word is noticed within this and ``keepalive_timeout_s``.
-    """
-
+    #: ``host:port``, or ``unix:/path``.
     server: str
     tls: Tls | None = None
+    #: The token that the server asks for.
     token: str | None = field(default=None, repr=False)
+    #: A ping this often, so that a connection that is lost without being closed is noticed.
     keepalive_s: float = 30.0
+    #: How long a ping's answer may take.
     keepalive_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class Endpoint:
             raise BadEndpoint(f"{self.server!r} is not a server's address; expected host:port")
 
     def channel(self) -> grpc.aio.Channel:
-        """A connection of its own (not shared with other channels of this process).
+        """Open a connection (not shared with other channels of this process).
 
         :raises BadEndpoint: if the TLS files can't be used.
         """
@@ -78,7 +79,7 @@ class Endpoint:
         return grpc.aio.secure_channel(self.server, self.tls.credentials(), options=options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """The metadata of every call."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
 

@@ -1,4 +1,4 @@
-"""One stream: one attempt at Sync, from the handshake to its end."""
+"""A stream: one attempt at the Sync call, from the handshake to its end."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,23 +20,27 @@ from laredo_model.position import Position
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """What to ask for.
+    """The request of one stream: the table, where to resume, and the form of what is sent.
 
-    ``table``: schema.table. ``position`` (the last whole transaction seen) with
-    its ``history``, or else ``sequence`` (the last entry seen), say where to
-    resume; with neither the stream starts with a snapshot. ``want_old``: changes carry
-    the old rows too. ``batches`` False asks for the base wire form. ``boundaries``: have the server
-    say up to where PostgreSQL's catalog was looked at, and look sooner; only with batches.
+    With neither ``position`` nor ``sequence`` the stream starts with a snapshot.
     """
 
+    #: schema.table.
     table: str
     client_id: str
+    #: Resume after this position: the last whole transaction seen.
     position: Position | None = None
+    #: The history of ``position``.
     history: History | None = None
+    #: Or else resume after this journal entry.
     sequence: int | None = None
     filters: tuple[Filter, ...] = ()
+    #: Whether changes carry the old rows too.
     want_old: bool = False
+    #: Whether many rows may travel in one message; False asks for the base wire form.
     batches: bool = True
+    #: Whether the server sends the table's verified position, and checks the catalog sooner for it;
+    #: only with ``batches``.
     boundaries: bool = False
 
     def request(self) -> wire.SyncRequest:

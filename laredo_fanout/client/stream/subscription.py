@@ -1,4 +1,4 @@
-"""The same events across reconnects."""
+"""A subscription: the events of a table across reconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -32,16 +32,16 @@ log = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Told what a subscription goes through; override what you count. Must not raise or block."""
+    """Callbacks about a subscription's streams, for what you count; must not raise or block."""
 
     def connected(self, handshake: Handshake) -> None:
-        """A stream began."""
+        """Called when a stream began."""
 
     def disconnected(self, error: StreamError, delay: float) -> None:
-        """A stream ended, or an attempt failed; the next comes in ``delay`` seconds."""
+        """Called when a stream ended, or an attempt failed; the next comes in ``delay`` seconds."""
 
     def going_away(self, event: GoAway) -> None:
-        """The server asked to reconnect."""
+        """Called when the server is shutting down and asks to reconnect."""
 
 
 class Subscription:
@@ -51,7 +51,7 @@ class Subscription:
     many streams as it takes. Each new stream shows as a new Handshake; what the
     consumer then holds of an unfinished transaction or snapshot is sent
     again from its start, while a transaction that was whole never is. The
-    place to resume from (:attr:`position`, :attr:`history`, :attr:`sequence`) moves only at
+    position to resume from (:attr:`position`, :attr:`history`, :attr:`sequence`) moves only at
     the end of a transaction or a snapshot, after the consumer has asked for the next event.
 
     One task iterates; cancel it, or leave the block, to end. Errors that another attempt can't
@@ -70,7 +70,7 @@ class Subscription:
         self._options = options
         self._backoff = backoff or Backoff()
         self._observer = observer or Observer()
-        self._place = _Place(options.position, options.history, options.sequence)
+        self._reached = _StreamPosition(options.position, options.history, options.sequence)
         self._events: AsyncGenerator[Event, None] | None = None
         self._starts_over = False
         self._log = log.bind(server=endpoint.server, table=options.table)
@@ -78,17 +78,17 @@ class Subscription:
     @property
     def position(self) -> Position | None:
         """The last whole transaction, snapshot or heartbeat that was consumed."""
-        return self._place.position
+        return self._reached.position
 
     @property
     def history(self) -> History | None:
-        """What :attr:`position` belongs to; None while no server has told it."""
-        return self._place.history
+        """The history of :attr:`position`; None while no server has sent one."""
+        return self._reached.history
 
     @property
     def sequence(self) -> int | None:
         """The last entry of the last whole transaction that was consumed."""
-        return self._place.sequence
+        return self._reached.sequence
 
     def start_over(self) -> None:
         """After the event just taken, leave the stream and ask for a snapshot in a new one."""
@@ -123,7 +123,7 @@ class Subscription:
                         if not isinstance(event, Handshake):
                             failures = 0
                         yield event
-                self._log.info("reconnecting", position=self._place.text())
+                self._log.info("reconnecting", position=self._reached.text())
                 delay = self._backoff.delay(1)
             except StreamError as error:
                 failures += 1
@@ -143,47 +143,47 @@ class Subscription:
             kind=type(error).__name__,
             attempt=failures,
             retry_in_s=round(delay, 2),
-            position=self._place.text(),
+            position=self._reached.text(),
         )
         return delay
 
     async def _one_stream(self) -> AsyncGenerator[Event, None]:
         """One stream's events; ends only when the server asked to go, else raises."""
-        place = self._place
+        reached = self._reached
         options = replace(
             self._options,
-            position=place.position,
-            history=place.history,
-            sequence=place.sequence,
+            position=reached.position,
+            history=reached.history,
+            sequence=reached.sequence,
         )
-        place.restart()
+        reached.restart()
         deadline: datetime | None = None
         leaving = False
         async with open_stream(self.endpoint, options) as events:
             async for sent in events:
-                event = place.unseen(sent) if isinstance(sent, Changes) else sent
+                event = reached.unseen(sent) if isinstance(sent, Changes) else sent
                 if event is None:
                     continue
                 if isinstance(event, Handshake):
                     self._observer.connected(event)
                 elif isinstance(event, GoAway):
                     self._observer.going_away(event)
-                    self._log.info("server is going away", reason=event.reason)
+                    self._log.info("server is shutting down", reason=event.reason)
                     leaving, deadline = True, event.deadline
                 yield event
                 if self._starts_over:
                     self._starts_over = False
-                    self._place = _Place(None, None, None)
+                    self._reached = _StreamPosition(None, None, None)
                     return
-                place.consumed(event)
-                if leaving and (place.at_boundary or _passed(deadline)):
+                reached.consumed(event)
+                if leaving and (reached.between_transactions or _passed(deadline)):
                     return
         if not leaving:
             raise StreamBroken(self.endpoint.server, "the server ended the stream")
 
 
-class _Place:
-    """Where to resume from, and whether the stream stands at such a place."""
+class _StreamPosition:
+    """The position to resume from, and whether the stream is between transactions."""
 
     __slots__ = (
         "_in_snapshot",
@@ -210,17 +210,17 @@ class _Place:
         self._replayed_below = 0
 
     @property
-    def at_boundary(self) -> bool:
+    def between_transactions(self) -> bool:
         return not (self._in_snapshot or self._open)
 
     def text(self) -> str | None:
         return None if self.position is None else position_.text(self.position)
 
     def unseen(self, changes: Changes) -> Changes | None:
-        """Without the transactions that a server resumed inclusively sends again."""
+        """The changes without the transactions that an inclusively resumed server sends again."""
         if self.position is None or not changes.positions:
             return changes
-        if changes.positions[0] == 0:  # a server that tells no positions: by sequence
+        if changes.positions[0] == 0:  # a server that sends no positions: by sequence
             seen = self.sequence or 0
             return None if changes.actions and changes.last_sequence <= seen else changes
         if changes.first_sequence < self._replayed_below:
@@ -232,7 +232,7 @@ class _Place:
         if isinstance(event, Changes):
             self._consumed_changes(event)
         elif isinstance(event, Heartbeat):
-            if self.at_boundary and event.position is not None:
+            if self.between_transactions and event.position is not None:
                 self.position = max(self.position or event.position, event.position)
         elif isinstance(event, SnapshotBegin):
             self._in_snapshot = True

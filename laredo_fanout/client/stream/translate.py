@@ -1,4 +1,4 @@
-"""From wire messages to events, for both wire forms.
+"""Translates wire messages to events, for both wire forms.
 
 In the base form a message is one row or one change and nothing says where a
 transaction ends. Changes are passed on at once, marked unfinished; the
@@ -43,7 +43,7 @@ _ACTIONS = {action.name: action for action in Action}
 
 
 class Translator:
-    """Turns one stream's messages into events, in order."""
+    """Translates one stream's messages to events, in order."""
 
     def __init__(self, server: str, *, want_old: bool) -> None:
         self._server = server
@@ -67,7 +67,7 @@ class Translator:
         }
 
     def events(self, message: wire.SyncResponse) -> Iterable[Event]:
-        """What ``message`` means; nothing for a message of a kind that is newer than this client.
+        """The events of ``message``; none for a kind of message that is newer than this client.
 
         :raises ProtocolViolation: if it breaks the wire contract.
         """
@@ -120,26 +120,26 @@ class Translator:
             )
         return (changes,)
 
-    def _handshake(self, told: wire.SyncHandshake) -> Iterable[Event]:
+    def _handshake(self, sent: wire.SyncHandshake) -> Iterable[Event]:
         if self._handshaken:
             raise ProtocolViolation(self._server, "sent a second handshake")
-        if told.mode not in _MODES:
-            raise ProtocolViolation(self._server, f"offers sync mode {told.mode}, unknown here")
+        if sent.mode not in _MODES:
+            raise ProtocolViolation(self._server, f"offers sync mode {sent.mode}, unknown here")
         self._handshaken = True
-        columns = _columns(told.columns)
+        columns = _columns(sent.columns)
         self._base = BaseRows(columns)
         return (
             Handshake(
-                Mode(told.mode),
-                _position(told.source_position),
-                _history(told.history),
+                Mode(sent.mode),
+                _position(sent.source_position),
+                _history(sent.history),
                 columns,
-                told.server_current_sequence,
-                told.journal_oldest_sequence,
-                told.resume_from_sequence,
-                told.snapshot_id,
-                BATCH_CAPABILITY in told.capabilities,
-                _position(told.boundary_position),
+                sent.server_current_sequence,
+                sent.journal_oldest_sequence,
+                sent.resume_from_sequence,
+                sent.snapshot_id,
+                BATCH_CAPABILITY in sent.capabilities,
+                _position(sent.boundary_position),
             ),
         )
 
@@ -170,15 +170,15 @@ class Translator:
         return [rows]
 
     def _snapshot_end(self, end: wire.SnapshotEnd) -> Iterable[Event]:
-        told = bool(end.state_checksum)
+        is_extended = bool(end.state_checksum)
         return [
             *self._gathered_rows(),
             SnapshotEnd(
                 _position(end.source_position),
                 end.sequence,
                 end.rows_sent,
-                end.rows if told else None,
-                end.state_checksum if told else None,
+                end.rows if is_extended else None,
+                end.state_checksum if is_extended else None,
                 _position(end.boundary_position),
             ),
         ]
@@ -251,7 +251,7 @@ class Translator:
         ended: list[Event] = []
         position = _position(beat.source_position)
         unfinished = self._unfinished
-        # A base server may tell its own sequence, which may be ahead of this stream.
+        # A base server may send its own sequence, which may be ahead of this stream.
         if unfinished is not None and beat.current_sequence <= unfinished.first_sequence:
             ended = self._end_of_transaction()
         server_time = _time(beat.server_time) if beat.HasField("server_time") else None
@@ -261,13 +261,13 @@ class Translator:
             Heartbeat(position, beat.current_sequence, server_time, boundary),
         ]
 
-    def _go_away(self, away: wire.GoAway) -> Iterable[Event]:
-        milliseconds = away.drain_deadline_unix_ms
+    def _go_away(self, notice: wire.GoAway) -> Iterable[Event]:
+        milliseconds = notice.drain_deadline_unix_ms
         deadline = datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else None
-        return (GoAway(away.reason, deadline),)
+        return (GoAway(notice.reason, deadline),)
 
 
-def _columns(told: Iterable[wire.ColumnDefinition]) -> tuple[Column, ...]:
+def _columns(definitions: Iterable[wire.ColumnDefinition]) -> tuple[Column, ...]:
     return tuple(
         Column(
             column.column_name,
@@ -277,7 +277,7 @@ def _columns(told: Iterable[wire.ColumnDefinition]) -> tuple[Column, ...]:
             column.ordinal_position,
             column.primary_key_ordinal or 1 if column.is_primary_key else None,
         )
-        for column in sorted(told, key=lambda column: column.ordinal_position)
+        for column in sorted(definitions, key=lambda column: column.ordinal_position)
     )
 
 

@@ -1,1 +1,1 @@
-"""The table as an application has it: rows, indexes, and what it hears of changes."""
+"""The client's copy of a table: rows, indexes, and listeners for changes."""

@@ -1,7 +1,7 @@
-"""What both clients share: one task that keeps a replica level with the server.
+"""The task behind both clients: it keeps a replica of one table up to date with the server.
 
-Local snapshot in, then the subscription's events into the replica and what
-differs to whoever listens; the local snapshot out again, by a timer and at the end.
+It loads the local snapshot, applies the subscription's events to the replica, passes the
+differences to the listeners, and saves the local snapshot, by a timer and at the end.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ Deliver = Callable[[Iterable[Difference]], Awaitable[None]]
 class Follower(Observer):
     """Follows one table until it is stopped, or until an error that no retry can cure.
 
-    ``wanted`` says whether anybody listens, ``deliver`` takes what differs, in order; the
-    stream waits for it. ``ended`` hears of the error that ended it.
+    ``wanted`` returns whether there are listeners, ``deliver`` takes the differences, in order; the
+    stream waits for it. ``ended`` is called with the error that ended it.
     """
 
     def __init__(
@@ -123,24 +123,24 @@ class Follower(Observer):
             raise self.error
 
     def connected(self, handshake: Handshake) -> None:
-        """From :class:`Observer`."""
+        """Log the stream, as an :class:`Observer`."""
         self._log.info("connected", mode=handshake.mode.name, sequence=handshake.sequence)
 
     def disconnected(self, error: StreamError, delay: float) -> None:
-        """From :class:`Observer`."""
+        """Keep the error, as an :class:`Observer`."""
         self.last_error = error
         self.disconnects += 1
 
     async def _follow(self) -> None:
         try:
             await self._load()
-            place = self._replica.place
+            reached = self._replica.reached
             options = SyncOptions(
                 self._options.table,
                 self._options.client_id,
-                place.position,
-                place.history,
-                place.sequence,
+                reached.position,
+                reached.history,
+                reached.sequence,
                 self._options.filters,
             )
             subscription = Subscription(
@@ -172,7 +172,7 @@ class Follower(Observer):
             differences = replica.apply(event, differences=self._wanted())
             if differences:
                 await self._deliver(differences)
-            self._stream_sequence = replica.place.sequence or 0
+            self._stream_sequence = replica.reached.sequence or 0
         elif isinstance(event, SnapshotRows):
             replica.add_rows(event)
         elif isinstance(event, SnapshotEnd):
@@ -193,11 +193,11 @@ class Follower(Observer):
         self._note_ready()
 
     def _note_ready(self) -> None:
-        """A delta is through when the server's place at the handshake is reached."""
+        """A resumed client is ready once it has reached the position of the handshake."""
         greeting, replica = self._greeting, self._replica
         if self._ready.is_set() or greeting is None or greeting.snapshot_follows:
             return
-        position = replica.place.position
+        position = replica.reached.position
         if (
             greeting.resume_from_sequence > greeting.sequence
             or self._stream_sequence >= greeting.sequence
@@ -216,7 +216,7 @@ class Follower(Observer):
         if saved is None:
             return
         rows = dict(zip(saved.keys, saved.lines, strict=True))
-        restored = self._replica.restored(rows, saved.columns, saved.place)
+        restored = self._replica.restored(rows, saved.columns, saved.reached)
         found = await asyncio.to_thread(self._replica.show, restored)
         self._saved_version = self._replica.version
         if self._wanted():

@@ -1,4 +1,4 @@
-"""Finding rows by other columns than the key, and by the key's columns without an index."""
+"""Indexes: find rows by other columns than the key, and by the key's columns without an index."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,7 +15,7 @@ _NOT_FROM_VALUES = frozenset({"float4", "float8", "json", "jsonb"})
 
 
 class Index:
-    """From the values of some columns to the keys of the rows that have them."""
+    """Maps the values of some columns to the keys of the rows that have them."""
 
     def __init__(self, name: str, fields: Sequence[str]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Index:
         return [found] if isinstance(found, bytes) else sorted(found)
 
     def add(self, key: bytes, line: bytes) -> None:
-        """The row ``line`` appeared."""
+        """Add the row ``line``."""
         entry = texts_of(line, self.fields)
         found = self._keys.get(entry)
         if found is None:
@@ -58,7 +58,7 @@ class Index:
             self._keys[entry] = {found, key}
 
     def remove(self, key: bytes, line: bytes) -> None:
-        """The row ``line`` went."""
+        """Remove the row ``line``."""
         entry = texts_of(line, self.fields)
         found = self._keys.get(entry)
         if isinstance(found, set):
@@ -69,14 +69,14 @@ class Index:
             del self._keys[entry]
 
     def emptied(self) -> "Index":
-        """One like it, without rows."""
+        """An index of the same columns, without rows."""
         return Index(self.name, self.fields)
 
 
 def key_maker(
     columns: Sequence[Column], fields: Sequence[str] | None
 ) -> Callable[[Sequence[object]], bytes] | None:
-    """Makes a row's key of the values of ``fields`` (None: the key's columns, in their order).
+    """A function that makes a row's key of values of ``fields`` (None: the key's columns).
 
     None when ``fields`` aren't the key's columns, or the key can't be made of
     values, so that an index is needed.
@@ -88,13 +88,13 @@ def key_maker(
         return None
     if any(column.type in _NOT_FROM_VALUES or column.type.startswith("_") for column in parts):
         return None
-    places = [asked.index(name) for name in names]
+    numbers = [asked.index(name) for name in names]
 
     def make(values: Sequence[object]) -> bytes:
         if len(values) != len(asked):
             raise BadField(f"lookup wants {len(asked)} values ({', '.join(asked)})")
         return key_.of_fragments(
-            [_fragment(part, values[place]) for part, place in zip(parts, places, strict=True)]
+            [_fragment(part, values[number]) for part, number in zip(parts, numbers, strict=True)]
         )
 
     return make

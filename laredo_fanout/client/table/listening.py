@@ -1,4 +1,4 @@
-"""Changes as an application hears them: rows as dicts, in order."""
+"""Listeners: an application is called with each change, rows as dicts, in order."""
 
 import asyncio
 import threading
@@ -21,19 +21,19 @@ _WAITING_AT_MOST = 10_000
 
 
 class RowChange(NamedTuple):
-    """One row changed: ``old`` is None for one that appeared, ``new`` for one that went.
+    """A change of one row, as dicts."""
 
-    ``sequence`` is None where a new snapshot told the difference.
-    """
-
+    #: None for a row that appeared.
     old: Row | None
+    #: None for a row that went.
     new: Row | None
     position: Position | None
+    #: None where a new snapshot brought the difference.
     sequence: int | None
 
 
 def to_rows(difference: Difference) -> RowChange:
-    """The difference with its lines parsed."""
+    """The change of a row with its lines parsed."""
     old, new = difference.old, difference.new
     return RowChange(
         None if old is None else parse(old),
@@ -64,7 +64,7 @@ class Listeners:
         return iter(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Have it called from now on; gives the undo."""
+        """Call it from now on; returns the function that removes it."""
         with self._guard:
             self._listeners = (*self._listeners, listener)
 
@@ -76,7 +76,7 @@ class Listeners:
         return stop_listening
 
     def failed(self, listener: Listener, key: bytes, error: BaseException) -> None:
-        """``listener`` raised ``error`` when it was told of the row ``key``."""
+        """Count and log the error that ``listener`` raised for the row ``key``."""
         self.errors += 1
         known = (id(listener), type(error))
         if known not in self._logged:
@@ -91,7 +91,7 @@ class Listeners:
 
 
 class ChangeBuffer:
-    """Changes between the stream and one reader; the stream waits while it is full."""
+    """A bounded buffer between the stream and one reader; the stream waits while it is full."""
 
     def __init__(self) -> None:
         self._changes: deque[RowChange] = deque()
@@ -100,7 +100,7 @@ class ChangeBuffer:
         self.closed = False
 
     async def put(self, change: RowChange) -> None:
-        """Append, once there is room; without effect when the reader is gone."""
+        """Append a change, once there is room; without effect when the reader is gone."""
         while len(self._changes) >= _WAITING_AT_MOST and not self.closed:
             self._moved.clear()
             await self._moved.wait()
@@ -109,7 +109,7 @@ class ChangeBuffer:
             self._moved.set()
 
     async def get(self) -> RowChange:
-        """The next one, in order.
+        """The next change, in order.
 
         :raises StopAsyncIteration: when the client was stopped.
         """
@@ -123,14 +123,14 @@ class ChangeBuffer:
         return change
 
     def close(self, error: BaseException | None = None) -> None:
-        """No more changes come; the reader gets what is there, then ``error``."""
+        """End the changes: the reader gets what is there, then ``error``."""
         self.closed = True
         self._error = error
         self._moved.set()
 
 
 class ChangeStream(AsyncIterator[RowChange]):
-    """``async for change in client.changes()``: everything after this was made.
+    """``async for change in client.changes()``: each change after this was made.
 
     It ends when the client is stopped. A reader that is slow makes the stream from
     the server wait; one that is dropped doesn't.

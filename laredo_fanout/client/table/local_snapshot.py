@@ -1,6 +1,6 @@
-"""The client's rows in a file, so that a restart needs no snapshot from the server.
+"""The local snapshot: the client's rows in a file, so that a restart needs none from the server.
 
-A header line of JSON (format, version, table, filters, place, columns), then blocks of
+A header line of JSON (format, version, table, filters, position, columns), then blocks of
 rows: two counts, the lengths of the keys and of the lines, the bytes; at last the sha256 of all
 before it. Written beside and renamed, so it is whole or not there; read
 completely and proven before a row of it is used.
@@ -21,7 +21,7 @@ import orjson
 
 from laredo_fanout.client.errors import LocalSnapshotUnusable
 from laredo_fanout.client.filters import Filter
-from laredo_fanout.client.table.replica import Place
+from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_model import column as column_
 from laredo_model import history as history_
 from laredo_model import position as position_
@@ -41,16 +41,17 @@ _LONGEST_HEADER = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LocalSnapshot:
-    """What the file holds: ``lines[i]`` has the key ``keys[i]``."""
+    """The content of the file."""
 
-    place: Place
+    reached: ReplicaPosition
     columns: tuple[Column, ...]
     keys: list[bytes]
+    #: ``lines[i]`` is the row with the key ``keys[i]``.
     lines: list[bytes]
 
 
 class SnapshotFile:
-    """The file of one table and one set of filters.
+    """The local snapshot file of one table and one set of filters.
 
     ``path``: the file; in a directory that exists it is named after the table.
     """
@@ -72,7 +73,7 @@ class SnapshotFile:
             self._write(file, snapshot)
 
     def load(self) -> LocalSnapshot | None:
-        """What was saved; None when there is no file.
+        """Read what was saved; None when there is no file.
 
         :raises LocalSnapshotUnusable: if it is damaged, newer than this
             library, or of another table or other filters.
@@ -108,17 +109,17 @@ class SnapshotFile:
         file.write(digest.digest())
 
     def _header(self, snapshot: LocalSnapshot) -> dict[str, Any]:
-        place = snapshot.place
+        reached = snapshot.reached
         return {
             "format": FORMAT,
             "version": VERSION,
             "table": self._table,
             "filters": self._filters,
-            "position": None if place.position is None else position_.text(place.position),
-            "history": None if place.history is None else str(place.history),
-            "sequence": place.sequence,
-            "open_position": position_.text(place.open_position),
-            "open_changes": place.open_changes,
+            "position": None if reached.position is None else position_.text(reached.position),
+            "history": None if reached.history is None else str(reached.history),
+            "sequence": reached.sequence,
+            "open_position": position_.text(reached.open_position),
+            "open_changes": reached.open_changes,
             "rows": len(snapshot.keys),
             "columns": [column.to_json() for column in snapshot.columns],
         }
@@ -138,8 +139,8 @@ class SnapshotFile:
             raise ValueError("its checksum is wrong")
         if len(keys) != header["rows"]:
             raise ValueError(f"it has {len(keys)} rows instead of {header['rows']}")
-        columns = tuple(column_.from_json(told) for told in header["columns"])
-        return LocalSnapshot(_place(header), columns, keys, lines)
+        columns = tuple(column_.from_json(stored) for stored in header["columns"])
+        return LocalSnapshot(_position_of(header), columns, keys, lines)
 
     def _checked(self, header: dict[str, Any]) -> dict[str, Any]:
         if header["format"] != FORMAT:
@@ -177,9 +178,9 @@ class SnapshotFile:
         return LocalSnapshotUnusable(f"the local snapshot {self.path} {why}")
 
 
-def _place(header: dict[str, Any]) -> Place:
+def _position_of(header: dict[str, Any]) -> ReplicaPosition:
     position, history = header["position"], header["history"]
-    return Place(
+    return ReplicaPosition(
         None if position is None else position_.parse(position),
         None if history is None else history_.parse(history),
         header["sequence"],
@@ -202,7 +203,8 @@ def _opened_alone(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Who had it may have renamed or removed it meanwhile; then the lock is another file's.
+            # The one before may have renamed or removed it meanwhile; then this lock is another
+            # file's.
             if not _is_at(path, file):
                 continue
             file.truncate()

@@ -1,4 +1,4 @@
-"""The table as the client knows it: rows as bytes, indexes, and the place in the stream.
+"""The replica: a client's rows as bytes, its indexes, and its position in the stream.
 
 One thread (the event loop's) changes it, any thread reads.
 """
@@ -29,41 +29,43 @@ _LOOKUP = "lookup_fields"
 
 
 class Difference(NamedTuple):
-    """What became of one row. ``sequence`` is None where a snapshot, not a change, told it."""
+    """A row before and after a change, or a new snapshot."""
 
     key: bytes
     old: bytes | None
     new: bytes | None
     position: Position | None
+    #: None where a snapshot, not a change, brought it.
     sequence: int | None
 
 
 class Snapshot(NamedTuple):
-    """Rows that are whole and aren't shown yet, of one session (see Replica.begin_session)."""
+    """The whole rows of a snapshot that aren't shown yet."""
 
+    #: The session that they belong to (see Replica.begin_session).
     session: int
     rows: dict[bytes, bytes]
     columns: tuple[Column, ...]
-    place: "Place"
+    reached: "ReplicaPosition"
 
 
-class Place(NamedTuple):
-    """How far the rows have come.
+class ReplicaPosition(NamedTuple):
+    """The position of a replica: which changes are in its rows."""
 
-    All transactions up to ``position`` are in the rows, and of the one after
-    it, at ``open_position``, the first ``open_changes`` changes. What came from
-    an archive's diff, net changes of many transactions, has no ``open_position``.
-    """
-
+    #: All transactions up to here are in the rows.
     position: Position | None = None
     history: History | None = None
+    #: The journal entry of the last of them.
     sequence: int | None = None
+    #: The position of the transaction after it, of which a part is in the rows. What came from an
+    #: archive's diff, net changes of many transactions, has none.
     open_position: int = 0
+    #: How many of that transaction's changes are in the rows.
     open_changes: int = 0
 
 
 class Replica:
-    """All rows of a table, or those that the filters let through."""
+    """A client's copy of a table: all its rows, or those that pass the filters."""
 
     def __init__(
         self, lookup_fields: Sequence[str] | None, indexes: Mapping[str, Sequence[str]]
@@ -81,7 +83,7 @@ class Replica:
         self._skip = (0, 0)
         self._replayed_below = 0
         self._session = 0
-        self.place = Place()
+        self.reached = ReplicaPosition()
         self.whole = False
         self.version = 0
 
@@ -90,7 +92,7 @@ class Replica:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The table's, as the rows have them."""
+        """The table's columns, as the rows have them."""
         return self._columns
 
     def lookup(self, values: Sequence[object]) -> bytes | None:
@@ -118,19 +120,19 @@ class Replica:
             return [self._rows[key] for key in self._indexes[name].find(values)]
 
     def begin_session(self) -> None:
-        """Whatever a session before has under way in a thread comes too late from now on."""
+        """Begin a session: what an earlier one still does in a thread has no effect from now on."""
         with self._lock:
             self._session += 1
 
     def restored(
-        self, rows: dict[bytes, bytes], columns: Sequence[Column], place: Place
+        self, rows: dict[bytes, bytes], columns: Sequence[Column], reached: ReplicaPosition
     ) -> Snapshot:
-        """The rows of a local snapshot, for :meth:`show`."""
+        """The snapshot made of a local snapshot's rows, for :meth:`show`."""
         self._next_columns = tuple(columns)
-        return Snapshot(self._session, rows, self._next_columns, place)
+        return Snapshot(self._session, rows, self._next_columns, reached)
 
     def begin_stream(self, handshake: Handshake) -> None:
-        """A stream begins: what was staged or sent in part before comes again.
+        """Begin a stream: what was staged or sent in part before comes again.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
@@ -140,8 +142,8 @@ class Replica:
         self._next_history = handshake.history
         self._next_columns = handshake.columns
         if not handshake.snapshot_follows:
-            self._skip = (self.place.open_position, self.place.open_changes)
-            self.place = self.place._replace(history=handshake.history or self.place.history)
+            self._skip = (self.reached.open_position, self.reached.open_changes)
+            self.reached = self.reached._replace(history=handshake.history or self.reached.history)
             if handshake.columns and handshake.columns != self._columns:
                 filled = self._filled_indexes(handshake.columns, self._rows)
                 with self._lock:
@@ -155,29 +157,29 @@ class Replica:
         An archive's diffs may say nothing of a key whose change was in the part of a
         transaction, or of another diff, that a stream before brought.
         """
-        return handshake.mode is Mode.REPLAY_ARCHIVE and self.place.open_changes > 0
+        return handshake.mode is Mode.REPLAY_ARCHIVE and self.reached.open_changes > 0
 
     def change_schema(self, event: SchemaChange) -> None:
-        """The rows of the coming snapshot have these columns."""
+        """Take the columns of the coming snapshot's rows."""
         self._next_columns = event.new
 
     def begin_snapshot(self) -> None:
-        """Rows come beside those that readers see, until :meth:`end_snapshot`."""
+        """Stage the rows that follow beside those that readers see, until :meth:`end_snapshot`."""
         self._staged = {}
 
     def add_rows(self, event: SnapshotRows) -> None:
-        """Some rows of the snapshot."""
+        """Stage some rows of the snapshot."""
         if self._staged is not None:
             self._staged.update(zip(event.keys, event.lines, strict=True))
 
     def end_snapshot(self, event: SnapshotEnd) -> Snapshot:
-        """The snapshot is whole, for :meth:`show`."""
+        """End the staging; returns the whole snapshot, for :meth:`show`."""
         staged, self._staged = self._staged or {}, None
-        place = Place(event.position, self._next_history, event.sequence)
-        return Snapshot(self._session, staged, self._next_columns, place)
+        reached = ReplicaPosition(event.position, self._next_history, event.sequence)
+        return Snapshot(self._session, staged, self._next_columns, reached)
 
     def show(self, snapshot: Snapshot) -> Iterator[Difference]:
-        """The snapshot takes the rows' place; what differs comes when asked for, row by row.
+        """Replace the rows by the snapshot's; the differences are computed as they are iterated.
 
         Any thread may call it, for indexes over a large table take seconds. Nothing happens if
         another session has begun meanwhile: its rows are newer.
@@ -190,14 +192,14 @@ class Replica:
                 return iter(())
             old, self._rows = self._rows, snapshot.rows
             self._set_columns(snapshot.columns, lookup, indexes)
-            self.place = snapshot.place
+            self.reached = snapshot.reached
             self._skip = (0, 0)
             self.whole = True
             self.version += 1
-        return _differences(old, snapshot.rows, snapshot.place.position)
+        return _differences(old, snapshot.rows, snapshot.reached.position)
 
     def apply(self, changes: Changes, *, differences: bool) -> list[Difference]:
-        """Apply what isn't in the rows yet; the differences only if they are wanted."""
+        """Apply what isn't in the rows yet; returns the differences only if they are wanted."""
         found: list[Difference] | None = [] if differences or self._all_indexes() else None
         with self._lock:
             for part in changes.transactions():
@@ -205,23 +207,23 @@ class Replica:
         return found if differences and found is not None else []
 
     def heartbeat(self, event: Heartbeat) -> None:
-        """Everything up to here is in the rows."""
-        place = self.place
-        if event.position is None or place.open_changes or self._staged is not None:
+        """Advance the position: everything up to it is in the rows."""
+        reached = self.reached
+        if event.position is None or reached.open_changes or self._staged is not None:
             return
-        if place.position is None or event.position >= place.position:
-            self.place = place._replace(position=event.position, sequence=event.sequence)
+        if reached.position is None or event.position >= reached.position:
+            self.reached = reached._replace(position=event.position, sequence=event.sequence)
 
-    def freeze(self) -> tuple[Place, tuple[Column, ...], list[bytes], list[bytes]]:
-        """One moment's place, columns, keys and lines, to be written elsewhere."""
+    def freeze(self) -> tuple[ReplicaPosition, tuple[Column, ...], list[bytes], list[bytes]]:
+        """A consistent copy of position, columns, keys and lines, to be saved."""
         with self._lock:
-            return self.place, self._columns, list(self._rows), list(self._rows.values())
+            return self.reached, self._columns, list(self._rows), list(self._rows.values())
 
     def _apply_part(
         self, changes: Changes, part: TransactionPart, found: list[Difference] | None
     ) -> None:
-        place = self.place
-        if place.position is not None and part.position and part.position <= place.position:
+        reached = self.reached
+        if reached.position is not None and part.position and part.position <= reached.position:
             return
         start = self._first_unseen(part)
         if start < part.stop:
@@ -232,16 +234,18 @@ class Replica:
                 self._apply_noting(changes, start, part, found)
         if part.last:
             sequence = changes.sequence(part.stop - 1) if part.stop else changes.first_sequence - 1
-            self.place = Place(part.position or None, place.history, sequence)
+            self.reached = ReplicaPosition(part.position or None, reached.history, sequence)
             self._skip = (0, 0)
         else:
             replayed = changes.first_sequence < self._replayed_below
             at = 0 if replayed else part.position
-            before = place.open_changes if place.open_position == at else 0
-            self.place = place._replace(open_position=at, open_changes=before + part.stop - start)
+            before = reached.open_changes if reached.open_position == at else 0
+            self.reached = reached._replace(
+                open_position=at, open_changes=before + part.stop - start
+            )
 
     def _first_unseen(self, part: TransactionPart) -> int:
-        """Skip what an earlier stream brought of this transaction before it broke."""
+        """The first change of this transaction that no earlier, broken stream brought."""
         position, seen = self._skip
         if not seen or position != part.position:
             return part.start
@@ -304,7 +308,7 @@ class Replica:
     def _filled_indexes(
         self, columns: tuple[Column, ...], rows: Mapping[bytes, bytes]
     ) -> tuple[Index | None, dict[str, Index]]:
-        """Built beside the old ones, so that readers never see half of one."""
+        """New indexes, built beside the old ones, so that readers never see half of one."""
         lookup, indexes = self._empty_indexes(columns)
         for index in (*indexes.values(), *([lookup] if lookup is not None else [])):
             for key, line in rows.items():

@@ -1,4 +1,4 @@
-"""Rows for those who look them up: from a line to a dict, with every number exact.
+"""Parses a row's line to a dict, with every number exact.
 
 Integers are ``int`` whatever their size; a number with a fraction or an
 exponent is a ``float`` where the float prints as the same number, else a
@@ -45,7 +45,7 @@ class RawJson(str):
 
 
 def parse(line: bytes) -> Row:
-    """The row that ``line`` writes.
+    """The row in ``line`` as a dict.
 
     :raises BadLine: if it isn't a row's line.
     """

@@ -364,7 +364,7 @@ async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
         assert (change.position, change.sequence) == (client.position, client.sequence)
         await soon(lambda: heard == [row("a", "x", "acme", 6)])
         stop_listening()
-        assert str(client._replica.place.history) == str(HISTORY)
+        assert str(client._replica.reached.history) == str(HISTORY)
     assert path.exists()
 
 

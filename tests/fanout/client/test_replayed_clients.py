@@ -49,11 +49,11 @@ def test_what_a_broken_replay_brought_is_not_skipped_in_a_transaction() -> None:
     replica.begin_stream(replaying(100))
     replica.apply(as_changes([(0x40, [(2, b"1", b"one")])], 90, goes_on=True), differences=False)
     replica.heartbeat(Heartbeat(Position(0x10), 91, None))
-    assert replica.place.position == 0x10
+    assert replica.reached.position == 0x10
     replica.begin_stream(greeting(Mode.DELTA))
     replica.apply(as_changes([(0x40, [(1, b"5", b"five")])], 95), differences=False)
     assert rows_of(replica) == {b"1": b"one", b"5": b"five"}
-    assert (replica.place.position, replica.place.open_changes) == (0x40, 0)
+    assert (replica.reached.position, replica.reached.open_changes) == (0x40, 0)
 
 
 def test_the_journal_after_a_replay_is_as_always() -> None:
@@ -62,7 +62,7 @@ def test_the_journal_after_a_replay_is_as_always() -> None:
     replica.apply(as_changes([(0x40, [(2, b"1", b"net")])], 99), differences=False)
     part = as_changes([(0x50, [(1, b"6", b"six")])], 120, goes_on=True)
     replica.apply(part, differences=False)
-    assert (replica.place.open_position, replica.place.open_changes) == (0x50, 1)
+    assert (replica.reached.open_position, replica.reached.open_changes) == (0x50, 1)
     replica.begin_stream(greeting(Mode.DELTA))
     whole = as_changes([(0x50, [(1, b"6", b"six"), (2, b"6", b"seven")])], 120)
     found = replica.apply(whole, differences=True)
@@ -225,4 +225,4 @@ def newest(world: World) -> int:
 def test_the_mode_s_number_is_the_wire_s() -> None:
     assert Mode.REPLAY_ARCHIVE == wire.SYNC_MODE_REPLAY_ARCHIVE
     assert not replaying(1).snapshot_follows
-    assert Replica(None, {}).place.open_changes == 0
+    assert Replica(None, {}).reached.open_changes == 0

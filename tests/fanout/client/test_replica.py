@@ -82,7 +82,7 @@ def test_transactions_broken_off_and_sent_again_have_no_effect_twice(
         sent_whole = whole
     expected = model(start, [row for _, rows in transactions for row in rows])
     assert rows_of(replica) == expected
-    assert replica.place.position == transactions[-1][0]
+    assert replica.reached.position == transactions[-1][0]
     if listening:
         assert heard == expected
     if indexed:
@@ -108,16 +108,16 @@ def as_parts(batch: list[Transaction], broken: bool, data: st.DataObject) -> lis
 def test_the_place_moves_at_whole_transactions_only() -> None:
     replica = filled({})
     replica.apply(as_changes([(0x20, [(1, b"1", b"{}")])]), differences=False)
-    assert (replica.place.position, replica.place.sequence) == (0x20, 6)
+    assert (replica.reached.position, replica.reached.sequence) == (0x20, 6)
     part = as_changes([(0x30, [(1, b"2", b"{}")])], 7, goes_on=True)
     replica.apply(part, differences=False)
-    assert (replica.place.position, replica.place.open_position) == (0x20, 0x30)
+    assert (replica.reached.position, replica.reached.open_position) == (0x20, 0x30)
     replica.heartbeat(Heartbeat(Position(0x40), 7, None))
-    assert replica.place.position == 0x20
+    assert replica.reached.position == 0x20
     replica.apply(as_changes([(0x30, [])], 8), differences=False)
-    assert (replica.place.position, replica.place.sequence) == (0x30, 7)
+    assert (replica.reached.position, replica.reached.sequence) == (0x30, 7)
     replica.heartbeat(Heartbeat(Position(0x40), 9, None))
-    assert (replica.place.position, replica.place.sequence) == (0x40, 9)
+    assert (replica.reached.position, replica.reached.sequence) == (0x40, 9)
 
 
 def test_a_new_snapshot_tells_its_differences() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from laredo_fanout.client import AsyncFanoutClient, FanoutClient
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
-from laredo_fanout.client.table.replica import Place
+from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_fanout.client.table.rows import Row
 from laredo_model.change import Action
 from laredo_model.files.hashing import Digest
@@ -89,7 +89,7 @@ async def test_a_snapshot_that_ends_after_stop_and_start_changes_nothing(
 def snapshot_of(size: int, rows: int) -> LocalSnapshot:
     keys = [key_of("a", str(number)) for number in range(rows)]
     lines = [line_of("a", str(number), "t", size) for number in range(rows)]
-    return LocalSnapshot(Place(Position(0x1000 + size)), (), keys, lines)
+    return LocalSnapshot(ReplicaPosition(Position(0x1000 + size)), (), keys, lines)
 
 
 def test_two_saves_at_once_leave_one_of_them_whole(
