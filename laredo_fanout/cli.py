@@ -1,4 +1,4 @@
-"""``laredo-fanout``: run the server, check its configuration, look at a running one."""
+"""``laredo-fanout``: runs the server, checks its configuration, shows a running one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILED = 1
 
 
 class _Given:
-    """What the command line says about the configuration; a subcommand may say it too."""
+    """The configuration options of the command line; a subcommand may repeat them."""
 
     def __init__(self, path: Path | None, sets: Sequence[str]) -> None:
         self.path, self.sets = path, tuple(sets)
@@ -66,7 +66,7 @@ _set_option = click.option(
 _url_option = click.option(
     "--url", help="Where the server's HTTP side is; else the configuration's http.port is asked."
 )
-_watch_option = click.option("--watch", is_flag=True, help="Show it anew every second.")
+_watch_option = click.option("--watch", is_flag=True, help="Refresh it every second.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -117,8 +117,8 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     Exits with 0 if nothing is missing, 1 if something is, 2 if the configuration is wrong.
     """
     config = given.over(path, sets).load()
+    from laredo_fanout.app.check import Verdict
     from laredo_fanout.app.check import check as checking
-    from laredo_fanout.app.check.finding import Verdict
     from laredo_fanout.app.terminal import printing
 
     found = list(checking.findings(config))
@@ -145,8 +145,8 @@ def status(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Show a running server: its source, its tables, its clients' number."""
-    _look(given.over(path, sets), url, watch, as_json, "status")
+    """Show a running server: its source, its tables, its number of clients."""
+    _show(given.over(path, sets), url, watch, as_json, "status")
 
 
 @main.command()
@@ -165,8 +165,8 @@ def clients(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Show the clients of a running server: where each stands, and how far behind."""
-    _look(given.over(path, sets), url, watch, as_json, "clients")
+    """Show the clients of a running server: each one's position, and how far behind it is."""
+    _show(given.over(path, sets), url, watch, as_json, "clients")
 
 
 @main.command()
@@ -177,7 +177,7 @@ def clients(
 def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | None) -> None:
     """Have a running server split its backlog into segments now, however small it is.
 
-    What comes of it is in `laredo-fanout status --json`, sources.*.catchup.
+    The outcome is in `laredo-fanout status --json`, sources.*.catchup.
     """
     from laredo_fanout.app.terminal import printing
 
@@ -185,7 +185,7 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
         _server(given.over(path, sets), url).ask("catchup")
     except printing.NoAnswer as error:
         _fail(FAILED, str(error))
-    click.echo("asked; `laredo-fanout status` shows what comes of it")
+    click.echo("requested; `laredo-fanout status` shows the outcome")
 
 
 @main.command()
@@ -204,7 +204,7 @@ def recopy(
     url: str | None,
     watch: bool,
 ) -> None:
-    """Have a running server copy a table again, beside its readers, who notice nothing.
+    """Have a running server copy a table again, beside its readers, which stay connected.
 
     Only rows that differ from what the server has reach them, as ordinary changes.
     With --watch it is shown until it has ended.
@@ -222,11 +222,11 @@ def recopy(
         _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
-    click.echo("asked; `laredo-fanout status` shows how it gets on")
+    click.echo("requested; `laredo-fanout status` shows its progress")
 
 
 def _server(given: _Given, url: str | None) -> printing.RunningServer:
-    """The running server's HTTP side: where it is, and the token that it asks for.
+    """The running server's HTTP address, and the token for it.
 
     With a URL no configuration is needed: the token is then that of the environment.
     """
@@ -240,16 +240,16 @@ def _server(given: _Given, url: str | None) -> printing.RunningServer:
     return printing.RunningServer(url or here, token)
 
 
-def _look(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
+def _show(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
     from laredo_fanout.app.terminal import printing
 
     server = _server(given, url)
     try:
         if watch:
-            with printing.Watching(what) as watching:
+            with printing.LiveView(what) as view:
                 while True:
-                    watching.show(server.status())
-                    watching.pause(1.0)
+                    view.show(server.status())
+                    view.pause(1.0)
         shown = server.status()
     except printing.NoAnswer as error:
         _fail(FAILED, str(error))

@@ -268,11 +268,11 @@ class Config(Section):
         """There is one listener: two different values for it are an error."""
         configured = list(self._values(key))
         for path, value in configured[1:]:
-            if value != configured[0][1]:
+            first = configured[0]
+            if value != first[1]:
                 message = (
-                    f"{value} disagrees with {settings.path_text(configured[0][0])} ="
-                    f" {configured[0][1]}: all tables share one listener; set it once,"
-                    " in fanout.grpc"
+                    f"{value} disagrees with {settings.path_text(first[0])} = {first[1]}:"
+                    " all tables share one listener; set it once, in fanout.grpc"
                 )
                 raise settings.WrongAt(path, message)
 

@@ -1,6 +1,6 @@
-"""Looking after the tables' archives, so that /status says what a late client may expect of them.
+"""Checks the tables' archives from time to time, for /status and alerts.
 
-The serving processes read the archives for themselves; this is for people and alerts.
+The serving processes, which replay from the archives, read them for themselves.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from laredo_model.history import History
 
 INTERVAL_S = 30.0
 AGAIN_S = 12.0
-"""Between looks at an archive that can't be read, or isn't there yet."""
+"""Seconds between checks of an archive that can't be read, or isn't there yet."""
 
 
 @dataclass(frozen=True)
 class ArchiveCheck:
-    """An archive as it was at a moment; or why it couldn't be read."""
+    """One reading of a table's archive, or why it couldn't be read."""
 
     at: datetime
     found: FoundArchive | None
     problem: str | None
     covers_journal: bool = False
-    """Whether the archive led to the table's journal then: else it brings no client level."""
+    """Whether the archive led to the table's journal then: else it can't catch up a client."""
 
     def of_history(self, history: History | None) -> tuple[int | None, int | None]:
-        """The first boundary of that history, and up to where the archive knows the table."""
+        """The archive's first boundary in this history, and the position that it reaches."""
         if self.found is None or history is None:
             return None, None
         manifest = self.found.manifest
@@ -60,19 +60,19 @@ class ArchiveWatch:
         self._crashed = crashed
         said = {table.name: options.archive_options(table) for table in config.tables}
         configured = {name: archive for name, archive in said.items() if archive is not None}
-        self._archives = Archives(configured, None, _nobody)
+        self._archives = Archives(configured, None, _no_outcome)
         self._checks: dict[str, ArchiveCheck | None] = dict.fromkeys(configured)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin, on the running event loop."""
+        """Start the checks, on the running event loop."""
         self._tasks = [
             supervised(self._follow(name), f"archive of {name}", self._crashed)
             for name in self._checks
         ]
 
     async def stop(self) -> None:
-        """Look no more; a look under way is left to itself."""
+        """Stop the checks; one that is under way isn't waited for."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -80,11 +80,11 @@ class ArchiveWatch:
 
     @property
     def checks(self) -> dict[str, ArchiveCheck]:
-        """What was seen last, by table; not of those that weren't looked at yet."""
+        """The last check of each table that was checked already."""
         return {name: check for name, check in self._checks.items() if check is not None}
 
     def status(self, table: str) -> dict[str, Any] | None:
-        """What /status shows of the table's archive; None if it has none."""
+        """The status of the table's archive, for /status; None if it has none."""
         if table not in self._checks:
             return None
         check = self._checks[table]
@@ -133,10 +133,10 @@ class ArchiveWatch:
         return None if identity is None else identity.history
 
     def _floor(self, table: str) -> int | None:
-        """Where the table's journal begins; None while clients can't see the table."""
+        """The floor of the table's journal; None while clients can't see the table."""
         found = view.current([r for r in self._store.tables.values() if r.qualified == table])
         return found.floor if found is not None and found.shown else None
 
 
-def _nobody(table: str, outcome: Outcome) -> None:
-    """The main process replays nothing."""
+def _no_outcome(table: str, outcome: Outcome) -> None:
+    """Do nothing: the main process replays nothing."""

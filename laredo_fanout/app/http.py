@@ -1,5 +1,5 @@
-"""The HTTP side: /health/live, /health/ready, /status, /metrics; by POST what operators ask for:
-/catchup, /tables/NAME/recopy."""
+"""The HTTP endpoints of the server: /health/live, /health/ready, /status, /metrics; by POST
+/catchup and /tables/NAME/recopy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def application(
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
 ) -> FastAPI:
-    """The endpoints.
+    """Make the HTTP application.
 
     :param problems: why the server isn't ready; empty if it is.
     :param status: what /status shows, as JSON values.
@@ -34,7 +34,7 @@ def application(
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
     """
-    # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
+    # No page lists the endpoints to strangers, and no redirect repeats a Host.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
     @app.get("/health/live")
@@ -75,8 +75,10 @@ def application(
         except SourceUnavailable as unavailable:
             return _json({"error": str(unavailable)}, 503)
         except TimeoutError:
-            said = f"not begun within {_RECOPY_PATIENCE:.0f} s; /status shows whether it is later"
-            return _json({"error": said}, 503)
+            problem = (
+                f"not begun within {_RECOPY_PATIENCE:.0f} s; /status shows whether it is later"
+            )
+            return _json({"error": problem}, 503)
         return _json({"asked": True, "table": name, "recopy": shown(name)}, 202)
 
     return app

@@ -1,4 +1,4 @@
-"""The thread that writes the store: the source's ingest, and what follows each of its commits."""
+"""The ingest thread: runs the ingest, and after each of its commits the journal's pruning."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ log = structlog.get_logger("laredo_fanout.ingest")
 
 
 class IngestThread:
-    """Runs the ingest until stopped.
+    """Runs the ingest in a thread until it is stopped.
 
     Where the ingest gives up (wal_level, a missing right, a lost slot, a full
-    disk, no more file descriptors) the reason is shown and it is begun again
-    after a pause: whoever cures it needn't restart the server, and clients are
+    disk, no more file descriptors) the reason is in /status, and it is restarted
+    after a pause: the cure needs no restart of the server, and clients are
     served what there is.
 
-    :ivar crash: the error of ours that ended it; the server then exits.
+    :ivar crash: the error of a defect of ours that ended it; the server then exits.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class IngestThread:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Have it end after its current commit; whether it did within ``timeout`` seconds."""
+        """End it after its current commit; returns whether it did within ``timeout`` seconds."""
         self._stop.set()
         self._ingest.stop()
         if self._thread is None:
@@ -73,15 +73,15 @@ class IngestThread:
         return not self._thread.is_alive()
 
     def status(self) -> IngestStatus:
-        """What the source says of itself now."""
+        """The ingest's status."""
         return self._ingest.status()
 
     def check_catalog_soon(self) -> None:
-        """Have the catalog looked at (see ``Ingest.look_soon``)."""
+        """Request a catalog check (see ``Ingest.check_catalog_soon``)."""
         self._ingest.check_catalog_soon()
 
     def recopy(self, table: str) -> Future[None]:
-        """Have ``table`` copied again beside its readers (see ``Ingest.recopy``)."""
+        """Request a re-copy of ``table`` (see ``Ingest.recopy``)."""
         return self._ingest.recopy(table)
 
     def _run(self, on_end: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class IngestThread:
                 failures = 1 if self._store.position > position else failures + 1
                 pause = _RETRY.delay(failures)
                 log.error(
-                    "the ingest gave up; it is begun again",
+                    "the ingest gave up; it is restarted",
                     error=self.error,
                     after_s=round(pause, 1),
                 )

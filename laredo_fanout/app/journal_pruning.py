@@ -1,4 +1,4 @@
-"""Keeping the journals within their bounds, from the ingest thread, between two commits."""
+"""Journal pruning: keeps the journals within their bounds, in the ingest thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERVAL = 1.0
 
 @dataclass
 class JournalPruning:
-    """Call :meth:`after_commit` in the thread that writes the store.
+    """Prunes the journals to their bounds, between two commits of the ingest thread.
 
     A journal may be over its bounds by what comes in a second, and by what a
     client that is being sent a snapshot has pinned.
@@ -30,12 +30,12 @@ class JournalPruning:
 
     @classmethod
     def of(cls, config: Config, store: Store, clients: Clients) -> JournalPruning:
-        """With the bounds of the tables' targets."""
+        """Make it with the bounds of the tables' targets."""
         bounds = {table.name: table.target.journal for table in config.tables}
         return cls(store, clients, bounds)
 
     def after_commit(self) -> None:
-        """Prune if it is time to.
+        """Prune if it is due.
 
         :raises StoreError: if the store can't be written.
         """

@@ -1,4 +1,4 @@
-"""structlog: readable lines on a terminal, JSON lines otherwise; always on stderr."""
+"""The log: readable lines on a terminal, JSON lines otherwise; always on stderr."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class LogSettings:
-    """``log_format``: one of FORMATS, auto is text on a terminal; ``level``: one of LEVELS."""
+    """The log's format and level."""
 
+    #: One of FORMATS; auto is text on a terminal.
     log_format: str = AUTO
+    #: One of LEVELS.
     level: str = "info"
 
     @property
     def arguments(self) -> tuple[str, str]:
-        """For the command line of a process of ours, which shares our stderr."""
+        """The command line arguments of a child process, which shares our stderr."""
         return self.log_format, self.level
 
 
@@ -58,7 +60,7 @@ def configure(chosen: LogSettings) -> None:
         )
     )
     logging.basicConfig(level=chosen.level.upper(), handlers=[handler], force=True)
-    # It tells each start and stop of its own, which ours tell already.
+    # It logs each start and stop of its own, which ours logs already.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""/metrics: one look at the server as Prometheus' text."""
+"""The server's metrics in Prometheus' text format, for /metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from laredo_model.http.counts import HttpCounts, families
 
 @dataclass
 class Figures:
-    """Everything that the metrics are made of, by table where it is a mapping of tables."""
+    """The figures that the metrics are made of; mappings are by table."""
 
     source_name: str
     source: IngestStatus
@@ -43,7 +43,7 @@ class Figures:
 
 
 def exposition(figures: Figures) -> bytes:
-    """The figures, and the main process's own (memory, CPU, descriptors)."""
+    """The metrics of these figures, and of the main process (memory, CPU, descriptors)."""
     registry = CollectorRegistry()
     registry.register(_Once(figures))
     ProcessCollector(registry=registry)
@@ -108,7 +108,7 @@ def _source(figures: Figures) -> Iterator[Metric]:
     yield ended
     strange = _counter(
         "laredo_source_strange_messages",
-        "Messages in the WAL with our prefix that nobody awaited: forged, or an earlier"
+        "Messages in the WAL with our prefix that weren't awaited: forged, or an earlier"
         " connection's of ours",
         "source",
     )
@@ -131,19 +131,19 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         ("active", "Whether a backlog is split", float(released is not None)),
         ("lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
         ("threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
-        ("release_position", "Released and durable, a WAL position in bytes", released or 0),
-        ("spool_bytes", "Decoded and not yet released", catchup.spool_bytes),
+        ("release_position", "WAL position of what is released and durable", released or 0),
+        ("spool_bytes", "Bytes decoded and not yet released", catchup.spool_bytes),
     ):
         gauge = _gauge(f"laredo_catchup_{what}", text, "source")
         gauge.add_metric([name], value)
         yield gauge
-    segments = _gauge("laredo_catchup_segments", "Segments, by what is done", "source", "state")
+    segments = _gauge("laredo_catchup_segments", "Segments, by state", "source", "state")
     for state, number in Counter(segment.state for segment in catchup.segments).items():
         segments.add_metric([name, state], number)
     yield segments
     for what, text, value in (
         ("plans", "Backlogs that were split", catchup.plans),
-        ("given_up", "Of them, read through the one slot after all", catchup.given_up),
+        ("given_up", "Backlogs that the one slot read after all", catchup.given_up),
         ("segment_restarts", "Segments' processes that were restarted", catchup.restarts),
     ):
         counter = _counter(f"laredo_catchup_{what}", text, "source")
@@ -171,7 +171,7 @@ def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
     figures = (
         ("laredo_slot_retained_wal_bytes", "WAL that the slot keeps", slot.retained),
         ("laredo_slot_unconfirmed_wal_bytes", "WAL that wasn't confirmed", slot.unconfirmed),
-        ("laredo_slot_xmin_age", "Transactions whose catalog rows it keeps", slot.xmin_age),
+        ("laredo_slot_xmin_age", "Age of its oldest xmin, in transactions", slot.xmin_age),
         (
             "laredo_slot_oldest_transaction_seconds",
             "Age of the oldest open transaction, whose WAL the slot keeps; 0 when none is",
@@ -201,12 +201,12 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     yield copied
     yield from _copies(figures)
     rows = _gauge("laredo_table_rows", "Rows of the table", "table")
-    live = _gauge("laredo_table_live", "Whether clients are served from it", "table")
+    live = _gauge("laredo_table_live", "Whether clients are served the table", "table")
     entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
-    age = _gauge("laredo_fanout_journal_oldest_age_seconds", "Age of its oldest entry", "table")
+    age = _gauge("laredo_fanout_journal_oldest_age_seconds", "Age of the oldest entry", "table")
     suspect = _gauge(
         "laredo_putting_right_active",
-        "Whether rows that moved with a partition aren't right yet",
+        "Whether rows that moved with a partition wait for their repair",
         "table",
     )
     for table, record in figures.tables.items():
@@ -224,15 +224,15 @@ def _tables(figures: Figures) -> Iterator[Metric]:
 
 
 def _copies(figures: Figures) -> Iterator[Metric]:
-    """How copies get on; what isn't copied has no progress."""
+    """The progress of copies; a table that isn't copied has none."""
     source, name = figures.source, figures.source_name
-    done = _gauge("laredo_copy_progress_ratio", "How much of a copy is done, 0 to 1", "table")
+    done = _gauge("laredo_copy_progress_ratio", "Part of a copy that is done, 0 to 1", "table")
     rate = _gauge("laredo_copy_rows_per_second", "Rows read per second by a copy", "table")
-    left = _gauge("laredo_copy_seconds_left", "Until a copy has read all, estimated", "table")
+    left = _gauge("laredo_copy_seconds_left", "Seconds until a copy is read, estimated", "table")
     under_way = _gauge("laredo_recopy_active", "Whether a re-copy is under way", "table")
-    differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies put right", "table")
+    differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies repaired", "table")
     right = _counter(
-        "laredo_put_right", "Times that partitions had moved rows without a change", "table"
+        "laredo_put_right", "Repairs of rows that partitions had moved without a change", "table"
     )
     for table, told in source.tables.items():
         right.add_metric([table], told.repaired)
@@ -282,7 +282,7 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
 def _archives(figures: Figures) -> Iterator[Metric]:
     replays = _counter(
         "laredo_fanout_archive_replays",
-        "Clients behind the journal of a table with an archive, by what came of it",
+        "Clients behind the journal of a table with an archive, by outcome",
         "table",
         "outcome",
     )
@@ -291,7 +291,7 @@ def _archives(figures: Figures) -> Iterator[Metric]:
     yield replays
     readable = _gauge("laredo_fanout_archive_readable", "Whether the archive can be read", "table")
     covers = _gauge(
-        "laredo_fanout_archive_covers_journal", "Whether it leads to the journal", "table"
+        "laredo_fanout_archive_covers_journal", "Whether the archive leads to the journal", "table"
     )
     for table, check in figures.archives.items():
         readable.add_metric([table], float(check.problem is None))

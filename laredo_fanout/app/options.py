@@ -1,4 +1,4 @@
-"""What the configuration means for the source and for serving."""
+"""Maps the configuration to the options of the source and of the serving processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laredo_fanout.serving import options as serving
 
 
 def source_options(config: Config) -> source.SourceOptions:
-    """What the source is told."""
+    """The options of the source."""
     said = config.source
     return source.SourceOptions(
         connection=said.connection.get_secret_value(),
@@ -31,7 +31,7 @@ def source_options(config: Config) -> source.SourceOptions:
 
 
 def catchup_options(config: Config) -> CatchupOptions | None:
-    """What fall-behind mode is told; None: there is none."""
+    """The options of fall-behind mode; None: it is off."""
     said = config.source.catchup
     if said.mode == "off":
         return None
@@ -56,7 +56,7 @@ def source_tables(config: Config) -> list[source.TableOptions]:
 
 
 def archive_options(table: Table) -> serving.ArchiveOptions | None:
-    """Where the table's archive is, if it has one."""
+    """The location of the table's archive, if it has one."""
     archive = table.target.archive
     return None if archive is None else archive.options(table.table)
 

@@ -1,4 +1,5 @@
-"""The main process: store, ingest thread, serving processes, HTTP; from start to drained end."""
+"""The main process of the server: starts store, ingest thread, serving processes and HTTP, and
+drains them at the end."""
 
 from __future__ import annotations
 
@@ -35,15 +36,15 @@ from laredo_fanout.store.writer import Store
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
 _INGEST_PATIENCE = 20.0
-_LOOK_UNTIL_READY = 0.05
-_LOOK_WHILE_READY = 1.0
+_POLL_UNTIL_READY = 0.05
+_POLL_WHILE_READY = 1.0
 
 log = structlog.get_logger("laredo_fanout")
 
 
 def run(config: Config, log_settings: LogSettings) -> int:
     """Run the server until SIGTERM or SIGINT; the process's exit code."""
-    # The tables' rows are in what we write: nobody else reads it, whatever the shell's umask.
+    # The tables' rows are in what we write: no other user may read it, whatever the shell's umask.
     os.umask(0o077)
     for warning in config.warnings():
         log.warning(warning)
@@ -196,7 +197,7 @@ class _Server:
         return self._exit_code
 
     async def _stop(self) -> None:
-        """Clients first: they may stay for the grace, and what comes until then is still served."""
+        """Stop, clients first: they may stay for the grace, and are served changes until then."""
         log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
         await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
@@ -219,10 +220,10 @@ class _Server:
                 else:
                     log.info("ready", seconds=round(time.monotonic() - started, 3))
                 before = problems
-            await asyncio.sleep(_LOOK_UNTIL_READY if problems else _LOOK_WHILE_READY)
+            await asyncio.sleep(_POLL_UNTIL_READY if problems else _POLL_WHILE_READY)
 
     def _part_crashed(self, what: str, why: BaseException) -> None:
-        """A server that lacks a part of itself ends, with its error, and is started anew."""
+        """End the server, with the error, if a part of it crashed: its supervisor restarts it."""
         self._exit_code = FAILED
         self._stopping.set()
 

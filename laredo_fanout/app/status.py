@@ -1,4 +1,4 @@
-"""What the main process knows of the server, put together for people, probes and Prometheus."""
+"""The server's status, composed for /status, /health and /metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WAITING = "waiting"
 
 
 class ServerView:
-    """One look at the running server; cheap, and without touching PostgreSQL or the disk."""
+    """Reads the state of the running server's parts, without touching PostgreSQL or the disk."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ServerView:
 
     @property
     def position_text(self) -> str:
-        """Everything up to here is durable."""
+        """The position up to which everything is durable."""
         return position.text(self._store.position)
 
     def problems(self) -> list[str]:
@@ -81,19 +81,23 @@ class ServerView:
         return self._ingest.error or source.error
 
     def _table_problem(self, name: str, source: IngestStatus) -> str | None:
-        told = source.tables.get(name)
-        if told is not None and told.error:
-            return told.error if name in told.error else f"table {name}: {told.error}"
+        table_status = source.tables.get(name)
+        if table_status is not None and table_status.error:
+            return (
+                table_status.error
+                if name in table_status.error
+                else f"table {name}: {table_status.error}"
+            )
         record = self._record(name)
         if record is None or not record.shown:
-            return f"table {name}: {_phase(told, record)}"
+            return f"table {name}: {_phase(table_status, record)}"
         return None
 
     def _record(self, name: str) -> TableRecord | None:
         return view.current([r for r in self._store.tables.values() if r.qualified == name])
 
     def status(self) -> dict[str, Any]:
-        """What /status shows."""
+        """The JSON of /status."""
         source = self._ingest.status()
         problems = self.problems()
         clients = self._clients.of()
@@ -158,7 +162,7 @@ class ServerView:
         }
 
     def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
-        told = source.tables.get(name, TableStatus())
+        table_status = source.tables.get(name, TableStatus())
         record = self._record(name)
         journal: dict[str, Any] = {
             "entries": 0,
@@ -174,21 +178,23 @@ class ServerView:
         shown = record is not None and record.shown
         return {
             "status": _WAITING if record is None else record.status.value,
-            "phase": told.phase,
-            "error": told.error or (record.error if record is not None else None) or None,
+            "phase": table_status.phase,
+            "error": table_status.error or (record.error if record is not None else None) or None,
             "rows": record.rows if record is not None else 0,
-            "copied_rows": told.copied_rows,
-            "estimated_rows": told.estimated_rows,
-            "ranges": told.ranges,
-            "ranges_done": told.ranges_done,
-            "waiting_for": list(told.waiting_for),
-            "copy": None if told.copy is None or told.recopying else _copy(told.copy),
-            "recopy": _recopy(told),
+            "copied_rows": table_status.copied_rows,
+            "estimated_rows": table_status.estimated_rows,
+            "ranges": table_status.ranges,
+            "ranges_done": table_status.ranges_done,
+            "waiting_for": list(table_status.waiting_for),
+            "copy": None
+            if table_status.copy is None or table_status.recopying
+            else _copy(table_status.copy),
+            "recopy": _recopy(table_status),
             "sequence": record.sequence if record is not None else 0,
             "position": self.position_text if shown else None,
             "verified_position": position.text(record.boundary) if record is not None else None,
             "putting_right": _repair(record),
-            "altered_by": list(told.altered_by),
+            "altered_by": list(table_status.altered_by),
             "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],
             "journal": journal,
@@ -225,7 +231,7 @@ class ServerView:
         }
 
     def metrics(self) -> bytes:
-        """What /metrics shows."""
+        """The text of /metrics."""
         source = self._ingest.status()
         clients = self._clients.of()
         figures = metrics.Figures(
@@ -258,7 +264,7 @@ class ServerView:
 
 
 def _slot(source: IngestStatus) -> dict[str, Any]:
-    """The slot as it was looked at last."""
+    """The slot as the last catalog check saw it."""
     slot, seen_at = source.slot, source.slot_seen_at
     oldest = slot and slot.oldest
     return {
@@ -277,7 +283,7 @@ def _slot(source: IngestStatus) -> dict[str, Any]:
 
 
 def _copy(progress: CopyProgress) -> dict[str, Any]:
-    """How a copy gets on."""
+    """The progress of a copy."""
     left = progress.seconds_left
     return {
         "phase": progress.phase,
@@ -293,21 +299,23 @@ def _copy(progress: CopyProgress) -> dict[str, Any]:
 
 
 def _repair(record: TableRecord | None) -> dict[str, Any] | None:
-    """Since when and why rows may be wrong that moved with a partition; None: they aren't."""
+    """The repair of rows that moved with a partition, with its reason; None: none is needed."""
     suspect_range = None if record is None else record.suspect_range
     if suspect_range is None:
         return None
     return {"since": position.text(suspect_range.start), "reason": suspect_range.because}
 
 
-def _recopy(told: TableStatus) -> dict[str, Any] | None:
+def _recopy(table_status: TableStatus) -> dict[str, Any] | None:
     """The re-copy that is under way, and how the last one ended; None: there was none."""
-    last = told.last_recopy
-    if not told.recopying and last is None:
+    last = table_status.last_recopy
+    if not table_status.recopying and last is None:
         return None
     return {
-        "active": told.recopying,
-        "progress": _copy(told.copy) if told.recopying and told.copy is not None else None,
+        "active": table_status.recopying,
+        "progress": _copy(table_status.copy)
+        if table_status.recopying and table_status.copy is not None
+        else None,
         "last": last
         and {
             "ended_at": _time(datetime.fromtimestamp(last.ended_at, UTC)),
@@ -317,13 +325,13 @@ def _recopy(told: TableStatus) -> dict[str, Any] | None:
     }
 
 
-def _phase(told: TableStatus | None, record: TableRecord | None) -> str:
-    """What is being done for a table that isn't shown yet."""
-    if told is not None and told.waiting_for:
-        pids = ", ".join(map(str, told.waiting_for))
+def _phase(table_status: TableStatus | None, record: TableRecord | None) -> str:
+    """The phase of a table that clients can't see yet."""
+    if table_status is not None and table_status.waiting_for:
+        pids = ", ".join(map(str, table_status.waiting_for))
         return f"waiting for the transactions of PostgreSQL process {pids} to end"
-    if told is not None:
-        return told.phase
+    if table_status is not None:
+        return table_status.phase
     return _WAITING if record is None else record.status.value
 
 

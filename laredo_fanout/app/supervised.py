@@ -1,4 +1,4 @@
-"""Tasks that run as long as the program does: none of them ends unseen."""
+"""Supervised tasks: they run as long as the program does, and an error that ends one is logged."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, TypeAlias
 import structlog
 
 Crashed: TypeAlias = Callable[[str, BaseException], None]
-"""Told what crashed and why; the log has it already."""
+"""Called with the task's name and its error, which was logged."""
 
 log = structlog.get_logger("laredo_fanout")
 
 
 def only_logged(what: str, why: BaseException) -> None:
-    """The program goes on without it."""
+    """Do nothing more: the program goes on without the task."""
 
 
 def supervised(
     work: Coroutine[Any, Any, None], what: str, crashed: Crashed = only_logged
 ) -> asyncio.Task[None]:
-    """Run it in a task of its own; if it ends with an error, log that and tell ``crashed``."""
+    """Run ``work`` in a task; an error that ends it is logged and given to ``crashed``."""
     task = asyncio.create_task(work, name=what)
 
     def ended(done: asyncio.Task[None]) -> None:

@@ -17,7 +17,7 @@ class CannotListen(ServingError):
 
 
 class Refused(ServingError):
-    """A call ends with this gRPC status; the message is for whoever runs the client."""
+    """A call ends with this gRPC status; the message is for the client's operator."""
 
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL
     reason: str = "refused"

@@ -18,10 +18,11 @@ class BufferPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files; with `client_ca` a client must show a certificate that it signed."""
+    """TLS for the server: paths of PEM files."""
 
     cert: Path
     key: Path
+    #: Clients must show a certificate that it signed; None: they needn't.
     client_ca: Path | None = None
 
 
@@ -35,38 +36,33 @@ class ConnectOptions:
 
 @dataclass(frozen=True, slots=True)
 class ListenerOptions:
-    """Where and how to listen. Several processes may share the port (SO_REUSEPORT).
-
-    `spool_path`: directory for snapshots spooled for slow readers, and `spool_max_bytes` how much
-    this process may spool there; `drain_grace_s`: how long
-    clients may stay after GoAway; `behind_wait_s`: how long a client that is ahead waits for this
-    server; `stall_timeout_s`: how long a client that isn't live yet may take no message at all,
-    and `pin_limit_s` how long in all it may keep journal entries from being pruned.
-    """
+    """The gRPC listener, whose port several processes may share (SO_REUSEPORT)."""
 
     host: str = "127.0.0.1"
     port: int = 4002
     tls: TlsFiles | None = None
     tokens_file: Path | None = None
+    #: How long clients may stay after GoAway.
     drain_grace_s: float = 10.0
+    #: How long a client that is ahead waits for this server.
     behind_wait_s: float = 10.0
+    #: How long a client that isn't live yet may take no message at all.
     stall_timeout_s: float = 300.0
+    #: How long in all it may keep journal entries from being pruned.
     pin_limit_s: float = 3600.0
+    #: The directory for snapshots that are spooled for slow readers.
     spool_path: Path | None = None
+    #: How much this process may spool there.
     spool_max_bytes: int = 32 * 10**9
     connect: ConnectOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """Where a table's archive is: below a directory (`path`), or below a prefix of a bucket.
-
-    `formats`: which to read, the first that an artifact is there in. `profile` is a named one of
-    the AWS configuration files; `role_arn` is assumed with it, or with whoever the environment
-    says.
-    """
+    """The location of an archive: below a directory (`path`), or below a prefix of a bucket."""
 
     key_prefix: str
+    #: The formats to read: the first one that an artifact has.
     formats: tuple[str, ...] = ("jsonl", "protobuf")
     path: Path | None = None
     bucket: str | None = None
@@ -74,23 +70,24 @@ class ArchiveOptions:
     region: str | None = None
     endpoint: str | None = None
     addressing: Literal["auto", "path", "virtual"] = "auto"
+    #: A named one of the AWS configuration files.
     profile: str | None = None
+    #: The role that is assumed with the profile, or with the environment's credentials.
     role_arn: str | None = None
     external_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """One table's serving options, by "schema.name" in ServingOptions.
+    """The serving options of one table."""
 
-    `buffer_max_size` counts transactions; `snapshot_path` is where the ingest process keeps the
-    table's periodic snapshots; `archive` is read for clients behind the journal.
-    """
-
+    #: In transactions.
     buffer_max_size: int = 50_000
     buffer_policy: BufferPolicy = BufferPolicy.DROP_DISCONNECT
     heartbeat_interval_s: float = 10.0
+    #: Where the main process keeps the table's periodic snapshots.
     snapshot_path: Path | None = None
+    #: The archive that is read for clients behind the journal.
     archive: ArchiveOptions | None = None
 
 
@@ -99,4 +96,5 @@ class ServingOptions:
     """All options of a serving process."""
 
     listener: ListenerOptions = field(default_factory=ListenerOptions)
+    #: By "schema.name".
     tables: Mapping[str, TableOptions] = field(default_factory=dict)

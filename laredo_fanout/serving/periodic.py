@@ -41,7 +41,7 @@ def parse_fetch(data: bytes) -> str:
     """
     asked = decode(wire.FetchSnapshotRequest, data)
     if not asked.snapshot_id:
-        raise BadRequest("snapshot_id is empty: ListSnapshots tells which there are")
+        raise BadRequest("snapshot_id is empty: ListSnapshots returns those that exist")
     check_snapshot_id(asked.snapshot_id)
     return asked.snapshot_id
 
@@ -76,7 +76,7 @@ class PeriodicSnapshots:
         return found.sequence if (found.table, found.table_id) == (table, table_id) else None
 
     def check(self, snapshot_id: str) -> None:
-        """See that the id's table has snapshots.
+        """Check that the id's table has snapshots.
 
         :raises NotServed: it hasn't.
         """

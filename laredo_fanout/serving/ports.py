@@ -24,34 +24,33 @@ class TooManyClients(ServingError):
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """Who opens a stream. `connected_at_us`: microseconds since 1970.
-
-    `owner`: the token, certificate or address as whose it counts, named without showing it; "" is
-    nobody's. `host`: the address without the port.
-    """
+    """The client that opens a stream."""
 
     client_id: str
     table: str
     peer: str
     batch: bool
     filtered: bool
+    #: Microseconds since 1970.
     connected_at_us: int
+    #: The token, certificate or address that the client counts for, named without showing it; ""
+    #: where there is none to count for.
     owner: str = ""
+    #: The address without the port.
     host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """One connected client as every process sees it.
-
-    `sequence` is the last one sent; `depth` how many changes the client's cursor lies behind the
-    journal's end (its "buffer"; max_size counts the transactions among them); `state` one of
-    STATES.
-    """
+    """A connected client as every process sees it."""
 
     info: ClientInfo
+    #: The last one sent.
     sequence: int
+    #: How many changes the client's cursor lies behind the journal's end (its "buffer"; max_size
+    #: counts the transactions among them).
     depth: int
+    #: One of STATES.
     state: str
 
 
@@ -59,7 +58,7 @@ STATES = ("connecting", "snapshot", "replaying", "catching_up", "live", "waiting
 
 
 class Wakeups(Protocol):
-    """Notifies that the ingest process has made something durable.
+    """Wake-ups: notify that the main process has committed something durably.
 
     Take the future before reading the store, else a commit in between is lost. The future is
     shared: never await it in a way that cancels it (use asyncio.wait or asyncio.shield).
@@ -71,30 +70,30 @@ class Wakeups(Protocol):
 
 
 class Lease(Protocol):
-    """One session's entry in the registry. It dies with the connection to the ingest process.
+    """A session's entry in the registry of clients; ends with the connection to the main process.
 
     The synchronous calls only note the newest values; the implementation sends them on at its own
     pace (about once a second) and must never raise or block.
     """
 
     def update(self, *, sequence: int, depth: int, state: str) -> None:
-        """The session's newest figures."""
+        """Note the session's newest figures."""
         ...
 
     async def pin(self, table_id: int, after_sequence: int) -> None:
         """Keep the entries after this sequence in the journal; a lease has one pin at a time.
 
-        Returns once the ingest process holds the pin (or can't be asked: pins are best effort,
+        Returns once the main process holds the pin (or can't be asked: pins are best effort,
         the session checks again anyway).
         """
         ...
 
     def unpin(self) -> None:
-        """Let the pin go."""
+        """Release the pin."""
         ...
 
     def close(self, reason: str) -> None:
-        """The session is over; the reason (REASONS) is counted in disconnects_total."""
+        """End the entry; the reason (REASONS) is counted in disconnects_total."""
         ...
 
 
@@ -110,10 +109,10 @@ REASONS = (
 
 
 class Registry(Protocol):
-    """All connected clients, whatever process serves them."""
+    """The registry of all connected clients, whatever process serves them."""
 
     async def register(self, info: ClientInfo) -> Lease:
-        """Enter a stream. If it is cancelled meanwhile, nothing of it stays.
+        """Register a stream. If the call is cancelled meanwhile, nothing of it stays.
 
         Raises:
             TooManyClients: max_clients is reached, or this caller's share of it.
@@ -121,5 +120,5 @@ class Registry(Protocol):
         ...
 
     async def clients(self, table: str) -> list[ClientState]:
-        """Those connected to the table now ("schema.name"), in order of connection."""
+        """The clients connected to the table now ("schema.name"), in order of connection."""
         ...

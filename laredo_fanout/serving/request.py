@@ -1,4 +1,4 @@
-"""The request of a Sync call, parsed and checked."""
+"""Parses and checks the request of a Sync call."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class SyncAsked:
-    """A checked SyncRequest.
-
-    `position` and `sequence` are None where the client gave none; `history` is only given by
-    clients that know the extension. `boundaries`: it wants to know up to where PostgreSQL's
-    catalog was checked.
-    """
+    """A checked SyncRequest."""
 
     table: str
     client_id: str
+    #: None where the client sent none.
     position: Position | None
+    #: Only sent by clients that know the extension.
     history: History | None
+    #: None where the client sent none.
     sequence: int | None
     snapshot_id: str
     filtered: bool
     batch: bool
     want_old: bool
+    #: Whether the client wants the table's verified position.
     boundaries: bool
 
 
@@ -106,7 +105,7 @@ def _check_filters(filters: Sequence[wire.FieldPredicate]) -> None:
 
 
 def check_snapshot_id(snapshot_id: str) -> None:
-    """See that it can be one.
+    """Check that a snapshot's id isn't too long.
 
     :raises BadRequest: it is too long.
     """
@@ -115,7 +114,7 @@ def check_snapshot_id(snapshot_id: str) -> None:
 
 
 def table_name(schema: str, table: str) -> str:
-    """`schema.table`, as tables are called everywhere.
+    """The table's name, `schema.table`.
 
     :raises BadRequest: one of them is empty.
     """

@@ -11,7 +11,6 @@ import structlog
 
 from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.connect.endpoint import ConnectEndpoint
-from laredo_fanout.serving.drain import Drain
 from laredo_fanout.serving.errors import Draining
 from laredo_fanout.serving.grpc_endpoint import GrpcEndpoint
 from laredo_fanout.serving.journal.recent import RecentRecords
@@ -21,7 +20,7 @@ from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.service import ReplicationService
-from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.shared import Drain, Shared
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
@@ -45,7 +44,7 @@ class Endpoint(Protocol):
 
 
 def _ignore(table: str, outcome: Outcome) -> None:
-    """Do nothing: nobody counts."""
+    """Do nothing: replays aren't counted here."""
 
 
 def _no_check() -> None:
@@ -67,7 +66,7 @@ async def serve(
 
     `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the
     table and the outcome of each replay from an archive. `request_check` is called when a client
-    waits for a check of PostgreSQL's catalog; it must not block.
+    waits for a catalog check; it must not block.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -127,7 +126,7 @@ async def _drain(
     endpoints: Sequence[Endpoint],
     grace_s: float,
 ) -> None:
-    """Tell the clients to go, and wait until they have or the grace is over."""
+    """Send GoAway to the clients, and wait until they have left or the grace is over."""
     deadline = time.time() + grace_s
     going.begin("draining", int(deadline * 1000))
     log.info("draining", clients=service.open_streams, grace_s=grace_s)

@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 SERVICE = "laredo.replication.v1.LaredoReplicationService"
 FETCHING = "(FetchSnapshot)"
-"""What stands for the client id of a call that names none."""
+"""The client id of a call that names none."""
 
 
 class ReplicationService:
@@ -73,7 +73,7 @@ class ReplicationService:
 
     @property
     def open_streams(self) -> int:
-        """Streams that are open now."""
+        """The number of streams that are open now."""
         return len(self._calls)
 
     def end_all(self, verdict: Refused) -> None:
@@ -82,7 +82,7 @@ class ReplicationService:
             call.end(verdict)
 
     def check_tokens(self) -> None:
-        """The tokens file was read again: end the streams whose token may no longer read."""
+        """End the streams whose token may no longer read, as the tokens file has changed."""
         for call in list(self._calls):
             try:
                 self._authorize(call.caller, call.table)
@@ -90,7 +90,7 @@ class ReplicationService:
                 call.end(refused)
 
     async def sync(self, request: bytes, exchange: Exchange) -> None:
-        """One client's stream, from its request to its end.
+        """Serve one client's stream, from its request to its end.
 
         :raises Refused: the call ends with this.
         """
@@ -99,7 +99,7 @@ class ReplicationService:
             asked, filters = parse_sync(request)
             call.caller.client_id = asked.client_id
             tail = self._served(call, asked.table)
-            # Only now is anything made of them: whoever may not read costs nothing more.
+            # Only now is anything made of them: a caller who may not read costs nothing more.
             conditions = await slices.run(read_conditions(filters)) if filters else None
             del filters
             lease = await self._register(call, batch=asked.batch, filtered=asked.filtered)
@@ -119,7 +119,7 @@ class ReplicationService:
         await self._stream(exchange, serve)
 
     async def fetch_snapshot(self, request: bytes, exchange: Exchange) -> None:
-        """One periodic snapshot, row by row.
+        """Serve a periodic snapshot, row by row.
 
         :raises Refused: the call ends with this.
         """
@@ -144,7 +144,7 @@ class ReplicationService:
         await self._stream(exchange, serve)
 
     async def _stream(self, exchange: Exchange, serve: Callable[[Call], Awaitable[None]]) -> None:
-        """Let the call in, serve it, and give back what it holds however it ends.
+        """Admit the call, serve it, and release what it holds however it ends.
 
         :raises Refused: the call ends with this.
         """
@@ -179,7 +179,7 @@ class ReplicationService:
                 call.lease.close(reason)
 
     async def list_snapshots(self, request: bytes, caller: Caller) -> bytes:
-        """The table's periodic snapshots, newest first.
+        """Answer with the table's periodic snapshots, newest first.
 
         :raises Refused: the call ends with this.
         """
@@ -195,7 +195,7 @@ class ReplicationService:
         return wire.ListSnapshotsResponse(snapshots=found).SerializeToString()
 
     async def status(self, request: bytes, caller: Caller) -> bytes:
-        """The table's figures and its clients, over all serving processes.
+        """Answer with the table's figures and its clients, over all serving processes.
 
         :raises Refused: the call ends with this.
         """
@@ -216,7 +216,7 @@ class ReplicationService:
         return await slices.run(status_response(view, clients, latest))
 
     def _admit(self, caller: Caller) -> None:
-        """Before anything of the request is decoded.
+        """Check the caller, before anything of the request is decoded.
 
         :raises Draining: no new streams are taken.
         :raises NoToken: the caller has no token that is known.
@@ -226,7 +226,7 @@ class ReplicationService:
         self.authenticate(caller)
 
     def _single(self, caller: Caller) -> Call:
-        """A call that is answered at once, before anything of its request is decoded.
+        """Check the caller of a call with one answer, before anything of its request is decoded.
 
         :raises NoToken: the caller has no token that is known.
         """
@@ -234,7 +234,7 @@ class ReplicationService:
         return Call(caller)
 
     def _allowed(self, call: Call, table: str) -> None:
-        """See that the caller may read the table.
+        """Check that the caller may read the table.
 
         :raises NoToken: the token isn't known.
         :raises TokenForbids: it is not for this table.
@@ -263,7 +263,7 @@ class ReplicationService:
             self._tokens.known(caller.authorization)
 
     def _authorize(self, caller: Caller, table: str) -> None:
-        """An empty table is that of a call whose request isn't read yet."""
+        """Check the token; an empty table is that of a call whose request isn't read yet."""
         if self._tokens is None:
             return
         if table:
@@ -291,7 +291,7 @@ class ReplicationService:
         return call.lease
 
     def _owner(self, caller: Caller) -> str:
-        """As whose the stream counts; "": as nobody's, where there is nobody to share with."""
+        """The identity that the stream counts for; "": none, where there is only one identity."""
         if self._tokens is not None:
             return self._tokens.owner(caller.authorization)
         if caller.certificate:

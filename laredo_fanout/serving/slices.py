@@ -15,16 +15,16 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 Sliced: TypeAlias = Generator[None, None, T]
-"""Yields after each slice; returns what came of it."""
+"""A generator of work: it yields after each slice, and returns the result."""
 
 SLICE_ROWS = 200
-"""Rows, changes or values of a request that are read at a time: about 2 ms of Python."""
+"""The rows, changes or values of a request in a slice: about 2 ms of Python."""
 SLICE_BYTES = 64 << 10
-"""Bytes of lines that are parsed at a time."""
+"""The bytes of lines in a slice."""
 
 
 async def run(work: Sliced[T]) -> T:
-    """Do it, and let every other task have its turn between two slices."""
+    """Do the work, with a turn of every other task between two slices."""
     while True:
         try:
             next(work)
@@ -35,7 +35,7 @@ async def run(work: Sliced[T]) -> T:
 
 
 def at_once(work: Sliced[T]) -> T:
-    """Do it in one go, where nobody waits: in a thread, or for a result that is surely small."""
+    """Do the work at once: in a thread, or for a result that is certainly small."""
     while True:
         try:
             next(work)
@@ -53,7 +53,7 @@ class Slice:
         self._rows = self._bytes = 0
 
     def done_with(self, size: int, rows: int = 1) -> bool:
-        """So much more was read; True: that was a slice, and the next one begins."""
+        """Count what was read; returns True if that was a slice, and begins the next one."""
         self._rows += rows
         self._bytes += size
         if self._rows < SLICE_ROWS and self._bytes < SLICE_BYTES:

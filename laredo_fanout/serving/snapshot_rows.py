@@ -101,7 +101,7 @@ class SnapshotRows:
     async def next(self) -> Batch | None:
         """The next rows, about BATCH_BYTES of them; None at the end.
 
-        :raises NoRoomToSpool: the client is slow and the disk too full to put the rest aside.
+        :raises NoRoomToSpool: the client is slow and the disk too full to spool the rest.
         """
         if self._failure is not None:
             raise self._failure
@@ -119,7 +119,7 @@ class SnapshotRows:
         return keys, lines
 
     def _gather(self) -> tuple[list[bytes], list[bytes], int]:
-        """Small pieces until there is enough: one wide row more must not mean hundreds."""
+        """Gather small pieces until there is enough: one more wide row must not mean hundreds."""
         keys: list[bytes] = []
         lines: list[bytes] = []
         size = 0

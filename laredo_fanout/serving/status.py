@@ -13,7 +13,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def parse_status(data: bytes) -> str:
-    """The table that a GetReplicationStatusRequest asks about.
+    """The table of a GetReplicationStatusRequest.
 
     :raises BadRequest: it can't be decoded, or names no table.
     """

@@ -34,7 +34,7 @@ _LARGE = 8 << 10
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The row as Python values; the fast parser, and the patient one for what it refuses."""
+    """The row as Python values; by the fast parser, or by column what that refuses."""
     try:
         row: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -58,7 +58,7 @@ def _any_int(digits: str) -> int | str:
 
 
 class StructRows:
-    """Encodes the rows of any table; what it learns about column names it keeps."""
+    """Encodes the rows of any table; encoded column names are kept."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnHeads] = {}
@@ -171,7 +171,7 @@ def _value(value: Any, depth: int) -> bytes:  # noqa: PLR0911  one per kind of V
 
 
 def _sliced_value(value: Any, depth: int, counter: Slice) -> Sliced[bytes]:
-    """What `_value` gives."""
+    """The same as `_value`, in slices."""
     if depth >= _DEEPEST or not isinstance(value, list | dict):
         if counter.done_with(0):
             yield

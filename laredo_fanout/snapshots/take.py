@@ -1,7 +1,7 @@
 """Takes a periodic snapshot: writes the rows, verifies the position, removes expired ones."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from laredo_fanout.snapshots.errors import (
     SnapshotUnwritable,
 )
 from laredo_fanout.snapshots.info import SnapshotInfo
-from laredo_fanout.snapshots.retention import Retention
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
@@ -32,6 +31,24 @@ _LOCK = ".lock"
 _POLL_S = 0.05
 
 log = structlog.get_logger("laredo_fanout.snapshots")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """``keep_count`` snapshots at most, none older than ``max_age_s`` s; always the newest."""
+
+    keep_count: int
+    max_age_s: float
+
+    def expired(self, newest_first: Sequence[SnapshotInfo], now_us: int) -> list[SnapshotInfo]:
+        """Those that go, oldest first."""
+        oldest = now_us - int(self.max_age_s * 1_000_000)
+        gone = [
+            each
+            for index, each in enumerate(newest_first)
+            if index and (index >= self.keep_count or each.created_at_us < oldest)
+        ]
+        return gone[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app.processes.wake_up import WakeUps
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import take
+from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store.writer import Store
 from laredo_model.files import private_directory
 from tests.support.server.local_snapshot import SNAPSHOT, at

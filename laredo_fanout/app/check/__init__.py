@@ -1,1 +1,22 @@
-"""``laredo-fanout check``: what is right, what is missing, and the statement that cures it."""
+"""``laredo-fanout check``: tries what the server needs, and prints how to cure what fails."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Verdict(StrEnum):
+    """Whether what was checked is right."""
+
+    RIGHT = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+    #: What to run or to do.
+    cure: str = ""

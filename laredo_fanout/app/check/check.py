@@ -1,4 +1,4 @@
-"""``laredo-fanout check``: what is right, what is missing, and the statement that cures it."""
+"""All checks of ``laredo-fanout check``: files, archives, PostgreSQL, slot, role, tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import options
-from laredo_fanout.app.check import role, tables
-from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.app.check import Finding, Verdict, role, tables
 from laredo_fanout.catalog import requirements
 from laredo_fanout.config import Config
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.serving.options import ArchiveOptions
-from laredo_fanout.serving.replay.archive_store import destination_of
+from laredo_fanout.serving.replay.archives import destination_of
 from laredo_fanout.slot import health, ownership, slot, walsender
 from laredo_model import position as position_
 
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """Look at everything; nothing is changed."""
+    """Check everything; nothing is changed."""
     for warning in config.warnings():
         path, _, detail = warning.partition(": ")
         yield Finding(path, Verdict.WARNING, detail)
     yield from _files(config)
     yield from _archives(config)
-    said = options.source_options(config)
+    chosen = options.source_options(config)
     try:
-        with connections.connect(said, role="check") as connection:
+        with connections.connect(chosen, role="check") as connection:
             yield Finding("connection", Verdict.RIGHT, _where(connection))
             yield from role.findings(connection, config)
             yield from _server(connection)
@@ -75,17 +74,17 @@ def _files(config: Config) -> Iterator[Finding]:
 
 def _archives(config: Config) -> Iterator[Finding]:
     for number, table in enumerate(config.tables):
-        said = options.archive_options(table)
-        if said is not None:
-            yield _archive(f"tables[{number}].targets[0].archive", table.name, said)
+        chosen = options.archive_options(table)
+        if chosen is not None:
+            yield _archive(f"tables[{number}].targets[0].archive", table.name, chosen)
 
 
-def _archive(name: str, table: str, said: ArchiveOptions) -> Finding:
-    """One archive: read as the serving processes will."""
+def _archive(name: str, table: str, chosen: ArchiveOptions) -> Finding:
+    """Check one archive: read it as the serving processes will."""
     try:
-        destination = destination_of(said)
-        where = destination.uri_of(manifest_key(said.key_prefix))
-        manifest = read_manifest(destination, manifest_key(said.key_prefix))
+        destination = destination_of(chosen)
+        where = destination.uri_of(manifest_key(chosen.key_prefix))
+        manifest = read_manifest(destination, manifest_key(chosen.key_prefix))
     except ArchiveMissing as missing:
         detail = f"{_one_line(missing)}; until there is one, late clients get a snapshot"
         cure = "start laredo-snapshotter for the table, or correct store_config or key_prefix"
@@ -97,9 +96,9 @@ def _archive(name: str, table: str, said: ArchiveOptions) -> Finding:
         detail = f"{where} is the archive of table {manifest.table}, not of {table}"
         return Finding(name, Verdict.MISSING, detail, "correct key_prefix")
     last = manifest.last
-    if last is not None and not set(said.formats) & set(last.formats):
+    if last is not None and not set(chosen.formats) & set(last.formats):
         detail = f"{where} is written as {', '.join(last.formats)}"
-        cure = f"add one of them to formats, which is {', '.join(said.formats)}"
+        cure = f"add one of them to formats, which is {', '.join(chosen.formats)}"
         return Finding(name, Verdict.MISSING, detail, cure)
     reach = "nothing yet" if last is None else f"up to {position_.text(last.to_position)}"
     return Finding(name, Verdict.RIGHT, f"{where}: {reach}")
@@ -143,7 +142,7 @@ def _server(connection: Connection) -> Iterator[Finding]:
 
 
 def _replication(config: Config) -> Iterator[Finding]:
-    """A replication connection has its own line in pg_hba.conf."""
+    """Check a replication connection, which has its own line in pg_hba.conf."""
     try:
         connections.connect(options.source_options(config), role="check", replication=True).close()
     except SourceError as error:
@@ -158,11 +157,11 @@ def _replication(config: Config) -> Iterator[Finding]:
 
 
 def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
-    name = said = config.source.slot_name
+    name = chosen = config.source.slot_name
     if not options.source_options(config).slot_name_given:
-        name = ownership.name_for(connection, said)
-    if name != said:
-        others = slot.read(connection, said)
+        name = ownership.name_for(connection, chosen)
+    if name != chosen:
+        others = slot.read(connection, chosen)
         detail = f"{others} isn't this database's: {name} is used in its place"
         yield Finding("slot_name", Verdict.RIGHT, detail)
     found = slot.read(connection, name)
@@ -174,7 +173,7 @@ def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
         used, most = row or (0, 0)
         if used >= most:
             detail = f"slot {name} doesn't exist, and all {most} slots are taken"
-            cure = "drop one that nobody needs, or raise max_replication_slots and restart"
+            cure = "drop one that isn't needed, or raise max_replication_slots and restart"
             yield Finding("slot", Verdict.MISSING, detail, cure)
         else:
             yield Finding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
@@ -212,13 +211,13 @@ _SHORT_IDLE_S = 86400
 
 
 def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Finding]:
-    """Settings that decide what becomes of the slot while this server is away."""
+    """Check the settings that decide what becomes of the slot while this server is down."""
     keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
     if keep_mb < 0:
         yield Finding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
-            "-1: WAL is kept without limit while this server is away; watch the database's disk,"
+            "-1: WAL is kept without limit while this server is down; watch the database's disk,"
             " or set what it can spare",
         )
     else:
@@ -231,14 +230,14 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Fi
         yield Finding(
             "idle_replication_slot_timeout",
             Verdict.WARNING,
-            f"a server that is away for {idle_s:,} s loses its slot",
+            f"a server that is down for {idle_s:,} s loses its slot",
             "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'; SELECT pg_reload_conf();",
         )
     if not sender_ms:
         yield Finding(
             "wal_sender_timeout",
             Verdict.WARNING,
-            "0: connections that were cut without a word stay; this server ends its own",
+            "0: connections that were lost without being closed stay; this server ends its own",
             "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
         )
     if standby and found is not None and found.failover is False:
@@ -246,7 +245,7 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Fi
             "slot",
             Verdict.WARNING,
             f"{found.name} was made without failover: a promoted standby won't have it, and every"
-            " table is copied anew then",
+            " table is copied again then",
             "stop this server, then over a replication connection:"
             f" ALTER_REPLICATION_SLOT {found.name}"
             " (FAILOVER true)",
@@ -254,7 +253,7 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Fi
 
 
 def _cure_of(problem: SourceError) -> tuple[str, str]:
-    """The messages of ``checks`` are ``problem: statement``."""
+    """Split a message of ``requirements``, which is ``problem: statement``."""
     detail, _, cure = str(problem).partition(": ")
     return (detail, cure) if cure else (str(problem), "")
 

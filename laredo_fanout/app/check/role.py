@@ -1,4 +1,4 @@
-"""The part of ``laredo-fanout check`` that looks at the role: it should have no right but these."""
+"""The check of the role: it should have no rights but those that the server needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from laredo_fanout.app import options
-from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.app.check import Finding, Verdict
 from laredo_fanout.catalog import publication, table_definitions
 from laredo_model.select import identifier
 
@@ -22,7 +22,7 @@ _NAME = "laredo"
 
 
 def findings(connection: Connection, config: Config) -> Iterator[Finding]:
-    """Whether the role may do more than it needs; the statements that make one that doesn't."""
+    """Check whether the role may do more than it needs; the cure makes a role that may not."""
     role, *powers = connection.execute(_ROLE).fetchone() or ("?", False, False, False)
     words = ("a superuser", "may make roles", "may make databases")
     excess = [word for word, power in zip(words, powers, strict=True) if power]
@@ -30,7 +30,7 @@ def findings(connection: Connection, config: Config) -> Iterator[Finding]:
         yield Finding("role", Verdict.RIGHT, f"{role}: no superuser")
         return
     detail = (
-        f"{role} is {' and '.join(excess)}: whoever gets at this server's connection has all of"
+        f"{role} is {' and '.join(excess)}: anyone who gets at this server's connection has all of"
         " that, and what a table's owner has PostgreSQL run in a SELECT runs with it"
     )
     statements = " ".join(_statements(connection, config))
@@ -39,10 +39,10 @@ def findings(connection: Connection, config: Config) -> Iterator[Finding]:
 
 
 def _statements(connection: Connection, config: Config) -> Iterator[str]:
-    """What an owner runs for a role with exactly the rights that the server needs."""
-    said = options.source_options(config).publication
+    """The statements for a role with exactly the rights that the server needs."""
+    chosen = options.source_options(config).publication
     wanted = options.source_tables(config)
-    known = table_definitions.read_tables(connection, wanted, said)
+    known = table_definitions.read_tables(connection, wanted, chosen)
     tables = [known[table.qualified] for table in wanted if table.qualified in known]
     yield f"CREATE ROLE {_NAME} LOGIN REPLICATION PASSWORD '...';"
     yield f"GRANT CONNECT ON DATABASE {identifier(connection.info.dbname)} TO {_NAME};"
@@ -50,7 +50,7 @@ def _statements(connection: Connection, config: Config) -> Iterator[str]:
         yield f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {_NAME};"
     for table in tables:
         yield f"GRANT SELECT ON {table.sql_name} TO {_NAME};"
-    for each in (said, said.appends):
+    for each in (chosen, chosen.appends):
         inside = [table for table in tables if table.append_only == each.append_only]
         if inside and publication.read(connection, each.name) is None:
             yield publication.create_statement(each, inside)

@@ -1,4 +1,4 @@
-"""The part of ``laredo-fanout check`` that looks at tables and publications."""
+"""The checks of tables and publications."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from laredo_fanout.app import options
-from laredo_fanout.app.check.finding import Finding, Verdict
+from laredo_fanout.app.check import Finding, Verdict
 from laredo_fanout.catalog import publication, requirements, table_definitions
 from laredo_fanout.errors import SelectDenied
 from laredo_model.select import identifier
@@ -27,23 +27,23 @@ SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pu
 
 
 def findings(connection: Connection, config: Config) -> Iterator[Finding]:
-    """Look at each table, and at the publications that they are to be in."""
-    said = options.source_options(config).publication
+    """Check each table, and the publications that they are to be in."""
+    chosen = options.source_options(config).publication
     wanted = options.source_tables(config)
-    known = table_definitions.read_tables(connection, wanted, said)
+    known = table_definitions.read_tables(connection, wanted, chosen)
     appending = [table for table in wanted if table.append_only]
-    yield from _publication(connection, said, known, [t for t in wanted if not t.append_only])
+    yield from _publication(connection, chosen, known, [t for t in wanted if not t.append_only])
     if appending:
-        yield from _publication(connection, said.appends, known, appending)
+        yield from _publication(connection, chosen.appends, known, appending)
 
 
 def _publication(
     connection: Connection,
-    said: PublicationOptions,
+    chosen: PublicationOptions,
     known: dict[str, SourceTable],
     wanted: Sequence[TableOptions],
 ) -> Iterator[Finding]:
-    """One publication, with the tables that belong there."""
+    """Check one publication, with the tables that belong there."""
     sound, publishable = [], []
     for table in wanted:
         there = known.get(table.qualified)
@@ -58,48 +58,48 @@ def _publication(
             sound.append(there)
             key = "append-only" if there.append_only else f"key {', '.join(there.key)}"
             yield Finding(f"table {table.qualified}", Verdict.RIGHT, key)
-    found = publication.read(connection, said.name)
+    found = publication.read(connection, chosen.name)
     if found is None:
-        yield from _no_publication(connection, said, publishable)
+        yield from _no_publication(connection, chosen, publishable)
         return
     missing = [table for table in sound if table.published is None]
-    may_alter = said.create and _truth(connection, _OWNS_PUBLICATION, said.name)
-    problem_of_it = publication.problem(found, said)
+    may_alter = chosen.create and _truth(connection, _OWNS_PUBLICATION, chosen.name)
+    problem_of_it = publication.problem(found, chosen)
     if problem_of_it is not None:
         yield Finding("publication", Verdict.MISSING, *problem_of_it)
     roots = [table for table in sound if table.partitioned]
     if roots and not found.via_root:
-        yield _not_by_root(said, roots, may_alter=may_alter)
+        yield _not_by_root(chosen, roots, may_alter=may_alter)
     for absent in missing:
         if not (absent.partitioned and not found.via_root):
-            yield _not_published(connection, said.name, absent, may_add=may_alter)
+            yield _not_published(connection, chosen.name, absent, may_add=may_alter)
     if problem_of_it is None:
         inside = len(sound) - len(missing)
-        yield Finding("publication", Verdict.RIGHT, f"{said.name} exists, with {inside} of them")
+        yield Finding("publication", Verdict.RIGHT, f"{chosen.name} exists, with {inside} of them")
 
 
 def _not_by_root(
-    said: PublicationOptions, roots: Sequence[SourceTable], *, may_alter: bool
+    chosen: PublicationOptions, roots: Sequence[SourceTable], *, may_alter: bool
 ) -> Finding:
     names = ", ".join(table.qualified for table in roots)
     if may_alter:
-        detail = f"{said.name} will follow {names} by the root"
+        detail = f"{chosen.name} will follow {names} by the root"
         return Finding("publication", Verdict.RIGHT, detail)
-    detail = f"{said.name} has the changes of the partitions of {names}, not their roots'"
-    return Finding("publication", Verdict.MISSING, detail, publication.by_root_statement(said))
+    detail = f"{chosen.name} has the changes of the partitions of {names}, not their roots'"
+    return Finding("publication", Verdict.MISSING, detail, publication.by_root_statement(chosen))
 
 
 def _no_publication(
-    connection: Connection, said: PublicationOptions, publishable: Sequence[SourceTable]
+    connection: Connection, chosen: PublicationOptions, publishable: Sequence[SourceTable]
 ) -> Iterator[Finding]:
-    statement = publication.create_statement(said, publishable)
-    if not said.create:
-        detail = f"{said.name} doesn't exist and publication.create is off"
+    statement = publication.create_statement(chosen, publishable)
+    if not chosen.create:
+        detail = f"{chosen.name} doesn't exist and publication.create is off"
         yield Finding("publication", Verdict.MISSING, detail, statement)
         return
     foreign = [t.qualified for t in publishable if not _truth(connection, _OWNERSHIP, t.oid)]
     if not _truth(connection, _MAY_CREATE):
-        detail = f"{said.name} doesn't exist, and role {connection.info.user} may not make it"
+        detail = f"{chosen.name} doesn't exist, and role {connection.info.user} may not make it"
         grant = (
             f"GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
             f" TO {identifier(connection.info.user)};"
@@ -110,12 +110,12 @@ def _no_publication(
         )
     elif foreign:
         detail = (
-            f"{said.name} doesn't exist, and role {connection.info.user} may not add"
+            f"{chosen.name} doesn't exist, and role {connection.info.user} may not add"
             f" {', '.join(foreign)} (not the owner)"
         )
         yield Finding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
     else:
-        yield Finding("publication", Verdict.RIGHT, f"{said.name} will be made")
+        yield Finding("publication", Verdict.RIGHT, f"{chosen.name} will be made")
 
 
 def _not_published(

@@ -1,1 +1,1 @@
-"""The processes that serve clients, and what they and the main process tell each other."""
+"""The serving processes, and the messages between them and the main process."""

@@ -1,4 +1,4 @@
-"""The serving processes, seen from the main process: started, listened to, started anew."""
+"""The main process's side of the serving processes: starts, serves and restarts them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BEYOND_GRACE = 5.0
 
 
 def _no_check() -> None:
-    """No ingest is there that could look."""
+    """Do nothing: there is no ingest that could check the catalog."""
 
 
 log = structlog.get_logger("laredo_fanout.serving")
@@ -66,15 +66,7 @@ class _Child:
 
 @dataclass
 class ServingChildren:
-    """``workers`` serving processes, each started anew when it dies, with growing pauses.
-
-    :param request_check: has PostgreSQL's catalog checked soon, because a client waits for it.
-    :param crashed: told if one can't be looked after any more, by a mistake of ours.
-    :ivar restarts: how often one was started anew.
-    :ivar spawn_failures: how often none could be started: no process, no descriptor, no memory.
-    :ivar replays: clients that an archive was to bring level, by table and outcome.
-    :ivar error: what the last one that couldn't serve said; None once one listens.
-    """
+    """Runs ``workers`` serving processes, and restarts each one that dies, with growing pauses."""
 
     workers: int
     state: Path
@@ -82,12 +74,18 @@ class ServingChildren:
     clients: Clients
     wake_ups: WakeUps
     log_settings: LogSettings
+    #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
+    #: Called if a defect of ours ended the keeping of one.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
+    #: How often one was restarted.
     restarts: int = 0
+    #: How often none could be started: no process, no descriptor, no memory.
     spawn_failures: int = 0
+    #: The error of the last one that couldn't serve; None once one listens.
     error: str | None = None
+    #: Clients that an archive was to catch up, by table and outcome.
     replays: Counter[tuple[str, str]] = field(default_factory=Counter)
     _children: dict[int, _Child] = field(default_factory=dict)
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
@@ -102,16 +100,16 @@ class ServingChildren:
 
     @property
     def listening(self) -> int:
-        """How many take connections."""
+        """How many serving processes take connections."""
         return sum(child.listening for child in self._children.values())
 
     @property
     def pids(self) -> list[int]:
-        """The running processes."""
+        """The pids of the running serving processes."""
         return [child.process.pid for child in self._children.values()]
 
     async def drain(self) -> None:
-        """Have them say GoAway, wait for the grace, then make sure that they are gone."""
+        """Have them send GoAway, wait for the grace, then kill those that are left."""
         self._draining.set()
         for child in self._children.values():
             child.control.send({"op": "drain"})
@@ -241,7 +239,7 @@ class ServingChildren:
         return None
 
     def _note(self, child: _Child, key: tuple[int, int], message: Message) -> None:
-        """What a session says of itself, and nobody answers."""
+        """Handle a session's message that isn't answered."""
         match message["op"]:
             case "update":
                 for lease, sequence, depth, state in message["leases"]:

@@ -1,4 +1,4 @@
-"""The clients of all serving processes: who is connected, what they pin, why they left."""
+"""The registry of the clients of all serving processes: figures, pins, disconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class _Client:
 
 @dataclass
 class Clients:
-    """Kept in the main process; the ingest thread reads the pins, so every method locks."""
+    """The registry of clients, in the main process. Every method locks, as the ingest thread reads
+    the pins."""
 
     max_clients: int
     max_clients_per_identity: int | None = None
@@ -38,7 +39,7 @@ class Clients:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def register(self, key: LeaseKey, info: ClientInfo) -> None:
-        """Enter a client.
+        """Register a client.
 
         :raises TooManyClients: if ``max_clients`` are connected, over all processes, or as many
             of this token, certificate, address or client id as may be.
@@ -70,7 +71,7 @@ class Clients:
             )
 
     def update(self, key: LeaseKey, sequence: int, depth: int, state: str) -> None:
-        """A client's newest figures; of one that has left they are dropped."""
+        """Update a client's figures; those of one that has left are dropped."""
         with self._lock:
             client = self._clients.get(key)
             if client is not None:
@@ -83,19 +84,19 @@ class Clients:
                 self._clients[key].pin = (table_id, after_sequence)
 
     def unpin(self, key: LeaseKey) -> None:
-        """The client needs its pin no longer."""
+        """Release the client's pin."""
         with self._lock:
             if key in self._clients:
                 self._clients[key].pin = None
 
     def leave(self, key: LeaseKey, reason: str) -> None:
-        """The client is gone, and its pin with it; the reason is counted."""
+        """Remove the client, with its pin, and count the reason."""
         with self._lock:
             if self._clients.pop(key, None) is not None:
                 self._left[reason] += 1
 
     def leave_all(self, process: int) -> int:
-        """The serving process is gone, and all its clients with it; how many they were."""
+        """Remove all clients of a serving process that ended; returns how many there were."""
         with self._lock:
             gone = [key for key in self._clients if key[0] == process]
             for key in gone:
@@ -104,13 +105,13 @@ class Clients:
         return len(gone)
 
     def pinned(self, table_id: int) -> int | None:
-        """The lowest sequence after which somebody needs the table's journal."""
+        """The lowest sequence after which a client needs the table's journal."""
         with self._lock:
             pins = [client.pin for client in self._clients.values() if client.pin is not None]
         return min((after for table, after in pins if table == table_id), default=None)
 
     def of(self, table: str | None = None) -> list[ClientState]:
-        """Those connected to the table (or to any), in order of connection."""
+        """The clients connected to the table (or to any), in order of connection."""
         with self._lock:
             found = [
                 ClientState(client.info, client.sequence, client.depth, client.state)
@@ -120,7 +121,7 @@ class Clients:
         return sorted(found, key=lambda client: client.info.connected_at_us)
 
     def left(self) -> dict[str, int]:
-        """How many left, by reason, since the start."""
+        """How many clients left, by reason, since the start."""
         with self._lock:
             return dict(self._left)
 
@@ -130,10 +131,10 @@ class Clients:
 
 
 def _same_client(one: ClientInfo, other: ClientInfo) -> bool:
-    """Whether they call themselves the same; a stranger can't use up another's share."""
+    """Whether owner and client id are the same, so that a stranger can't use up another's share."""
     return (one.client_id, one.owner, one.host) == (other.client_id, other.owner, other.host)
 
 
 def deepest(clients: Iterable[ClientState]) -> int:
-    """How many changes the slowest of them lies behind."""
+    """How many changes the slowest of the clients is behind."""
     return max((client.depth for client in clients), default=0)

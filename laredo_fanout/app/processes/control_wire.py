@@ -1,4 +1,4 @@
-"""What main and serving process say to each other: length-prefixed JSON over a socket pair.
+"""The messages between main and serving process: length-prefixed JSON over a socket pair.
 
 serving -> main
     {"op": "ready"}                                              waits for the options
@@ -55,18 +55,18 @@ class Control:
 
     @classmethod
     async def over(cls, end: socket.socket) -> Control:
-        """Take over one end of a socket pair."""
+        """Make it from one end of a socket pair."""
         end.setblocking(False)
         return cls(*await asyncio.open_unix_connection(sock=end))
 
     def send(self, message: Message) -> None:
-        """Send a message; one to a process that is gone is dropped (``receive`` tells)."""
+        """Send a message; one to a process that is gone is dropped (``receive`` raises)."""
         if not self._writer.is_closing():
             data = orjson.dumps(message)
             self._writer.write(len(data).to_bytes(_LENGTH, "big") + data)
 
     async def receive(self) -> Message:
-        """The next message.
+        """Wait for the next message.
 
         :raises ControlClosed: if the other process is gone.
         """
@@ -80,7 +80,7 @@ class Control:
         return message
 
     async def close(self) -> None:
-        """Close this end; the other one sees it at once."""
+        """Close this end, which the other one notices at once."""
         self._writer.close()
         try:
             await self._writer.wait_closed()
@@ -111,7 +111,7 @@ def options_to_json(options: ServingOptions) -> Message:
 
 
 def options_from_json(message: Message) -> ServingOptions:
-    """The options that :func:`options_to_json` made the message from."""
+    """Read the options that :func:`options_to_json` wrote."""
     listener = message["listener"]
     tls, connect = listener["tls"], listener["connect"]
     return ServingOptions(

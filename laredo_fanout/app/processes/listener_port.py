@@ -1,4 +1,4 @@
-"""The ports: the one that all serving processes share, and HTTP's."""
+"""Binds the server's ports: the one that all serving processes share, and HTTP's."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _PATIENCE = 3.0
 
 
 class PortTaken(FanoutError):
-    """The address can't be had."""
+    """An address that is configured can't be listened on."""
 
     def __init__(self, host: str, port: int, key: str, why: str) -> None:
         super().__init__(f"can't listen on {host}:{port} ({key}): {why}")
 
 
 async def reserve(host: str, port: int, key: str) -> socket.socket:
-    """Bind (and don't listen), so that the port stays ours while serving processes come and go.
+    """Bind (without listening), so that the port stays ours while serving processes are restarted.
 
     Serving processes join with SO_REUSEPORT, which two servers of one user could do
     by accident too: so first the port is tried alone. The serving processes of a
     server that was killed need a moment to notice: it is tried for three seconds.
 
     :param key: the configuration path, for the message.
-    :raises PortTaken: if somebody else listens there.
+    :raises PortTaken: if another process listens there.
     """
     deadline = asyncio.get_running_loop().time() + _PATIENCE
     while True:
@@ -46,7 +46,7 @@ async def reserve(host: str, port: int, key: str) -> socket.socket:
 
 
 def listen(host: str, port: int, key: str) -> socket.socket:
-    """A socket that listens there, for this process alone.
+    """Listen at the address, for this process alone.
 
     :param key: the configuration path, for the message.
     :raises PortTaken: if it can't.

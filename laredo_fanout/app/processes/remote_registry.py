@@ -1,4 +1,4 @@
-"""The registry of clients as a serving process sees it: the main one's, over the control socket."""
+"""A serving process's registry of clients: calls the main one over the control socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLUSH_INTERVAL = 1.0
 
 
 class RemoteRegistry:
-    """The ``Registry`` of ``serving.ports``."""
+    """The ``Registry`` of ``serving.ports`` over a control socket."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -26,16 +26,16 @@ class RemoteRegistry:
         self._flusher: asyncio.TimerHandle | None = None
 
     async def register(self, info: ClientInfo) -> RemoteLease:
-        """Enter a stream.
+        """Register a stream.
 
-        :raises TooManyClients: if no place is left, or none for this caller.
+        :raises TooManyClients: if a limit is reached, over all processes or for this caller.
         """
         lease = RemoteLease(self, next(self._leases))
         info_json = info_to_json(info)
         try:
             answer = await self.call({"op": "register", "lease": lease.number, "info": info_json})
         except asyncio.CancelledError:
-            # The main process enters it all the same; what it reads next takes it out again.
+            # The main process registers it all the same; what it reads next removes it again.
             lease.close("client")
             raise
         if "full" in answer:
@@ -43,7 +43,7 @@ class RemoteRegistry:
         return lease
 
     async def clients(self, table: str) -> list[ClientState]:
-        """Those connected to the table, in order of connection."""
+        """The clients connected to the table, in order of connection."""
         await self.flush()
         answer = await self.call({"op": "clients", "table": table})
         return await slices.run(_states(answer["clients"]))
@@ -60,7 +60,7 @@ class RemoteRegistry:
             del self._waiting[number]
 
     def answered(self, message: Message) -> None:
-        """An answer came in."""
+        """Hand an answer to the call that waits for it."""
         future = self._waiting.get(message["call"])
         if future is not None and not future.done():
             future.set_result(message)
@@ -69,7 +69,7 @@ class RemoteRegistry:
         self._control.send(message)
 
     def note(self, lease: int, figures: tuple[int, int, str]) -> None:
-        """A session's newest figures; sent on within a second."""
+        """Note a session's newest figures, which are sent within a second."""
         self._changed[lease] = figures
         if self._flusher is None:
             loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class RemoteRegistry:
         self._changed.pop(lease, None)
 
     async def flush(self) -> None:
-        """Send what was noted now."""
+        """Send the noted figures now."""
         if self._flusher is not None:
             self._flusher.cancel()
         self._send_changed()
@@ -102,7 +102,7 @@ def _states(clients: list[Message]) -> Sliced[list[ClientState]]:
 
 
 class RemoteLease:
-    """The ``Lease`` of ``serving.ports``."""
+    """The ``Lease`` of ``serving.ports`` over a control socket."""
 
     def __init__(self, registry: RemoteRegistry, number: int) -> None:
         self._registry = registry

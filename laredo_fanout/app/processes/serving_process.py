@@ -1,6 +1,6 @@
 """A serving process: ``python -m ...serving_process CONTROL_FD WAKE_FD LOG_FORMAT LOG_LEVEL``.
 
-It is told everything over its control socket, and ends when that closes.
+It gets its options over its control socket, and ends when that closes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger("laredo_fanout.serving")
 
 
 async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
-    """Serve until told to drain; the process's exit code."""
+    """Serve until the main process sends drain; returns the process's exit code."""
     control = await Control.over(control_end)
     wakeups = SocketWakeups(wake_end)
     control.send({"op": "ready"})
@@ -71,7 +71,7 @@ async def _listen_to_main(control: Control, registry: RemoteRegistry, drain: asy
         try:
             message = await control.receive()
         except ControlClosed:
-            # Its sessions would see a store that nobody writes: leave the port to the next server.
+            # Its sessions would see a store that isn't written: leave the port to the next server.
             os._exit(MAIN_IS_GONE)
         if message["op"] == "drain":
             drain.set()

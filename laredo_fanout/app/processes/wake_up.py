@@ -1,7 +1,7 @@
-"""Wake-ups: one byte down a socket pair for each durable commit.
+"""Wake-ups of the serving processes: one byte over a socket pair for each durable commit.
 
 The ingest thread sends by itself, so that a busy event loop in the main process
-delays nobody. A full socket needs no byte: a wake-up is waiting in it.
+delays no client. A full socket needs no byte: a wake-up is waiting in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class WakeUps:
         self._lock = threading.Lock()
 
     def add(self, end: socket.socket) -> None:
-        """Notify this end from now on; once right away, for what came before."""
+        """Notify this end from now on, and once at once, for what came before."""
         end.setblocking(False)
         with self._lock:
             self._ends = (*self._ends, end)
@@ -32,7 +32,7 @@ class WakeUps:
             end.close()
 
     def notify(self) -> None:
-        """Notify that something is durable. From any thread; never waits."""
+        """Wake all serving processes: something is durable. From any thread; never waits."""
         for end in self._ends:
             self._send(end)
 

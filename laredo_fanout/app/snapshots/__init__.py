@@ -1,1 +1,1 @@
-"""Periodic snapshots: when they are due, and the process that takes them."""
+"""Periodic snapshots: their schedule, and the process that takes one."""

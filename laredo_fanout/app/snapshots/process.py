@@ -1,8 +1,8 @@
-"""Takes one periodic snapshot: ``python -m ...snapshot_process LOG_FORMAT LOG_LEVEL``.
+"""The process that takes one periodic snapshot: ``python -m ...process LOG_FORMAT LOG_LEVEL``.
 
-Its order comes as a line on stdin, what came of it goes to stdout, both JSON. It
-ends when its stdin does: a server that is gone wants no snapshot, whose read
-transaction would keep old pages of the next one's store.
+Its order comes as a line on stdin, the outcome goes to stdout, both JSON. It
+ends when its stdin does: a server that has ended needs no snapshot, and the snapshot's read
+transaction would keep old pages of the next server's store.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import orjson
 
 from laredo_fanout.app import logs
 from laredo_fanout.snapshots.errors import SnapshotError
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import Taken, take
+from laredo_fanout.snapshots.take import Retention, Taken, take
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
 
 FAILED = 1
 MAIN_IS_GONE = 3
-# Whoever waits for a change comes first.
+# Clients that wait for a change come first.
 _NICENESS = 10
 
 
@@ -36,7 +35,7 @@ def main() -> int:
     order = orjson.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_main, daemon=True).start()
     try:
-        answer, code = _told(_taken(order)), 0
+        answer, code = _answer(_taken(order)), 0
     except (SnapshotError, StoreError) as error:
         answer, code = {"error": str(error)}, FAILED
     sys.stdout.buffer.write(orjson.dumps(answer))
@@ -59,7 +58,7 @@ def _taken(order: dict[str, Any]) -> Taken:
         reader.close()
 
 
-def _told(taken: Taken) -> dict[str, Any]:
+def _answer(taken: Taken) -> dict[str, Any]:
     snapshot = taken.snapshot
     return {
         "snapshot_id": snapshot.snapshot_id,

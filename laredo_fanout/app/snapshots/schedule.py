@@ -1,4 +1,4 @@
-"""When each table's periodic snapshot is due, and the process that writes it."""
+"""The schedule of the tables' periodic snapshots; each is taken by a process of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config, Table
 from laredo_model.retry import Backoff
 
-_SHOWN_LOOK = 0.2
+_SHOWN_POLL = 0.2
 _RETRY = Backoff(initial=5.0, maximum=300.0)
 _VERIFIED_WITHIN = 60.0
-_LOOK_AGAIN = 1.0
+_CHECK_EVERY = 1.0
 
 log = structlog.get_logger("laredo_fanout.snapshots")
 
@@ -38,17 +38,15 @@ class _Plan:
 
 @dataclass
 class SnapshotSchedule:
-    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own.
-
-    :param shown: whether clients see the table (before that there is nothing to write).
-    :param crashed: told if a table's snapshots aren't looked after any more, by a mistake of ours.
-    :param look_soon: has the source's catalog looked at, which each snapshot waits for.
-    """
+    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own."""
 
     config: Config
+    #: Whether clients see the table; before that there is nothing to write.
     shown: Callable[[str], bool]
     log_settings: LogSettings
+    #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
+    #: Called if a defect of ours ended a table's schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshots.process")
     _plans: dict[str, _Plan] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class SnapshotSchedule:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the schedules; returns at once."""
         for table in self.config.tables:
             if table.target.snapshot is not None:
                 self._plans[table.name] = _Plan()
@@ -64,13 +62,13 @@ class SnapshotSchedule:
                 self._tasks.append(supervised(self._keep(table), what, self.crashed))
 
     async def stop(self) -> None:
-        """Cut short what runs: an unfinished file is none."""
+        """Stop, and end a snapshot under way: an unfinished file doesn't count."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def of(self, table: str) -> dict[str, Any] | None:
-        """What /status shows; None for a table without periodic snapshots."""
+        """The table's snapshots for /status; None for a table without periodic snapshots."""
         plan = self._plans.get(table)
         if plan is None:
             return None
@@ -82,7 +80,7 @@ class SnapshotSchedule:
         }
 
     def written(self, table: str) -> int:
-        """How many were written since the start."""
+        """How many of the table's snapshots were written since the start."""
         plan = self._plans.get(table)
         return 0 if plan is None else plan.written
 
@@ -92,7 +90,7 @@ class SnapshotSchedule:
         failures = 0
         while True:
             if not self.shown(table.name):
-                await asyncio.sleep(_SHOWN_LOOK)
+                await asyncio.sleep(_SHOWN_POLL)
                 continue
             began = time.monotonic()
             async with self._one:
@@ -115,14 +113,14 @@ class SnapshotSchedule:
             "max_age": snapshot.retention.max_age,
             "verified_within": _VERIFIED_WITHIN,
         }
-        looking = asyncio.create_task(self._look_again_and_again())
+        checking = asyncio.create_task(self._keep_checking())
         try:
             code, answer = await self._run(order)
         except OSError as failed:
             problem = f"the snapshot process can't be started: {failed}"
             code, answer = None, {"error": problem}
         finally:
-            looking.cancel()
+            checking.cancel()
         if code == 0:
             plan.written += answer.pop("written")
             plan.last, plan.error = answer, None
@@ -132,15 +130,15 @@ class SnapshotSchedule:
             plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
             log.error("snapshot failed", table=table.name, error=plan.error)
 
-    async def _look_again_and_again(self) -> None:
+    async def _keep_checking(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_AGAIN)
+            await asyncio.sleep(_CHECK_EVERY)
             self.check_catalog_soon()
 
     async def _run(self, order: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
-        """The process's exit code and what it said.
+        """Run the process; returns its exit code and its answer.
 
-        :raises OSError: there is no process.
+        :raises OSError: it can't be started.
         """
         process = await asyncio.create_subprocess_exec(
             *self.program,
@@ -152,8 +150,8 @@ class SnapshotSchedule:
         try:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(orjson.dumps(order) + b"\n")
-            said = await process.stdout.read()
-            # Until here its stdin stays open: it would take us for dead.
+            output = await process.stdout.read()
+            # Until here its stdin stays open: its end would end the process.
             process.stdin.close()
             code = await process.wait()
         except BaseException:
@@ -161,13 +159,13 @@ class SnapshotSchedule:
                 process.kill()
             await process.wait()
             raise
-        return _answer(code, said)
+        return _answer(code, output)
 
 
-def _answer(code: int, said: bytes) -> tuple[int | None, dict[str, Any]]:
-    """What the process said; no success without a whole answer."""
+def _answer(code: int, output: bytes) -> tuple[int | None, dict[str, Any]]:
+    """The exit code and the answer in the process's output; without a whole answer no success."""
     try:
-        answer: dict[str, Any] = orjson.loads(said)
+        answer: dict[str, Any] = orjson.loads(output)
     except orjson.JSONDecodeError:
         return None, {"error": f"the snapshot process ended with {code} and no answer"}
     return code, answer

@@ -1,4 +1,4 @@
-"""Bars of the copies below the log, while the server runs in the foreground on a terminal."""
+"""Progress bars of copies below the log, while the server runs in the foreground on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY = 0.5
 
 
 async def draw(status: Callable[[], dict[str, Any]]) -> None:
-    """Show what /status says of copies until cancelled; nothing where stderr is no terminal."""
+    """Draw the copies of /status until cancelled; nothing where stderr is no terminal."""
     console = Console(stderr=True)
     while console.is_terminal:
         if copy_view.copies(status()):
@@ -38,7 +38,7 @@ async def _draw_until_done(console: Console, status: Callable[[], dict[str, Any]
 
 @contextmanager
 def _log_above() -> Iterator[None]:
-    """The log's lines go through what stderr is now: above the bars, not across them."""
+    """Write the log's lines to the current stderr: above the bars, not across them."""
     found = logging.getLogger().handlers
     handlers = [each for each in found if isinstance(each, logging.StreamHandler)]
     before = [handler.setStream(sys.stderr) for handler in handlers]

@@ -1,4 +1,4 @@
-"""Copies on a terminal: a bar for each, its rate and the time that is left."""
+"""The view of copies on a terminal: a bar for each, its rate and the time that is left."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.terminal.shown import cell
+from laredo_fanout.app.terminal import cell
 
 _BAR_WIDTH = 28
 _MINUTE, _HOUR = 60, 3600
 
 
 def copies(status: dict[str, Any]) -> list[Table]:
-    """What /status says of copies and re-copies that are under way; nothing if none is."""
+    """A table with the copies and re-copies under way in ``status``; nothing if there is none."""
     shown = Table.grid(padding=(0, 2))
     for name, copy in _under_way(status):
         shown.add_row(*_row(name, copy))
@@ -60,7 +60,7 @@ def _row(name: str, copy: dict[str, Any]) -> tuple[Text | ProgressBar | str, ...
 
 
 def duration(seconds: float) -> str:
-    """As people say it: ``8 s``, ``3:20``, ``2:05:00``."""
+    """A duration for people: ``8 s``, ``3:20``, ``2:05:00``."""
     whole = round(seconds)
     if whole < _MINUTE:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What ``check``, ``status`` and ``clients`` print."""
+"""Prints the results of ``check``, ``status``, ``clients`` and ``recopy``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.check.finding import Finding, Verdict
-from laredo_fanout.app.terminal import copy_view
-from laredo_fanout.app.terminal.shown import cell, visible
+from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.terminal import cell, copy_view, visible
 from laredo_fanout.errors import FanoutError
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
-_LOOK_EVERY = 0.5
+_POLL_EVERY = 0.5
 _REFUSAL_BYTES = 10_000
 _PATIENCE_S, _LONGER_PATIENCE_S = 5, 15
 # Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
@@ -33,25 +32,25 @@ _WIDTH = None if sys.stdout.isatty() else 220
 
 
 class NoAnswer(FanoutError):
-    """There is no server at this address, or it doesn't answer."""
+    """The address has no server, or it doesn't answer."""
 
 
 class RunningServer:
-    """The HTTP side of a running server, and the token that it asks for, if it does."""
+    """A running server's HTTP address, and the token for it, if it asks for one."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = url.rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def status(self) -> dict[str, Any]:
-        """What /status shows.
+        """GET /status.
 
         :raises NoAnswer: if it doesn't.
         """
         return _answer(self._request("status", "GET"), _PATIENCE_S)
 
     def ask(self, what: str) -> dict[str, Any]:
-        """POST ``what``; the answer.
+        """POST ``what``; returns the answer.
 
         :raises NoAnswer: if it doesn't answer, or refuses.
         """
@@ -63,7 +62,7 @@ class RunningServer:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The server sends none, and whoever else answers isn't to send the token elsewhere."""
+    """Follows no redirect: the server sends none, and the token mustn't be sent elsewhere."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -78,13 +77,13 @@ def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
         with _opener.open(request, timeout=timeout) as answer:
             found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as refused:
-        said = refused.read(_REFUSAL_BYTES).decode(errors="replace")
+        body = refused.read(_REFUSAL_BYTES).decode(errors="replace")
         if refused.code == 401:
             raise NoAnswer(
                 f"{address} wants its http.token: give the server's --config, or set"
                 " LAREDO_HTTP_TOKEN"
             ) from refused
-        raise NoAnswer(visible(f"{address} refuses: {said or refused.reason}")) from refused
+        raise NoAnswer(visible(f"{address} refuses: {body or refused.reason}")) from refused
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NoAnswer(
@@ -99,7 +98,7 @@ def show_json(content: Any) -> None:
 
 
 def show(what: str, status: dict[str, Any]) -> None:
-    """Print one look at a server."""
+    """Print a view of a server's status once."""
     Console(width=_WIDTH).print(_VIEWS[what](status))
 
 
@@ -120,11 +119,11 @@ def show_findings(found: Sequence[Finding]) -> None:
         console.print(Text("nothing is missing", style="green"))
 
 
-class Watching:
-    """A view that is drawn anew in place; where that can't be (a pipe), one below the other.
+class LiveView:
+    """A view that is refreshed in place; where that can't be (a pipe), one below the other.
 
     Within the block Ctrl-C is taken by :meth:`pause` alone: raised wherever Python happens to be,
-    it may end in a finalizer, which nobody hears of. It waits for an answer, then, at most.
+    it may end in a finalizer, where it is lost. It waits for an answer, then, at most.
     """
 
     def __init__(self, what: str) -> None:
@@ -148,7 +147,7 @@ class Watching:
         if select.select([self._pressed], [], [], seconds)[0]:
             raise KeyboardInterrupt
 
-    def __enter__(self) -> Watching:
+    def __enter__(self) -> LiveView:
         with ExitStack() as ending:
             self._pressed, told = map(ending.enter_context, socket.socketpair())
             told.setblocking(False)
@@ -169,19 +168,19 @@ class Watching:
         self._ending.close()
 
 
-class Ended(NamedTuple):
-    """How a re-copy that was watched ended."""
+class RecopyOutcome(NamedTuple):
+    """The outcome of a re-copy that was watched."""
 
     text: str
     failed: bool
 
 
-def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | None) -> Ended:
-    """Show the table's re-copy until it has ended. ``before`` is the one that had ended before.
+def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | None) -> RecopyOutcome:
+    """Show the table's re-copy until it has ended. ``before`` is the last one that had ended.
 
-    :raises NoAnswer: if the server goes away.
+    :raises NoAnswer: if the server ends or doesn't answer.
     """
-    with Watching("copies") as watching:
+    with LiveView("copies") as view:
         while True:
             status = server.status()
             shown = status["tables"][table]["recopy"] or {"active": False, "last": None}
@@ -190,14 +189,16 @@ def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | Non
                 break
             connected = all(source["connected"] for source in status["sources"].values())
             if connected and not shown["active"]:
-                text = f"{table}: its end wasn't seen, because the server was restarted; ask again"
-                return Ended(text, failed=True)
-            watching.show(status)
-            watching.pause(_LOOK_EVERY)
+                text = f"{table}: its end wasn't seen, because the server was restarted; try again"
+                return RecopyOutcome(text, failed=True)
+            view.show(status)
+            view.pause(_POLL_EVERY)
     if last["error"] is not None:
         text = f"{table}: the re-copy ended without a result: {last['error']}"
-        return Ended(visible(text), failed=True)
-    return Ended(f"{table}: {last['differing']:,} rows differed and are put right", failed=False)
+        return RecopyOutcome(visible(text), failed=True)
+    return RecopyOutcome(
+        f"{table}: {last['differing']:,} rows differed and are repaired", failed=False
+    )
 
 
 def _status_view(status: dict[str, Any]) -> RenderableType:
@@ -252,7 +253,7 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
 
 
 def _kept_wal(slot: dict[str, Any]) -> str:
-    """What the slot keeps, of what it may."""
+    """The WAL that the slot keeps, and its limit."""
     if slot.get("retained_bytes") is None:
         return ""
     most = slot.get("max_wal_bytes")

@@ -1,4 +1,4 @@
-"""One open gRPC stream: how it is ended from outside, and when its client counts as stalled."""
+"""An open gRPC call: how it is ended from outside, and when its client counts as stalled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laredo_fanout.serving.ports import Lease
 
 
 class Call:
-    """A handle on one open call, made in its task. `table` and `lease` are set later."""
+    """A handle on an open call, made in its task. `table` and `lease` are set later."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -28,9 +28,9 @@ class Call:
 
 
 class StallGuard:
-    """Ends a call that owes its client messages of which it takes none for `timeout_s`.
+    """Ends a call whose client takes none of the messages that wait for it for `timeout_s`.
 
-    `excused` says when it isn't the client who keeps the call waiting.
+    `excused` returns whether the call waits for something other than its client.
     """
 
     def __init__(self, call: Call, timeout_s: float, excused: Callable[[], bool]) -> None:
@@ -39,7 +39,7 @@ class StallGuard:
         self._excused = excused
         self._moved = True
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(timeout_s, self._look)
+        self._timer = self._loop.call_later(timeout_s, self._check)
 
     def moved(self) -> None:
         """The client took a message, or waited for something else than itself."""
@@ -49,9 +49,11 @@ class StallGuard:
         """The call is over."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self._moved and not self._excused():
-            who = self._call.caller.client_id
-            self._call.end(Stalled(f"client {who!r} took no message for {self._timeout_s:g} s"))
+            client_id = self._call.caller.client_id
+            self._call.end(
+                Stalled(f"client {client_id!r} took no message for {self._timeout_s:g} s")
+            )
         self._moved = False
-        self._timer = self._loop.call_later(self._timeout_s, self._look)
+        self._timer = self._loop.call_later(self._timeout_s, self._check)

@@ -23,15 +23,14 @@ _SHORT_NAMES = {
 
 @dataclass(slots=True)
 class Caller:
-    """Who makes a call. `client_id`: its name for itself, known once its request is read.
-
-    `authorization` is the metadata of that name; `certificate` identifies a client certificate;
-    both are "" where there is none.
-    """
+    """The client of a call, as its connection and metadata identify it."""
 
     peer: str
+    #: The metadata of that name; "" where there is none.
     authorization: str
+    #: Identifies the client certificate; "" where there is none.
     certificate: str
+    #: The name that the client gives itself, known once its request is read.
     client_id: str = ""
 
     @property

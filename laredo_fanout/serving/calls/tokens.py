@@ -2,7 +2,7 @@
 
 One token a line, followed by the tables it may read (`schema.name`, none: all); `#` begins a
 comment. The file is read again within a second or two when it changes, without a restart: a token
-that is no longer there lets nobody in, and the streams that it opened end with UNAUTHENTICATED.
+that is no longer there is refused, and the streams that it opened end with UNAUTHENTICATED.
 
     3f9c...e1
     77ab...02  public.users public.orders   # the search team
@@ -55,14 +55,14 @@ class Tokens:
         self._unusable_since: float | None = None
 
     def known(self, authorization: str) -> None:
-        """See that the token is in the file, for whatever table.
+        """Check that the token is in the file, for whatever table.
 
         :raises NoToken: none is given, or one that isn't.
         """
         self._found(authorization)
 
     def check(self, authorization: str, table: str) -> None:
-        """Let the call go on, or not.
+        """Check that the token may read the table.
 
         :raises NoToken: no token is given, or one that isn't in the file.
         :raises TokenForbids: the token may not read this table.
@@ -72,16 +72,16 @@ class Tokens:
             raise TokenForbids(f"this token may not read table {table}")
 
     def owner(self, authorization: str) -> str:
-        """The token's name in messages; "" if it is the only one, and shares with nobody."""
+        """The token's name in messages; "" if it is the only one."""
         if len({grant.token for grant in self._grants}) < 2:
             return ""
-        return f"token {digest(_given(authorization))}"
+        return f"token {digest(_token_in(authorization))}"
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Check the file every CHECK_EVERY_S, in a thread; never returns.
 
         `changed` is called once a new content is read, and again a check later if it is still
-        the same: open streams are judged by what somebody has finished writing.
+        the same: open streams are checked against a file that was written to its end.
         """
         settled = True
         while True:
@@ -92,10 +92,10 @@ class Tokens:
             settled = not moved
 
     def reread(self, now: float) -> bool:
-        """Read the file again if it isn't as it was; whether that changed who may read.
+        """Read the file again if it has changed; returns whether the grants changed.
 
         A file that can't be read, or holds no token, is taken for one that is being written for
-        UNUSABLE_S: the tokens read before stay so long. After that nobody may read.
+        UNUSABLE_S: the tokens read before stay so long. After that every call is refused.
         """
         try:
             stamp = _stamp(self._path)
@@ -120,22 +120,22 @@ class Tokens:
             )
         if not self._grants or now - self._unusable_since < UNUSABLE_S:
             return False
-        log.error("tokens file not usable, nobody may read any more", error=str(error))
+        log.error("tokens file not usable, every call is refused", error=str(error))
         self._grants = []
         return True
 
     def _found(self, authorization: str) -> list[_Grant]:
         if not authorization.lower().startswith(_SCHEME):
             raise NoToken('a token is needed: send metadata "authorization: Bearer <token>"')
-        given = _given(authorization)
-        # Every token is compared, each in constant time, so that timing tells nothing.
+        given = _token_in(authorization)
+        # Every token is compared, each in constant time, so that timing reveals nothing.
         found = [grant for grant in self._grants if hmac.compare_digest(grant.token, given)]
         if not found:
             raise NoToken("this token is unknown here (see fanout.grpc.tokens_file)")
         return found
 
 
-def _given(authorization: str) -> bytes:
+def _token_in(authorization: str) -> bytes:
     return authorization[len(_SCHEME) :].strip().encode()
 
 

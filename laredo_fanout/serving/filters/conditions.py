@@ -31,7 +31,7 @@ _FLOAT_CHARACTERS = 1100
 def canonical(text: str) -> str | None:
     """The same text for equal numbers: ``1.00``, ``1`` and ``10e-1``; None: it isn't a number.
 
-    An exponent is never expanded, and one of more than 18 digits is nobody's number.
+    An exponent is never expanded, and text with one of more than 18 digits is no number.
     """
     found = _NUMBER.match(text)
     if found is None:
@@ -147,25 +147,23 @@ def _short_integer(key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One predicate on one column.
+    """A predicate on one column: on ``wanted`` values, or else on a ``prefix``."""
 
-    ``index`` is its index in ``filters``, for messages. It is of ``wanted`` values, or else of a
-    ``prefix``. ``literal`` is what ``equals`` compares with, as JSON writes it, if only a string's
-    own bytes can equal it.
-    """
-
+    #: Its index in ``filters``, for messages.
     index: int
     field: str
     wanted: Wanted | None
     prefix: str
+    #: What ``equals`` compares with, as JSON writes it, if only a string's own bytes can equal it.
     literal: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """All predicates of a request. Equal requests have an equal ``signature``."""
+    """All predicates of a request."""
 
     each: tuple[Condition, ...]
+    #: Equal for equal requests.
     signature: bytes
 
 

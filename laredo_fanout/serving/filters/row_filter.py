@@ -73,7 +73,7 @@ class RowFilter:
         return True
 
     def of_unknown(self) -> RowFilter:
-        """The same, for changes whose old lines don't say what the client has.
+        """The same filter, for changes whose old lines don't show what the client has.
 
         What doesn't pass is a DELETE then, of a row that the client may not have.
         """

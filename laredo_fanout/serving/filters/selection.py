@@ -12,18 +12,19 @@ from laredo_model.change import Action
 
 
 class Entry(NamedTuple):
-    """One change; `transaction` is its index in the batch's per-transaction columns."""
+    """A change of one row or a TRUNCATE."""
 
     sequence: int
     action: int
     key: bytes
     line: bytes
     old: bytes
+    #: Its index in the batch's per-transaction columns.
     transaction: int
 
 
 def entries(batch: wire.ChangeBatch, row_filter: RowFilter | None) -> Iterator[Entry | None]:
-    """What the filter shows of a batch that holds its old rows; None after each slice of it.
+    """The changes of a batch that pass the filter; None after each slice of it.
 
     The old row is left out of what becomes an INSERT, the new row of what becomes a DELETE.
     """

@@ -1,4 +1,4 @@
-"""What both wire forms share: the messages that are not rows, and the form's interface."""
+"""The interface of a wire form, and the messages without rows, which both forms share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laredo_model.column import Column
 
 
 class Form(Protocol):
-    """How a session's rows and changes become SyncResponse bytes.
+    """Encodes a session's rows and changes as SyncResponse bytes.
 
     `signature` names everything that the bytes of a record depend on, so that sessions with equal
     signatures share them; `extended` says whether fields from 100 up may be sent; `wants_old`
@@ -68,7 +68,7 @@ def column_definitions(columns: Sequence[Column], *, extended: bool) -> list[wir
 
 
 class Messages:
-    """The messages of a session that carry no rows; extensions only for whom asked for them."""
+    """The messages of a session that carry no rows; extensions only on request."""
 
     def __init__(self, *, extended: bool, boundaries: bool = False) -> None:
         """`boundaries`: whether the client asked for them; it then asked for the rest too."""
@@ -88,7 +88,7 @@ class Messages:
         history: str,
         boundary: int,
     ) -> bytes:
-        """What the server decided, and where it stands."""
+        """The handshake: the catch-up mode, and the server's position."""
         message = wire.SyncHandshake(
             mode=mode,
             server_current_sequence=sequence,
@@ -109,7 +109,7 @@ class Messages:
     def snapshot_begin(
         self, *, snapshot_id: str, sequence: int, rows: int, position: int, reason: str
     ) -> bytes:
-        """Rows follow that replace all that the client has."""
+        """The beginning of a snapshot, whose rows replace all that the client has."""
         message = wire.SnapshotBegin(snapshot_id=snapshot_id, sequence=sequence, row_count=rows)
         if self._extended:
             message.source_position = position_.text(position)
@@ -126,7 +126,7 @@ class Messages:
         checksum: str,
         boundary: int,
     ) -> bytes:
-        """All rows of the snapshot were sent."""
+        """The end of a snapshot: all its rows were sent."""
         message = wire.SnapshotEnd(sequence=sequence, rows_sent=rows_sent)
         if self._extended:
             message.source_position = position_.text(position)
@@ -137,7 +137,7 @@ class Messages:
         return wire.SyncResponse(snapshot_end=message).SerializeToString()
 
     def schema_change(self, sequence: int, old: Sequence[Column], new: Sequence[Column]) -> bytes:
-        """The columns changed; a snapshot follows."""
+        """The notice of changed columns; a snapshot follows."""
         message = wire.SchemaChangeNotification(
             sequence=sequence,
             old_columns=column_definitions(old, extended=self._extended),
@@ -146,7 +146,7 @@ class Messages:
         return wire.SyncResponse(schema_change=message).SerializeToString()
 
     def heartbeat(self, *, sequence: int, position: int, boundary: int) -> bytes:
-        """Everything up to here was sent before."""
+        """A heartbeat: everything up to the position was sent before."""
         message = wire.Heartbeat(current_sequence=sequence, server_time=timestamp(now_us()))
         if self._extended:
             message.source_position = position_.text(position)
@@ -155,6 +155,6 @@ class Messages:
         return wire.SyncResponse(heartbeat=message).SerializeToString()
 
     def go_away(self, reason: str, deadline_unix_ms: int) -> bytes:
-        """Connect elsewhere by then."""
+        """The notice to reconnect elsewhere until the deadline."""
         message = wire.GoAway(reason=reason, drain_deadline_unix_ms=deadline_unix_ms)
         return wire.SyncResponse(go_away=message).SerializeToString()

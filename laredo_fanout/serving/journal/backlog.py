@@ -26,19 +26,19 @@ class Backlog:
         self._reads = 0
 
     def begin_turn(self) -> None:
-        """The event loop has been through: count on."""
+        """Begin a turn of the event loop: counting may go on."""
         self._reads = 0
 
     @property
     def unfinished(self) -> bool:
-        """Whether somebody's answer needs another turn."""
+        """Whether a count needs another turn."""
         return self._reads > READS_A_TURN
 
     def more_than(self, limit: int, after: int, upto: int) -> bool:
         """Whether more than `limit` transactions lie after one sequence, up to another.
 
-        Counts only so much in a turn, for all who ask: a long stretch may need several until the
-        answer can become True.
+        Counts only so much in a turn, for all sessions: a long range may need several turns until
+        the answer can become True.
         """
         if upto - after <= limit:
             return False

@@ -20,15 +20,13 @@ READ_BYTES = 256 << 10
 
 
 class Encoded(NamedTuple):
-    """A journal record, encoded in one wire form.
-
-    `complete`: the position up to which every transaction that it has changes of is whole; None
-    when it holds but a part of one.
-    """
+    """A journal record, encoded in one wire form."""
 
     messages: list[bytes]
     first_sequence: int
     last_sequence: int
+    #: The position up to which every transaction that it has changes of is whole; None when it
+    #: holds but a part of one.
     complete: int | None
     size: int
 
@@ -67,7 +65,7 @@ class RecentRecords:
             return known
         under_way = self._under_way.get(key)
         if under_way is not None:
-            # Somebody may be at a newer state of this record, or an older one.
+            # A session may be at a newer state of this record, or an older one.
             shared = await asyncio.shield(under_way)
             if shared.last_sequence == record.last_sequence:
                 return shared

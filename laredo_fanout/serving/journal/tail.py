@@ -21,28 +21,28 @@ class Follower(Protocol):
     """The part of a session that its table's tail calls."""
 
     def notify(self) -> None:
-        """There may be something to send."""
+        """Wake the session: there may be something to send."""
         ...
 
     def position_moved(self) -> None:
-        """The store's position moved, with or without changes of this table."""
+        """Note that the store's position moved, with or without changes of this table."""
         ...
 
     def verified_position_moved(self) -> None:
-        """PostgreSQL's catalog was checked: the table's verified position moved."""
+        """Note that the table's verified position moved."""
         ...
 
     def judge_backlog(self, before: TableView, now: TableView) -> None:
-        """The table moved; the session may be blocked in a write and must judge its backlog."""
+        """Check the session's backlog; the session itself may be blocked in a write."""
         ...
 
 
 class Tail:
     """One table's newest state, and the sessions that follow it.
 
-    Sessions are notified when the table itself changed; those that care, also when the position
-    moved, at most once in POSITION_PAUSE_S. `view` and `history` are None as long as the store
-    has no such table, or no source. `request_check` has PostgreSQL's catalog checked soon.
+    Sessions are notified when the table itself changed, and, at most once in POSITION_PAUSE_S,
+    when the position moved. `view` and `history` are None as long as the store
+    has no such table, or no source. `request_check` requests a catalog check.
     """
 
     def __init__(self, name: str, reader: StoreReader, request_check: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Tail:
         self._asked: asyncio.TimerHandle | None = None
 
     def refresh(self, history: History | None) -> None:
-        """Read the table's figures and wake those whom they concern."""
+        """Read the table's figures and notify the sessions that they concern."""
         before, history_before = self.view, self.history
         try:
             now = self._reader.table(self.name)
@@ -81,8 +81,8 @@ class Tail:
             self._verified_position_moved()
 
     def _judge(self, before: TableView, now: TableView) -> None:
-        """Have the sessions judge their backlogs, and again in the loop's next turn if counting
-        them takes longer."""
+        """Have the sessions check their backlogs, and again in the loop's next turn if counting
+        takes longer."""
         if self._judging is not None:
             self._judging.cancel()
             self._judging = None
@@ -102,20 +102,20 @@ class Tail:
         return self._backlog
 
     def follow(self, follower: Follower) -> None:
-        """Notify this one from now on."""
+        """Notify this session from now on."""
         self._followers.add(follower)
 
     def leave(self, follower: Follower) -> None:
-        """Notify it no more."""
+        """Stop notifying this session."""
         self._followers.discard(follower)
 
     def notify_all(self) -> None:
-        """Every session may have something to do."""
+        """Notify every session."""
         for follower in self._followers:
             follower.notify()
 
     def want_verified(self, position: int) -> None:
-        """A client waits until the verified position has passed this one."""
+        """Request catalog checks until the verified position has passed this one."""
         self._wanted = max(self._wanted, position)
         if self._asked is None:
             self._ask_if_wanted()

@@ -12,16 +12,18 @@ from typing import TypeVar
 
 import structlog
 
+from laredo_archive.aws.clients import Clients
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read import fetched_diff, location
 from laredo_archive.read.location import FoundArchive
+from laredo_archive.storage import access
 from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local.destination import LocalDestination
 from laredo_fanout.serving.daemon_threads import DaemonThreads
 from laredo_fanout.serving.options import ArchiveOptions
-from laredo_fanout.serving.replay.archive_store import destination_of
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
 from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
 from laredo_model.change import Change
@@ -36,15 +38,16 @@ THREADS = 8
 MANIFEST_WAIT_S = 10.0
 """How long a client waits for the archive's manifest before it is sent a snapshot."""
 FRESH_S = 1.0
-"""A manifest read so long ago, in seconds, stands for the one that is there now."""
-AWAY_S = 10.0
-"""How long an archive that couldn't be read isn't tried again."""
+"""How long, in seconds, a manifest that was read is used without reading it again."""
+UNAVAILABLE_S = 10.0
+"""How long, in seconds, an archive that couldn't be read isn't tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A manifest as read at `at`, in the loop's time; or why it couldn't be read."""
+    """A manifest as it was read, or why it couldn't be read."""
 
+    #: When, in the loop's time.
     at: float
     found: FoundArchive | None
     problem: str
@@ -73,13 +76,13 @@ class TableArchive:
         self._bad: dict[str, float] = {}
 
     def count(self, outcome: Outcome) -> None:
-        """One client's replay came to this."""
+        """Count the outcome of one client's replay."""
         self._on_outcome(self.table, outcome)
 
     async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
-        """The archive, with a manifest that is FRESH_S old at most (or: read now).
+        """Find the archive, with a manifest that is FRESH_S old at most (`newest`: read now).
 
-        Clients that ask together are answered by one read. The second value: whether
+        Clients that ask together are answered by one read. The second value is whether
         it was read now.
 
         :raises NoReplay: it can't be read.
@@ -88,22 +91,22 @@ class TableArchive:
         known = self._read
         if known is not None and self._reading is None:
             age = loop.time() - known.at
-            if known.found is None and age < AWAY_S:
+            if known.found is None and age < UNAVAILABLE_S:
                 raise NoReplay(Outcome.UNREADABLE, known.problem)
             if known.found is not None and age < FRESH_S and not newest:
                 return known.found, False
         if self._reading is None:
-            self._reading = asyncio.create_task(self._look())
-        looking = self._reading
-        await asyncio.wait({looking}, timeout=MANIFEST_WAIT_S)
-        if not looking.done():
+            self._reading = asyncio.create_task(self._read_manifest())
+        reading_now = self._reading
+        await asyncio.wait({reading_now}, timeout=MANIFEST_WAIT_S)
+        if not reading_now.done():
             raise NoReplay(Outcome.UNREADABLE, f"no manifest within {MANIFEST_WAIT_S:g} s")
-        reading = looking.result()
+        reading = reading_now.result()
         if reading.found is None:
             raise NoReplay(Outcome.UNREADABLE, reading.problem)
         return reading.found, True
 
-    async def _look(self) -> Reading:
+    async def _read_manifest(self) -> Reading:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._executor, self._find)
@@ -121,7 +124,7 @@ class TableArchive:
         return reading
 
     def _find(self) -> FoundArchive:
-        """In a thread; one at a time."""
+        """Read the manifest, in a thread; one at a time."""
         if self._destination is None:
             self._destination = destination_of(self._options)
         destination, key = self._destination, manifest_key(self._options.key_prefix)
@@ -134,7 +137,7 @@ class TableArchive:
         return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
 
     def check(self, found: FoundArchive, diffs: tuple[Artifact, ...]) -> None:
-        """See that each diff is there in a format to be read, and wasn't broken a moment ago.
+        """Check that each diff has a format that can be read, and wasn't broken a moment ago.
 
         :raises NoReplay: one isn't.
         """
@@ -144,19 +147,19 @@ class TableArchive:
                 entry = fetched_diff.choose(found, diff, self._options.formats)[1]
             except ArchiveError as failure:
                 raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
-            if now - self._bad.get(entry.key, float("-inf")) < AWAY_S:
+            if now - self._bad.get(entry.key, float("-inf")) < UNAVAILABLE_S:
                 raise NoReplay(Outcome.UNREADABLE, f"{entry.uri} was broken a moment ago")
 
     def broken(self, diff: Artifact) -> None:
-        """The diff couldn't be read: clients that come now needn't try it."""
+        """Remember a diff that couldn't be read, so that other clients don't try it now."""
         now = asyncio.get_running_loop().time()
-        self._bad = {key: at for key, at in self._bad.items() if now - at < AWAY_S}
+        self._bad = {key: at for key, at in self._bad.items() if now - at < UNAVAILABLE_S}
         self._bad |= dict.fromkeys(diff.keys, now)
 
     def changes(
         self, found: FoundArchive, diff: Artifact, columns: tuple[Column, ...]
     ) -> Iterator[Change]:
-        """A diff's changes, proven; in a thread. Raises like `fetched.changes`."""
+        """Read a diff's changes, checked, in a thread. Raises like `fetched_diff.changes`."""
         _, entry = fetched_diff.choose(found, diff, self._options.formats)
         if self._directory is not None and entry.size_bytes > fetched_diff.MEMORY_BYTES:
             _check_room(self._directory, entry)
@@ -168,7 +171,7 @@ class TableArchive:
 
 
 def _check_room(directory: Path, entry: FormatEntry) -> None:
-    """See that fetching so much leaves the store's disk its reserve.
+    """Check that fetching an object leaves the store's disk its reserve.
 
     :raises NoRoomToFetch: it doesn't.
     """
@@ -201,5 +204,25 @@ class Archives:
         return self._tables.get(table)
 
     def close(self) -> None:
-        """Wait for no read that is under way."""
+        """Stop the threads, without waiting for reads that are under way."""
         self._executor.shutdown()
+
+
+def destination_of(options: ArchiveOptions) -> Destination:
+    """The location; nothing is read there yet.
+
+    :raises ArchiveError: if it can't be one, or the `aws` extra isn't installed.
+    """
+    if options.path is not None:
+        return LocalDestination(options.path)
+    profiles, credentials = access.profiles(
+        options.profile, options.role_arn, options.external_id, options.region
+    )
+    reached = access.S3Access(
+        Clients(profiles),
+        credentials,
+        region=options.region,
+        endpoint=options.endpoint,
+        addressing=options.addressing,
+    )
+    return reached.destination(options.bucket or "", options.prefix.strip("/").split("/"))

@@ -16,7 +16,7 @@ compares rows and checksum). All of it within one history: a position of another
    One that did and has s(F) != s(T) is mentioned and set, whatever s(P) is. But one that changed
    and changed back has s(F) = s(T): it isn't mentioned, and the client may hold something else (a
    row inserted before P and deleted after it). The diff's entry counts them: `cancelled`. At 0
-   there are none, and the client ends at S(T); above 0, or where nobody counted, it gets a
+   there are none, and the client ends at S(T); above 0, or where they weren't counted, it gets a
    snapshot.
 3. P inside a window with a TRUNCATE: the diff is the whole table, no smaller than a snapshot of it
    now. And a client that loses its stream after the TRUNCATE and before the last row, and then
@@ -32,7 +32,7 @@ compares rows and checksum). All of it within one history: a position of another
    doesn't: so what doesn't pass at T is a DELETE, whether or not the client has the row
    (`RowFilter.of_unknown`).
 6. Old rows (want_old) are right at a boundary; inside the window they are s(F), not what the client
-   holds. Who asks for them relies on them, and gets a snapshot.
+   holds. A client that asks for them relies on them, and gets a snapshot.
 7. The end H is the newest boundary at or before the server's own position. With floor <= H the
    journal is whole after H and takes over there: entries beyond H, each in the order in which
    they were committed. `seen_position` is a boundary too, the head's state without an artifact: the
@@ -45,9 +45,9 @@ compares rows and checksum). All of it within one history: a position of another
    reaches back to P has all their changes in order. (A diff with other bounds might mention
    neither: our own client asks for a snapshot then, `Replica.needs_snapshot`.)
 9. Sequences. The journal's own are known for entries in the journal only. The replayed changes get
-   the numbers just below its oldest entry's, so that none of them is ever taken for an entry: who
-   resumes by one gets a snapshot, or, by the last, the journal from its oldest entry on. From
-   there to the first entry beyond H the numbers leave a gap where H is beyond the floor.
+   the numbers just below its oldest entry's, so that none of them is ever taken for an entry: a
+   client that resumes by one gets a snapshot, or, by the last, the journal from its oldest entry
+   on. From there to the first entry beyond H the numbers leave a gap where H is beyond the floor.
 10. Columns. Lines are bytes in the columns' order, so the columns of every epoch on the way must
    be the table's now, in every detail.
 
@@ -98,15 +98,14 @@ class NoReplay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The diffs that catch one client up.
-
-    `before`: the client's position. `inside`: it stands inside the first diff's window. `through`:
-    where the journal takes over.
-    """
+    """The diffs that catch one client up."""
 
     diffs: tuple[Artifact, ...]
+    #: The client's position.
     before: Position
+    #: Whether it lies inside the first diff's window.
     inside: bool
+    #: Where the journal takes over.
     through: Position
 
     @property
@@ -123,7 +122,7 @@ def entries_of(diff: Artifact) -> int:
 def chain(
     manifest: Manifest, where: str, asked: SyncAsked, view: TableView, history: History
 ) -> Chain:
-    """The diffs that catch this client up, exactly.
+    """Find the diffs that catch this client up, exactly.
 
     `where`: the manifest's URI, for messages.
 
@@ -162,7 +161,7 @@ def _of_history(epochs: Sequence[Epoch], history: History) -> list[Epoch]:
 
 
 def _start(found: Sequence[Boundary], before: Position, *, inclusive: bool) -> Boundary:
-    """The last boundary whose state the client has surely reached."""
+    """The last boundary whose state the client has certainly reached."""
     upto = before - 1 if inclusive else before
     reached = [boundary for boundary in found if boundary.position <= upto]
     if not reached:

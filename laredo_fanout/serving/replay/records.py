@@ -1,8 +1,8 @@
-"""Archive diffs converted to journal records, so that wire forms and filters need no change.
+"""Converts an archive's diffs to journal records, so that wire forms and filters need no change.
 
-Each diff is one transaction at its end's position; it says since when it stands for all
-transactions. So one without changes is sent, too. A base client is shown the position that it had
-before for all but the last change: should it lose its stream in between, it comes back with that.
+Each diff is one transaction at its end's position, and its `since` is the position behind which it
+stands for all transactions. So one without changes is sent, too. A base client is sent the position
+that it had before for all but the last change: should it lose its stream, it resumes with that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some changes of one diff. `record` is None for a base client's diff that has none.
+    """Some changes of one diff."""
 
-    `complete`: the diff's position where these are its last, else None; `inside`: the client
-    stands inside this diff's window.
-    """
-
+    #: None for a base client's diff that has none.
     record: Record | None
+    #: The diff's position where these are its last changes, else None.
     complete: Position | None
+    #: Whether the client's position lies inside this diff's window.
     inside: bool
 
 

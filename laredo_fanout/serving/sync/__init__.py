@@ -1,1 +1,1 @@
-"""One client's stream: snapshot, journal, verified positions."""
+"""The sessions of the Sync call: snapshot, journal, verified positions."""

@@ -1,4 +1,4 @@
-"""One client's stream, shared by the phases of its session: table, wire form, cursor, position."""
+"""A client's stream, shared by the phases of its session: table, wire form, cursor, position."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from laredo_model.history import History
 
 
 class ClientStream:
-    """The state of one client's stream, and its sending. Call `enter` before all else."""
+    """The state of a client's stream, and its sending. Call `enter` before all else."""
 
     view: TableView
     """The incarnation of the table that is sent, as it was when the session took it."""
     form: Form
     filter: RowFilter | None
     history: History
-    """What all positions of this stream belong to."""
+    """The history of all positions of this stream."""
 
     def __init__(
         self,
@@ -72,31 +72,31 @@ class ClientStream:
         return BaseForm(chosen, self.shared.structs)
 
     def show(self, state: str, depth: int = 0) -> None:
-        """What the server's lists say of the client: its phase, and how many changes it lacks."""
+        """Update the registry's entry of the client: its phase, and how many changes it lacks."""
         self._lease.update(sequence=self.cursor, depth=depth, state=state)
 
     def moved(self) -> None:
-        """It isn't the client who keeps the session waiting."""
+        """Note progress, so that the client doesn't count as stalled."""
         if self.guard is not None:
             self.guard.moved()
 
     def close(self) -> None:
-        """The session is over."""
+        """End the stream."""
         self.heartbeats.stop()
         self.pin.release()
         if self.guard is not None:
             self.guard.stop()
 
     async def send(self, message: bytes) -> None:
-        """Returns when the client's side has taken it."""
+        """Send a message; returns when the client's side has taken it."""
         await self._write(message)
         self.moved()
 
     async def shake_hands(
         self, mode: wire.SyncMode, sequence: int, position: int, snapshot_id: str = ""
     ) -> None:
-        """Say that the stream goes on behind the cursor; the server is at `sequence` and
-        `position`."""
+        """Send the handshake: the stream goes on behind the cursor, the server is at `sequence`
+        and `position`."""
         self.verified.begin(self.position)
         await self.send(
             self.messages.handshake(
@@ -119,7 +119,7 @@ class ClientStream:
         return self.verified.due(self.position) or self.heartbeats.wanted(self.position)
 
     async def send_heartbeat(self) -> None:
-        """Say how far the client has come."""
+        """Send the client its position."""
         self.heartbeats.sent(self.position)
         await self.send(
             self.messages.heartbeat(

@@ -1,4 +1,4 @@
-"""The heartbeats of a session: when the client next gets its position although nothing changed."""
+"""The heartbeats of a session: messages that send the client its position without changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Heartbeats:
         """Whether the interval is over."""
 
     def start(self) -> None:
-        """Have a heartbeat every interval."""
+        """Start the timer."""
         self._timer = self._loop.call_later(self._interval_s, self._elapsed)
 
     def stop(self) -> None:
@@ -29,12 +29,12 @@ class Heartbeats:
             self._timer.cancel()
 
     def position_moved(self) -> None:
-        """Have the client get the new position, though nothing else is sent."""
+        """Want a heartbeat with the new position, though nothing else is sent."""
         self._position_moved = True
         self._notify()
 
     def has_position(self, position: int) -> None:
-        """Another message gave the client this position."""
+        """Note that another message sent the client this position."""
         self._sent_position = position
 
     def wanted(self, position: int) -> bool:
@@ -42,7 +42,7 @@ class Heartbeats:
         return self.due or (self._position_moved and position > self._sent_position)
 
     def sent(self, position: int) -> None:
-        """A heartbeat with this position was made."""
+        """Note that a heartbeat with this position was made."""
         self.due = self._position_moved = False
         self._sent_position = position
 

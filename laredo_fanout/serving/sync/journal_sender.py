@@ -1,4 +1,4 @@
-"""A session's journal phase: what follows the client's cursor, then each change as it comes."""
+"""A session's journal phase: sends the journal from the client's cursor on, then each change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laredo_fanout.serving.journal.backlog import Backlog
 from laredo_fanout.serving.journal.recent import Encoded
 from laredo_fanout.serving.options import BufferPolicy, TableOptions
 from laredo_fanout.serving.sync.client_stream import ClientStream
-from laredo_fanout.serving.sync.repaired import Part, Stretches
+from laredo_fanout.serving.sync.repaired import Part, SuspectRangeReader
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
 from laredo_fanout.store.table import SuspectRange
@@ -28,11 +28,11 @@ class JournalSender:
         self._client = client
         self._options = options
         self._backlog = backlog
-        self._stretches = Stretches(client.shared.reader)
+        self._suspect_ranges = SuspectRangeReader(client.shared.reader)
         self.live = False
 
     def check_backlog(self, before: TableView, now: TableView) -> None:
-        """The table moved, and this session already had the backlog of `before`.
+        """Check the backlog that this session already had at `before`.
 
         :raises BufferDropped: it is longer than a client may be behind.
         """
@@ -76,7 +76,7 @@ class JournalSender:
         return False
 
     async def send_rest(self) -> None:
-        """All that is left of an incarnation that nothing is added to any more."""
+        """Send the rest of an old incarnation, to which nothing is added any more."""
         client, table = self._client, self._client.view
         try:
             while records := await client.shared.recent.after(table.id, client.cursor, client.form):
@@ -90,7 +90,7 @@ class JournalSender:
         client = self._client
         records = await client.shared.recent.after(view.id, client.cursor, client.form)
         if not any(record.messages for record in records):
-            # Nothing is sent, which else is when others have their turn.
+            # Nothing is sent, which else gives other tasks their turn.
             await asyncio.sleep(0)
         suspect_range = self._suspect_range_ahead(view)
         for record in records:
@@ -115,14 +115,14 @@ class JournalSender:
                 client.heartbeats.has_position(record.complete)
 
     def _suspect_range_ahead(self, view: TableView) -> SuspectRange | None:
-        """The next stretch that the client must be sent as one, if it must."""
+        """The next suspect range that must be sent as one transaction, if there is one."""
         client = self._client
         if not client.asked.boundaries:
             return None
-        return self._stretches.ahead(view, client.cursor, client.position)
+        return self._suspect_ranges.ahead(view, client.cursor, client.position)
 
     async def _send_suspect_range(self, view: TableView) -> bool:
-        """Send some of a suspect stretch, repaired at its end; False if none comes next.
+        """Send some of a suspect range, repaired at its end; False if none comes next.
 
         :raises PositionSuspect: the client was sent some of it as ordinary changes.
         """
@@ -131,7 +131,7 @@ class JournalSender:
         if suspect_range is None:
             return False
         parts = await slices.run(
-            self._stretches.parts(suspect_range, view, client.cursor, client.form)
+            self._suspect_ranges.parts(suspect_range, view, client.cursor, client.form)
         )
         for part in parts:
             await self._send_part(part)

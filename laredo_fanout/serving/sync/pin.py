@@ -1,4 +1,4 @@
-"""The journal pin of a session: entries kept for a client that is sent a snapshot, for a time."""
+"""The journal pin of a session: keeps entries while its client is sent a snapshot, for a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = structlog.get_logger(__name__)
 
 
 class Pin:
-    """A session's one pin: from the snapshot's sequence until the session is live."""
+    """A session's pin, held from the snapshot's sequence until the session is live."""
 
     def __init__(self, lease: Lease, client_id: str, limit_s: float) -> None:
         self._lease = lease
@@ -21,14 +21,14 @@ class Pin:
         self._timer: asyncio.TimerHandle | None = None
 
     async def hold(self, table_id: int, after_sequence: int) -> None:
-        """Keep what comes after this sequence."""
+        """Keep the entries after this sequence."""
         self.release()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._limit_s, self._expire)
         await self._lease.pin(table_id, after_sequence)
 
     def release(self) -> None:
-        """The journal may be pruned again."""
+        """Release the pin: the journal may be pruned again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

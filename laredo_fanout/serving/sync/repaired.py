@@ -1,14 +1,14 @@
-"""Suspect stretches of the journal, sent as one transaction to clients that keep old positions.
+"""Suspect ranges of the journal, sent as one transaction to clients that keep old positions.
 
-Within such a stretch (``store.table.SuspectRange``) the rows weren't known to be PostgreSQL's;
-its end repaired them. Its entries turn the rows of the position before it into those of its
-end; between the two there is no position that such a client could have reached. So it is sent the
-whole stretch as one transaction at its end, which says since when it stands for all transactions,
-also where nothing is left of it. A client that is cut off within gets it again from its beginning.
+Within a suspect range (``store.table.SuspectRange``) the rows may have differed from PostgreSQL's,
+as partitions had moved rows without changes; its end repaired them. Its entries turn the rows of
+the position before it into those of its end; between the two there is no position that such a
+client could have reached. So it is sent the whole range as one transaction at its end, whose
+`since` is the range's beginning, also where no entry is left of it. A client that is cut off within
+gets it again from its beginning.
 
-One that was sent some of it already, as ordinary changes before anybody knew, may keep rows that
-were wrong: its call ends, and it asks again for what came behind the last position that was
-verified.
+A client that was sent some of it already, as ordinary changes before the range was known, may keep
+rows that were wrong: its call ends, and it resumes by the last verified position.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ READ_BYTES = 256 << 10
 
 
 class Part(NamedTuple):
-    """The messages of some journal entries; `ends_at`: the client's position after the last."""
+    """The messages of some journal entries."""
 
     messages: list[bytes]
     last_sequence: int
+    #: The client's position after the last.
     ends_at: int | None
 
 
-class Stretches:
-    """Reads the suspect stretches for one session, whose client asked for boundary.v1."""
+class SuspectRangeReader:
+    """Reads the suspect ranges for one session, whose client asked for boundary.v1."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
         self._within = 0
-        """The end of the stretch that is being sent."""
+        """The end of the range that is being sent."""
 
     @staticmethod
     def ahead(view: TableView, cursor: int, position: int) -> SuspectRange | None:
-        """The next stretch for a client that has the entries up to ``cursor`` and the rows of
-        ``position``."""
+        """The next suspect range for a client that has the entries up to ``cursor`` and the rows
+        of ``position``."""
         for each in view.record.suspect_ranges:
             empty = each.last < each.first == cursor + 1 and position < each.end
             if not each.goes_on and (each.last > cursor or empty):
@@ -59,10 +60,10 @@ class Stretches:
     def parts(
         self, suspect_range: SuspectRange, view: TableView, cursor: int, form: Form
     ) -> Sliced[list[Part]]:
-        """What comes next: of the stretch, or of a journal record that goes on within it; [] if
-        whole records come before it.
+        """The next entries of the range, or of a journal record that reaches into it; [] if whole
+        records come before it.
 
-        :raises PositionSuspect: the client has some of the stretch as ordinary changes.
+        :raises PositionSuspect: the client has some of the range as ordinary changes.
         :raises JournalPruned: the journal no longer reaches back to there.
         :raises TableUnknown: the table is gone.
         """
@@ -78,7 +79,7 @@ class Stretches:
     def _before(
         self, suspect_range: SuspectRange, view: TableView, cursor: int, form: Form
     ) -> Sliced[list[Part]]:
-        """What comes before the stretch of a record that goes on within it, if one does."""
+        """The entries before the range of a record that reaches into it, if one does."""
         records = self._reader.journal(view.id, cursor, 1, with_old=form.wants_old)
         if (
             not records
@@ -92,7 +93,7 @@ class Stretches:
     def _of(
         self, suspect_range: SuspectRange, view: TableView, cursor: int, form: Form
     ) -> Sliced[list[Part]]:
-        """The next entries of the stretch."""
+        """The next entries of the range."""
         records = self._reader.journal(view.id, cursor, READ_BYTES, with_old=form.wants_old)
         found = []
         for record in records:
@@ -106,7 +107,7 @@ class Stretches:
 
 
 def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSuspect:
-    """Why the call ends."""
+    """The error that ends the call."""
     return PositionSuspect(
         f"rows of table {view.name} were repaired at {position_.text(suspect_range.end)}"
         f" ({suspect_range.because}): what was sent beyond {position_.text(suspect_range.start)}"
@@ -115,7 +116,7 @@ def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSusp
 
 
 def _nothing_of(suspect_range: SuspectRange, cursor: int, form: Form) -> Part:
-    """A stretch behind ``cursor`` of which nothing is left."""
+    """The empty transaction for a range behind ``cursor`` of which no entry is left."""
     body = ChangeBatch(
         first_sequence=suspect_range.first,
         counts=[0],

@@ -1,4 +1,4 @@
-"""A session's replay phase: diffs of the table's archive are planned, pinned and sent in pieces."""
+"""A session's replay phase: plans and sends the archive's diffs, while the journal is pinned."""
 
 from __future__ import annotations
 
@@ -34,23 +34,21 @@ CHECK_EVERY_S = 1.0
 
 
 class Plan(NamedTuple):
-    """The diffs that catch the client up, and the table as it was when the journal was pinned.
-
-    `after`: the last entry that the journal needn't send; `first_sequence`: the first number of
-    what is replayed.
-    """
+    """The diffs that catch the client up, and the table as it was when the journal was pinned."""
 
     archive: TableArchive
     found: FoundArchive
     chain: Chain
     view: TableView
+    #: The last entry that the journal needn't send.
     after: int
+    #: The first number of what is replayed.
     first_sequence: int
 
 
 async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
-    """The replay that catches the client up instead of a snapshot, with the journal pinned; None
-    if the archive can't.
+    """Plan the replay that catches the client up instead of a snapshot, with the journal pinned;
+    None if the archive can't.
 
     :raises NotReady: the table isn't shown any more.
     """
@@ -74,7 +72,7 @@ async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
 
 
 async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
-    """The same.
+    """Plan it, or raise why there is none.
 
     :raises NoReplay: it doesn't.
     """
@@ -167,7 +165,7 @@ class Replay:
             self._coming = self._archive.submit(self._next)
             await self._send_piece(piece)
         else:
-            # The archive keeps us waiting, not the client.
+            # The session waits for the archive, not for the client.
             client.moved()
         # What is left, the journal's included.
         client.show("replaying", self._left + max(view.sequence - self._plan.after, 0))
@@ -216,7 +214,7 @@ class Replay:
         )
 
     def close(self) -> None:
-        """Give everything back; a replay that isn't through was left."""
+        """Release what the replay holds; one that isn't done counts as left by the client."""
         if not self._ended:
             self._archive.count(Outcome.LEFT)
             self._ended = True
@@ -233,6 +231,6 @@ class Replay:
 
 
 def _retrieved(future: asyncio.Future[Piece | None]) -> None:
-    """It may be that nobody asks this future: the next step has one of its own."""
+    """Take the future's error, which may not be awaited: the next step has a future of its own."""
     if not future.cancelled():
         future.exception()

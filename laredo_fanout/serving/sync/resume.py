@@ -1,4 +1,4 @@
-"""Resuming a client: which catch-up mode its request and our journal allow, and from where."""
+"""Decides how a client is caught up: the mode that its request and the journal allow."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ _STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})\Z")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The catch-up mode of a session and its first cursor.
-
-    `after`: the cursor, the last sequence the client needs no more; None: a snapshot gives it.
-    `position`: what the client has seen whole so far. `because`: why it is a snapshot, for a
-    client that asked to go on.
-    """
+    """The catch-up mode of a session, and its first cursor."""
 
     mode: wire.SyncMode
+    #: The cursor: the last sequence that the client needs no more; None: a snapshot gives it.
     after: int | None
+    #: What the client has seen whole so far.
     position: int
     snapshot_id: str = ""
+    #: Why it is a snapshot, for a client that asked to resume.
     because: str = ""
 
 
@@ -48,7 +46,7 @@ def is_streamed(snapshot_id: str) -> bool:
 
 
 def ahead(asked: SyncAsked, view: TableView, source: SourceIdentity) -> bool:
-    """Whether the client has seen more of this history than we have."""
+    """Whether the client's position is ahead of the store's, in the same history."""
     if asked.position is None or not same_history(asked, source):
         return False
     return asked.position > view.position
@@ -61,7 +59,7 @@ def plan(
     reader: StoreReader,
     of_snapshot: int | None,
 ) -> Plan:
-    """The first mode that fits; a client that isn't `ahead`.
+    """The first catch-up mode that fits a client that isn't `ahead`.
 
     Position wins over sequence, sequence over snapshot id. `of_snapshot`: the newest entry
     in the periodic snapshot that the client names; None: it names none that is known.
@@ -75,7 +73,7 @@ def plan(
 
 
 def not_ready(view: TableView) -> NotReady:
-    """Why the table can't be served just now."""
+    """The error of a table that can't be served just now."""
     because = f": {view.error}" if view.error else ""
     return NotReady(f"table {view.name} is not ready, its status is {view.status.value}{because}")
 
@@ -150,9 +148,10 @@ def same_history(asked: SyncAsked, source: SourceIdentity) -> bool:
         return True
     if asked.history is not None:
         return source.lineage.holds(asked.history, asked.position)
-    # A base client can't tell its history: it is taken for ours, so that one that is ahead of a
+    # A base client can't send its history: it is taken for ours, so that one that is ahead of a
     # lagging server waits and never gets an older snapshot. But where a former history of this
-    # store had got as far, only a sequence tells whose the position is: those restarted, larger.
+    # store had got as far, only a sequence decides which history the position is of: sequences
+    # continued from larger numbers.
     if asked.position > source.former_reach:
         return True
     return (asked.sequence or 0) >= source.former_sequences

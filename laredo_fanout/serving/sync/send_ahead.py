@@ -1,4 +1,4 @@
-"""A send buffer of one message: sent while the next one is made."""
+"""A send buffer of one message, which is sent while the next one is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ahead:
         self._sending: asyncio.Task[None] | None = None
 
     async def send(self, message: bytes) -> None:
-        """Returns when the message is sent, or alone on its way."""
+        """Send a message; returns when it is sent, or the only one on its way."""
         await self.drain()
         if len(message) < _WORTHWHILE:
             await self._send(message)

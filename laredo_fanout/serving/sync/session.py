@@ -1,4 +1,4 @@
-"""One client's Sync: handshake, catch-up, then every change as it becomes durable.
+"""The session of a Sync call: handshake, catch-up, then every change as it becomes durable.
 
 A session is a cursor into its table's journal. It owns no queue: what it sends next it reads from
 the store (or from the records that all sessions share), and while its client doesn't take a
@@ -36,7 +36,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 
 
 class Session:
-    """The state machine of one Sync call: runs in the call's task until that is ended."""
+    """The state machine of a Sync call: runs in the call's task until that is ended."""
 
     _journal: JournalSender
 
@@ -76,21 +76,21 @@ class Session:
     # ---------------------------------------------------------------- from outside
 
     def notify(self) -> None:
-        """There may be something to send."""
+        """Wake the session: there may be something to send."""
         self._wake_up.notify()
 
     def position_moved(self) -> None:
-        """The store's position moved, with or without changes of this table."""
+        """Note that the store's position moved, with or without changes of this table."""
         if self._asked.batch:
             self._client.heartbeats.position_moved()
 
     def verified_position_moved(self) -> None:
-        """PostgreSQL's catalog was checked: the table's verified position moved."""
+        """Note that the table's verified position moved."""
         if self._client.verified.due(self._client.position):
             self._wake_up.notify()
 
     def judge_backlog(self, before: TableView, now: TableView) -> None:
-        """The table moved: judge the backlog that this session already had `before`."""
+        """Check the backlog that this session already had at `before`."""
         try:
             self._journal.check_backlog(before, now)
         except BufferDropped as dropped:
@@ -132,20 +132,20 @@ class Session:
             await self._step()
 
     async def _sequence_of_snapshot(self, view: TableView) -> int | None:
-        """Of the periodic snapshot that the client names, if it does."""
+        """The sequence of the periodic snapshot that the client names, if it names one."""
         named = self._asked.snapshot_id
         if not named or resume.is_streamed(named):
             return None
         return await self._snapshot_sequence(named, view.name, view.id)
 
     def _enter(self, view: TableView) -> None:
-        """Take this incarnation of the table for the session's own."""
+        """Send this incarnation of the table from now on."""
         self._client.enter(view)
         self._backlog = self._tail.backlog(view.id)
         self._begin_journal()
 
     def _begin_journal(self) -> None:
-        """The next journal phase: the client is behind until that has been at the end."""
+        """Begin a journal phase: the client is behind until that has been at the end."""
         self._journal = JournalSender(self._client, self._options, self._backlog)
 
     async def _resume(self, plan: resume.Plan, after: int) -> None:
@@ -219,7 +219,7 @@ class Session:
         return view
 
     async def _step_phase(self, view: TableView) -> bool:
-        """What the phase has to send now; False if there is nothing."""
+        """Send what the phase has now; False if there is nothing."""
         try:
             if self._replay is None:
                 return await self._journal.step(view)
@@ -231,7 +231,7 @@ class Session:
         return True
 
     async def _change_incarnation(self, view: TableView) -> None:
-        """The table was copied again: send the rest of the old journal, then the new rows."""
+        """Follow a table that was copied again: send the old journal's rest, then the new rows."""
         client, old = self._client, self._client.view
         self._end_replay()
         await self._journal.send_rest()
@@ -246,5 +246,5 @@ class Session:
         return "the table was copied again"
 
     def _owes_nothing(self) -> bool:
-        """A client that isn't live holds rows and pins the journal: it must take some."""
+        """Whether the client may take nothing: only a live one, as others hold rows and pins."""
         return self._journal.live

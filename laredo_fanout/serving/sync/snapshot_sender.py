@@ -15,7 +15,7 @@ from laredo_model.checksum import StateChecksum
 
 
 class SnapshotNeeded(Exception):
-    """Only a snapshot brings the client on; the message says why."""
+    """Only a snapshot catches the client up; the message says why."""
 
 
 class SnapshotSender:
@@ -27,10 +27,10 @@ class SnapshotSender:
         self._sent = 0
 
     async def run(self, *, handshake: bool, because: str) -> None:
-        """Afterwards the journal is kept from there on.
+        """Send the snapshot; the journal is pinned from its sequence on.
 
-        `handshake`: it is the stream's beginning; `because`: why it is sent to a client that would
-        have gone on.
+        `handshake`: it is the stream's beginning; `because`: why it is sent to a client that asked
+        to resume.
         """
         client = self._client
         async with SnapshotRows(
@@ -98,7 +98,7 @@ class SnapshotSender:
         return streamed_snapshot_id(self._client.view.id, rows.sequence)
 
     def _encode(self, keys: list[bytes], lines: list[bytes]) -> Sliced[list[bytes]]:
-        """The messages of those rows that pass."""
+        """The messages of the rows that pass."""
         form, row_filter = self._client.form, self._client.filter
         if form.extended:
             self._checksum.add(lines)

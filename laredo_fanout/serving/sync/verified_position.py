@@ -1,6 +1,6 @@
-"""The verified position of a session: up to where its client may end an artifact.
+"""The verified position of a session: the position up to which its client may end an artifact.
 
-It advances when the ingest process has checked PostgreSQL's catalog. A client that was just sent
+It advances when the ingest has checked PostgreSQL's catalog. A client that was just sent
 changes can't end an artifact behind them before such a check: so the session requests one, and
 sends the new position at once. A client that was sent suspect rows, which were repaired since,
 never gets a verified position beyond them.
@@ -15,7 +15,7 @@ from laredo_fanout.store.view import TableView
 
 
 class VerifiedPosition:
-    """The verified position of one session: what the client has of it, and what it waits for.
+    """The verified position of one session: what its client was sent, and what it waits for.
 
     It does nothing for a client that didn't ask for boundary.v1.
     """
@@ -27,35 +27,35 @@ class VerifiedPosition:
         self._view: TableView | None = None
         self._began = self._at = 0
         self._taken: set[int] = set()
-        """The ends of the suspect stretches that were sent as one transaction."""
+        """The ends of the suspect ranges that were sent as one transaction."""
 
     def enter(self, view: TableView) -> None:
-        """The session sends this incarnation of the table from here on."""
+        """Follow this incarnation of the table from here on."""
         self._view = view
         self._sent = self._awaited = 0
 
     def begin(self, position: int) -> None:
-        """The client has the rows of this position, whatever it had before."""
+        """Note that the client has the rows of this position, whatever it had before."""
         self._began = self._at = position
         self._taken.clear()
 
     def took(self, end: int) -> None:
-        """The client was sent the suspect stretch that ends at ``end``, as one transaction."""
+        """Note that the suspect range that ends at ``end`` was sent as one transaction."""
         self._taken.add(end)
 
     def sent(self, position: int) -> None:
-        """The client may want to end an artifact here: have the catalog checked for it."""
+        """Request a catalog check, as the client may want to end an artifact at this position."""
         self._at = max(self._at, position)
         if self._asked and position > self._awaited:
             self._awaited = position
             self._tail.want_verified(position)
 
     def due(self, position: int) -> bool:
-        """Whether a newer one is known than the client has, which is at ``position``."""
+        """Whether the client, at ``position``, hasn't been sent the newest one."""
         return self._asked and self._newest(position) > self._sent
 
     def take(self, position: int) -> int:
-        """The newest, for the message that brings the client to ``position``; counts as sent."""
+        """The newest one, for the message that has ``position``; it counts as sent."""
         self._at = max(self._at, position)
         self._sent = self._newest(position)
         return self._sent
@@ -71,7 +71,7 @@ class VerifiedPosition:
 
     def _newest(self, position: int) -> int:
         view = self._tail.view
-        # The next incarnation's position says nothing about the rows of this one.
+        # The next incarnation's position doesn't hold for the rows of this one.
         if view is not None and self._view is not None and view.id == self._view.id:
             self._view = view
         if self._view is None:
@@ -80,7 +80,7 @@ class VerifiedPosition:
         return min([self._view.boundary, *(suspect_range.start for suspect_range in crossed)])
 
     def _crossed(self, view: TableView, position: int) -> list[SuspectRange]:
-        """The suspect stretches of which a client at ``position`` got ordinary changes."""
+        """The suspect ranges of which a client at ``position`` got ordinary changes."""
         return [
             suspect_range
             for suspect_range in view.record.suspect_ranges

@@ -1,4 +1,4 @@
-"""The table as a client may see it: not before it is shown, and never older than the client."""
+"""Reads the table for a client: once it is live, and never in a state older than the client's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from laredo_model import position as position_
 async def caught_up_view(
     shared: Shared, asked: SyncAsked, lease: Lease
 ) -> tuple[TableView, SourceIdentity]:
-    """The table, once the store has caught up with the client.
+    """Read the table, once the store has caught up with the client.
 
     :raises NotReady: it isn't shown yet.
     :raises Behind: it stayed behind for `behind_wait_s`.

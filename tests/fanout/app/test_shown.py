@@ -12,8 +12,8 @@ import structlog
 from rich.console import Console
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.check.finding import Finding, Verdict
-from laredo_fanout.app.terminal import copy_view, printing, shown
+from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.terminal import copy_view, printing, visible
 
 HOSTILE = "[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
 WRITTEN = r"[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
@@ -86,10 +86,10 @@ def test_the_findings_of_check_neither(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_written_out() -> None:
-    assert shown.visible(HOSTILE) == WRITTEN
-    assert shown.visible("größe 表 🙂 a b") == "größe 表 🙂 a b"
-    assert shown.visible("\ud800") == "\\ud800"
-    assert shown.visible("x" * 1000, 64) == "x" * 63 + "…"
+    assert visible(HOSTILE) == WRITTEN
+    assert visible("größe 表 🙂 a b") == "größe 表 🙂 a b"
+    assert visible("\ud800") == "\\ud800"
+    assert visible("x" * 1000, 64) == "x" * 63 + "…"
 
 
 @pytest.fixture

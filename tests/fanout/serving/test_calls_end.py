@@ -12,8 +12,7 @@ from laredo_fanout.serving.calls import tokens as tokens_
 from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.options import ListenerOptions, TableOptions
 from laredo_fanout.serving.ports import ClientInfo
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import take
+from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Lease, Stream, World, line, rows, running

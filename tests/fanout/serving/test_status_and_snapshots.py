@@ -9,8 +9,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from laredo_fanout.serving.options import ListenerOptions, TableOptions
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import take
+from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 from laredo_model.position import text

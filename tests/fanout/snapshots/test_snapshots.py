@@ -23,8 +23,7 @@ from laredo_fanout.snapshots.errors import (
     SnapshotUnwritable,
 )
 from laredo_fanout.snapshots.info import SnapshotInfo
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import Taken, take
+from laredo_fanout.snapshots.take import Retention, Taken, take
 from laredo_fanout.store.errors import TableHidden, TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
@@ -335,7 +334,7 @@ def test_a_directory_that_cannot_be_made(store: Store, table: int, tmp_path: Pat
 WRITER = """
 import sys
 from pathlib import Path
-from laredo_fanout.snapshots.retention import Retention
+from laredo_fanout.snapshots.take import Retention
 from laredo_fanout.snapshots.take import take
 from laredo_fanout.store.reader import StoreReader
 with StoreReader.open(sys.argv[1]) as reader:

@@ -9,8 +9,7 @@ import pytest
 
 from laredo_fanout.snapshots.directory import SnapshotDirectory
 from laredo_fanout.snapshots.errors import SnapshotUnverified
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import Taken, take
+from laredo_fanout.snapshots.take import Retention, Taken, take
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store

@@ -17,8 +17,7 @@ from laredo_fanout.serving import slices, struct_rows
 from laredo_fanout.serving.filters import conditions, row_filter
 from laredo_fanout.serving.journal.backlog import READS_A_TURN, Backlog
 from laredo_fanout.serving.options import TableOptions
-from laredo_fanout.snapshots.retention import Retention
-from laredo_fanout.snapshots.take import take
+from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store import reader
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
