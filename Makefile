@@ -83,7 +83,7 @@ bench: $(STAMP)  ## each figure beside its limit, measured in the same run
 soak: $(STAMP)  ## upheavals of the source, faults, kills, rivals and hostile input by ever new seeds, for SECONDS=...; SEED=... KIND=... repeats one
 	$(BIN)/python -m tests.end_to_end.soak $(if $(SEED),--seed $(SEED) --kind $(or $(KIND),upheaval),$(or $(SECONDS),600))
 
-proto: $(STAMP)  ## generate the protobuf code anew
+proto: $(STAMP)  ## generate the protobuf code again
 	$(BIN)/python -m proto.generate
 
 clean:

@@ -61,7 +61,7 @@ class LaredoReplicationServiceServicer:
 
     def Sync(self, request, context):
         """Catch-up (a snapshot or the missed changes), then every change as it is
-        committed, until the client leaves or the server says GoAway.
+        committed, until the client leaves or the server sends GoAway because it is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
