@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 from laredo_fanout.client import LocalSnapshotUnusable, equals, is_in
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import ReplicaPosition
-from laredo_model import history as history_
-from laredo_model.column import Column
-from laredo_model.position import Position
 from tests.support.drawn import examples
-
-PLACE = ReplicaPosition(Position(0x20), history_.parse("1:2:3"), 77, 0x30, 4)
-COLUMNS = (Column("id", "int8", ordinal=1, key_ordinal=1), Column("n", "text", ordinal=2))
-SNAPSHOT = LocalSnapshot(PLACE, COLUMNS, [b"1", b"two\nlines"], [b'{"id":1}', b"{}"])
-
-
-def at(path: Path, table: str = "public.users", filters: tuple[Filter, ...] = ()) -> SnapshotFile:
-    return SnapshotFile(path / "cache", table, filters)
+from tests.support.server.local_snapshot import COLUMNS, PLACE, SNAPSHOT, at
 
 
 @settings(max_examples=examples(30))
