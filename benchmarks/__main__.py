@@ -60,6 +60,7 @@ SUBJECTS: dict[str, Callable[[Scenario], list[Figure]]] = {
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to put the JSON too.")
 def main(
+    *,
     names: tuple[str, ...],
     rows: int,
     updates: int,

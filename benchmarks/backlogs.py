@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     published: int
     """Updates of the published table in each, keys at random."""
     unpublished: int
-    """Rows inserted into a table that isn't published, 500 bytes each."""
+    """Rows inserted into a table that isn't published, 140 bytes each."""
 
 
 class Made(NamedTuple):
@@ -38,12 +38,12 @@ class Made(NamedTuple):
 
 def sparse(wal_bytes: int) -> Shape:
     """Small transactions that concern the published table and another one, 5 % of the WAL."""
-    return Shape("5 % published", wal_bytes // 570_000, 40, 1000)
+    return Shape("small transactions", wal_bytes // 210_000, 10, 1000)
 
 
 def spilled(wal_bytes: int) -> Shape:
     """Transactions that outgrow ``logical_decoding_work_mem`` (64 MB) by far."""
-    return Shape("5 % published, transactions of 290 MB", wal_bytes // 290_000_000, 20_000, 500_000)
+    return Shape("transactions of 200 MB", wal_bytes // 200_000_000, 10_000, 1_000_000)
 
 
 def make(database: "Database", shape: Shape, rows: int, say: Callable[[str], None]) -> Made:
@@ -66,7 +66,7 @@ def make(database: "Database", shape: Shape, rows: int, say: Callable[[str], Non
             after = _inserted(database)
             published += after - before
             database.execute(
-                "INSERT INTO unpublished SELECT g, repeat(md5(g::text), 15)"
+                "INSERT INTO unpublished SELECT g, repeat(md5(g::text), 4)"
                 " FROM generate_series(1, %s) g",
                 (shape.unpublished,),
             )

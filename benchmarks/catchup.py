@@ -67,12 +67,15 @@ def _dense(scenario: Scenario) -> list[Figure]:
         scenario, lambda database: backlogs.make_dense(database, updates, scenario.rows)
     )
     runs = backlog.read("off", "manual", "auto")
-    return _figures("all of it published", backlog.made, runs, {"auto": _AWAY_AIM})
+    return _figures("random keys", backlog.made, runs, {"auto": _AWAY_AIM})
 
 
 def _figures(name: str, made: Made, runs: dict[str, Run], aims: dict[str, float]) -> list[Figure]:
     alone = runs["off"].rate
-    what = f"{made.wal_bytes / 1e9:.1f} GB behind, {made.changes:,} changes, {name}"
+    what = (
+        f"{made.wal_bytes / 1e9:.1f} GB behind, {100 * made.published_share:.0f} % of it published"
+        f" ({made.changes:,} changes), {name}"
+    )
     return [
         Figure(
             SUBJECT,
@@ -158,7 +161,7 @@ class _Backlog:
             source = self._source()
             return bool(source) and condition(source)
 
-        wait_until(holds, timeout=_PATIENCE_S, what="catching up", pause=0.02)
+        wait_until(holds, timeout=_PATIENCE_S, what="catching up", pause=0.1)
 
     def _source(self) -> dict[str, Any]:
         status = self._scenario.status()

@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import structlog
 
 from laredo_fanout.catalog import append_only
 from laredo_fanout.catchup import plan as plan_
 from laredo_fanout.catchup import room
+from laredo_fanout.catchup.anchor import Anchor
+from laredo_fanout.catchup.binding import Clock
+from laredo_fanout.catchup.choice import CHECKS, Choice, Chooser
 from laredo_fanout.catchup.options import Mode
 from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import Plan
@@ -31,14 +33,11 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_CHECKS = 3
 _SMALL_PART = 4
 _PREFIX = "plan-"
 _REST_S = 600.0
-_ADVANCE_INTERVAL = 3.0
-_ADVANCE_SHARE = 10
 _LAST_MOVE_S = 10.0
-_MOST_LIVES = 5
+_MOST_SESSIONS = 5
 
 
 class FallBehind:
@@ -55,14 +54,12 @@ class FallBehind:
         self._inserted = 0
         self._level = 0
         self._above = 0
-        self._fitting: int | None = None
-        """How many segments there would be; None: nobody wants to know."""
+        self._chooser = Chooser(options)
         self._wanted = False
         self._asked = threading.Event()
         self._rest_until = 0.0
         self._sessions = (0, 0)
-        self._advanced = 0
-        self._advance_at = 0.0
+        self._anchor = Anchor("")
         self._is_moved = False
         """Whether the slot was moved after everything was released, if it could be."""
         self._restarts = 0
@@ -91,10 +88,12 @@ class FallBehind:
         self._above = self._above + 1 if above else 0
         if release is not None:
             self._advance(connection, release)
-        elif self._above or self._asked.is_set():
-            self._fitting = self._number(connection, behind)
+        elif self._asked.is_set():
+            self._chooser.by_room(connection, self._slot, behind)
+        elif self._above and self._may_split:
+            self._chooser.by_binding(connection, self._slot, behind, self._above)
         else:
-            self._fitting = None
+            self._chooser.forget()
 
     def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
         """The release of the stored plan, or of a new one if one is wanted; None: no segments.
@@ -110,7 +109,7 @@ class FallBehind:
         self._remove_spools(except_for=plan)
         if plan is None:
             return None
-        self._advanced = 0
+        self._anchor = Anchor(self._slot)
         self._is_moved = False
         self._release = Release(
             self._options,
@@ -118,7 +117,7 @@ class FallBehind:
             plan,
             batch,
             self._store.position,
-            is_small=lambda level: self._lag(level) * _SMALL_PART < self._options.threshold_bytes,
+            may_end=self._may_end,
         )
         return self._release
 
@@ -130,8 +129,10 @@ class FallBehind:
             return self._is_moved or time.monotonic() - release.over_at > _LAST_MOVE_S
         self._level = level if release is None else max(level, release.reached)
         if release is None:
+            if self._above:
+                self._chooser.clock = Clock.now()
             return self._must_begin()
-        if self._above >= _CHECKS and release.waits_for_tail:
+        if self._above >= CHECKS and release.waits_for_tail:
             self._wanted = True
             release.end_early()
         return False
@@ -166,48 +167,43 @@ class FallBehind:
 
     # ------------------------------------------------------------ begin and end
 
+    @property
+    def _may_split(self) -> bool:
+        """Whether a large backlog is split without being asked for."""
+        return self._options.mode is Mode.AUTO and time.monotonic() >= self._rest_until
+
     def _must_begin(self) -> bool:
-        fitting, asked = self._fitting, self._asked.is_set()
-        long_enough = self._options.mode is Mode.AUTO and self._above >= _CHECKS
-        rested = time.monotonic() >= self._rest_until
-        if fitting is None or not (asked or (long_enough and rested)):
+        choice, asked = self._chooser.choice, self._asked.is_set()
+        if choice is None or not (asked or self._may_split):
             return False
         self._asked.clear()
-        self._wanted = fitting > 1
+        self._wanted = choice.segments > 1
         if not self._wanted:
-            self._not_split(self._lag(self._level), fitting)
+            self._not_split(self._lag(self._level), choice)
         return self._wanted
 
-    def _not_split(self, backlog: int, fitting: int) -> None:
+    def _not_split(self, backlog: int, choice: Choice) -> None:
         self._rest_until = time.monotonic() + _REST_S
-        self._trouble = (
-            f"a backlog of {backlog} bytes isn't split: there is room for {max(0, fitting)}"
-            f" segments of {self._options.min_segment_bytes} bytes and more; see catchup"
-            " { min_segment_bytes, reserve_slots }, max_replication_slots, max_wal_senders"
-        )
+        self._trouble = f"a backlog of {backlog} bytes isn't split: {choice.why}"
         _log.info(self._trouble)
+
+    def _may_end(self, level: int) -> bool:
+        """Whether the segments may end at ``level``: little is left, and the slot has been moved
+        close to it, so that its own stream goes on at once."""
+        least = self._options.threshold_bytes
+        return max(self._lag(level), level - self._anchor.position) * _SMALL_PART < least
 
     def _lag(self, level: int) -> int:
         return max(0, self._inserted - level)
 
-    def _number(self, connection: Connection, behind: int) -> int:
-        free = room.free(connection, self._slot)
-        options = self._options
-        return min(
-            options.max_segments,
-            free.slots - options.reserve,
-            free.walsenders - options.reserve,
-            behind // options.min_segment_bytes,
-        )
-
     def _new_plan(self, connection: Connection) -> Plan | None:
         position = self._store.position
         end = room.inserted(connection)
-        number = self._number(connection, end - position)
-        if number < 2:
-            self._not_split(end - position, number)
+        choice = self._chooser.fitting(connection, self._slot, end - position)
+        if choice.segments < 2:
+            self._not_split(end - position, choice)
             return None
-        segments = plan_.split(position, end, number)
+        segments = plan_.split(position, end, choice.segments)
         plan = Plan(secrets.token_hex(8), self._identity(), segments)
         self._store_plan(plan)
         self._plans += 1
@@ -226,13 +222,13 @@ class FallBehind:
         if stored is None:
             return None
         plan = plan_.from_bytes(stored)
-        position, (before, lives) = self._store.position, self._sessions
-        self._sessions = position, lives + 1 if before == position else 1
+        position, (before, sessions) = self._store.position, self._sessions
+        self._sessions = position, sessions + 1 if before == position else 1
         why = None
         if plan.source != self._identity():
             why = "its positions mean nothing in the present history"
-        elif self._sessions[1] > _MOST_LIVES:
-            why = f"{_MOST_LIVES} attempts didn't get on with it"
+        elif self._sessions[1] > _MOST_SESSIONS:
+            why = f"{_MOST_SESSIONS} attempts didn't get on with it"
         if why is None:
             return plan
         _log.warning("a split backlog is read through the one slot again", reason=why)
@@ -243,7 +239,7 @@ class FallBehind:
 
     def _forget_release(self) -> None:
         release, self._release = self._release, None
-        self._fitting = None
+        self._chooser.forget()
         self._above = 0
         self._level = self._store.position
         if release is None:
@@ -295,32 +291,16 @@ class FallBehind:
             appends=append_only.streamed(source, self._store.tables.values()),
         )
 
-    # ------------------------------------------------------------ the anchor
-
     def _advance(self, connection: Connection, release: Release) -> None:
-        """Move the slot to what is durable, so that it keeps no WAL that nobody needs.
-
-        It reads the WAL in between: at most a tenth of the time is for that, until the end.
-        """
-        now = time.monotonic()
-        over = release.over
-        # The end is told before the position is: the store has it.
-        durable = self._store.position if over else release.durable
-        if self._is_moved or not (over or (durable > self._advanced and now >= self._advance_at)):
-            return
-        try:
-            connection.execute(
-                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)",
-                (self._slot, position_.text(durable)),
+        """Move the slot after what is durable; at once where the segments are to end."""
+        if not release.over:
+            durable = release.durable
+            at_once = release.only_tail and self._lag(durable) * _SMALL_PART < (
+                self._options.threshold_bytes
             )
-            self._advanced = durable
-        except psycopg.errors.DatabaseError as refused:
-            if connection.broken:
-                raise
-            # A stream that was just ended may hold it for a moment.
-            _log.info("the slot can't be moved on just now", error=str(refused).strip())
-        cost = time.monotonic() - now
-        self._advance_at = time.monotonic() + max(_ADVANCE_INTERVAL, _ADVANCE_SHARE * cost)
-        if over:
+            self._anchor.advance(connection, durable, at_once=at_once)
+        elif not self._is_moved:
+            # The end is known before the position is: the store has it.
+            self._anchor.advance(connection, self._store.position, at_once=True)
             self._is_moved = True
             release.wake()

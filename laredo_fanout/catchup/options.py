@@ -1,4 +1,4 @@
-"""What fall-behind mode is told."""
+"""The settings of fall-behind mode."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Mode(StrEnum):
     """When a backlog is split."""
 
     AUTO = "auto"
-    """When it is larger than the threshold."""
+    """When it is larger than the threshold, PostgreSQL's decoding binds, and cores are free."""
     MANUAL = "manual"
-    """When somebody asks for it."""
+    """When somebody asks for it: into as many segments as there is room for."""
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,6 @@ class CatchupOptions:
     piece_bytes: int = 64 << 20
     """A spool's files are about so large, and removed one by one."""
     keep_interval: float = 5.0
-    """How often the store is told how far the segments are."""
+    """How often the segments' progress is written into the store."""
+    proc: Path = Path("/proc")
+    """Where the kernel shows CPU times; without them ``auto`` assumes free cores."""

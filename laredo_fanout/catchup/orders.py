@@ -1,4 +1,4 @@
-"""What a segment's process is told and what it tells, each a line of JSON over its pipes.
+"""The order to a segment's process and its reports, each a line of JSON over its pipes.
 
 The first line on its stdin is the :class:`Order`; then single bytes: :data:`PAUSE`,
 :data:`GO_ON`, :data:`FINISH`. When its stdin ends, so does it.
@@ -57,7 +57,7 @@ class Order:
 
     @property
     def source(self) -> SourceOptions:
-        """As the source's own connections are told."""
+        """The source as its own connections see it."""
         return SourceOptions(
             self.connection,
             slot_name=self.slot,

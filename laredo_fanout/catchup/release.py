@@ -2,7 +2,7 @@
 stream.
 
 The head segment is read, while it is still being decoded, then the next. What is released
-goes through the very same decoder, tables, copies, looks and barriers as the slot's own
+goes through the very same decoder, tables, copies, catalog checks and barriers as the slot's own
 stream does.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _MOST_FAILURES = 5
-_LOOK_INTERVAL = 0.1
+_CHECK_INTERVAL = 0.1
 
 
 class Release:
@@ -56,7 +56,7 @@ class Release:
         batch: WriteBatch,
         position: int,
         *,
-        is_small: Callable[[int], bool],
+        may_end: Callable[[int], bool],
     ) -> None:
         self._options = options
         self._directory = Path(order.directory)
@@ -64,7 +64,7 @@ class Release:
         self._plan = plan
         self._batch = batch
         self._after = self.durable = position
-        self._is_small = is_small
+        self._may_end = may_end
         self._poll = select.epoll()
         self._more = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._more, select.EPOLLIN)
@@ -73,7 +73,7 @@ class Release:
         self.head = 0
         self._reader = self._reader_of(self.runs[0])
         self._finishing = self._ending = False
-        self._kept_at = self._looked_at = 0.0
+        self._kept_at = self._checked_at = 0.0
         self._unlinking: list[Path] = []
         self.over = False
         self.over_at = 0.0
@@ -82,7 +82,7 @@ class Release:
     # ------------------------------------------------------------ as a feed
 
     def fileno(self) -> int:
-        """Readable when a process has told something, or more can be read."""
+        """Readable when a process has reported, or more can be read."""
         return self._poll.fileno()
 
     @property
@@ -91,7 +91,7 @@ class Release:
         return self._reader.get
 
     def read_available(self) -> int:
-        """Look after the segments, and bring more of the head; how many bytes.
+        """Supervise the segments, and bring more of the head; how many bytes.
 
         :raises SourceUnavailable: if the server can't be reached.
         """
@@ -99,9 +99,9 @@ class Release:
         now = time.monotonic()
         if self._ending:
             return int(any(heard))
-        if any(heard) or now - self._looked_at >= _LOOK_INTERVAL:
-            self._looked_at = now
-            self._look_after_segments()
+        if any(heard) or now - self._checked_at >= _CHECK_INTERVAL:
+            self._checked_at = now
+            self._supervise()
         taken = self._read()
         os.eventfd_write(self._more, 1) if self._has_more() else self._calm()
         if now - self._kept_at >= self._options.keep_interval and not self._ending:
@@ -162,7 +162,7 @@ class Release:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a power loss would leave everything that the segments have told of."""
+        """Whether a power loss would leave everything that the segments have reported."""
         kept = {segment.number: segment for segment in self._plan.segments}
         return all(kept.get(run.number) == run.segment for run in self.runs[self.head :])
 
@@ -200,7 +200,7 @@ class Release:
         return "releasing" if run.number == head else "decoding"
 
     def wake(self) -> None:
-        """Have the ingest look after it; from any thread, before it is closed."""
+        """Have the ingest take a turn; from any thread, before it is closed."""
         os.eventfd_write(self._more, 1)
 
     def end_early(self) -> None:
@@ -214,7 +214,7 @@ class Release:
             self.trouble = why
             self._end()
 
-    def _look_after_segments(self) -> None:
+    def _supervise(self) -> None:
         self.runs[self.head].held_back = False
         for run in self.runs[self.head :]:
             if run.failure is not None or run.failures >= _MOST_FAILURES:
@@ -226,7 +226,7 @@ class Release:
                 if self._finishing and run is self.runs[-1]:
                     run.finish()
         spool_room.bound(self.runs[self.head :], self._reader.unread_bytes, self._options)
-        if self.only_tail and not self._finishing and self._is_small(self.durable):
+        if self.only_tail and not self._finishing and self._may_end(self.durable):
             self._finishing = True
             self.runs[-1].finish()
 

@@ -1,7 +1,7 @@
 """Decodes one segment: ``python -m laredo_fanout.catchup.segment_process``.
 
 It streams from a copy of the slot of its own and puts what it owns into the
-segment's spool, until it has all of it. What it is told and tells: ``orders``.
+segment's spool, until it has all of it. Its order and its reports: ``orders``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NICE = 10
 class Segment:
     """One segment's decoding, from its start or where an earlier process left it."""
 
-    def __init__(self, order: Order, stream: SegmentStream, tell: Callable[[Report], None]) -> None:
+    def __init__(self, order: Order, stream: SegmentStream, send: Callable[[Report], None]) -> None:
         self._order = order
         self._stream = stream
-        self._tell = tell
+        self._send = send
         self._stop = _NEVER if order.stop is None else order.stop
         self._piece = PieceWriter(order.path, order.segment, order.piece)
         self._announced = Announced()
@@ -59,8 +59,8 @@ class Segment:
         self._changes = 0
         self._in_transaction = False
         self._reply_wanted = False
-        self._told: Report | None = None
-        self._told_at = self._synced_at = self._confirmed_at = self._heard_at = time.monotonic()
+        self._reported: Report | None = None
+        self._reported_at = self._synced_at = self._confirmed_at = self._heard_at = time.monotonic()
         self.paused = False
         self.finishing = False
         self.done = False
@@ -73,7 +73,7 @@ class Segment:
     _more = False
 
     def turn(self) -> None:
-        """Take what has come, write it, tell of it.
+        """Take what has come, write it, report it.
 
         :raises SourceError: if the stream was cut, or sent what this segment doesn't own.
         :raises OSError: if the spool can't be written.
@@ -95,7 +95,7 @@ class Segment:
     def end(self) -> None:
         """Everything is durable; say that it is done."""
         self._piece.sync()
-        self._tell(self._report(synced=True, done=True))
+        self._send(self._report(synced=True, done=True))
         self._piece.close()
 
     def _drain(self) -> bool:
@@ -171,7 +171,7 @@ class Segment:
 
     def _next_piece(self) -> None:
         self._piece.sync()
-        self._say(synced=True)
+        self._report_now(synced=True)
         number = self._piece.number + 1
         self._piece.close()
         self._piece = PieceWriter(self._order.path, self._order.segment, number)
@@ -201,19 +201,19 @@ class Segment:
             self._confirmed_at = now
         if now - self._synced_at >= _SYNC_INTERVAL:
             self._piece.sync()
-            self._say(synced=True)
+            self._report_now(synced=True)
             self._synced_at = now
         elif (
-            self._told is None
-            or self._told.size != self._whole
-            or (now - self._told_at >= _REPORT_INTERVAL)
+            self._reported is None
+            or self._reported.size != self._whole
+            or (now - self._reported_at >= _REPORT_INTERVAL)
         ):
-            self._say(synced=False)
+            self._report_now(synced=False)
 
-    def _say(self, *, synced: bool) -> None:
-        self._told = self._report(synced=synced)
-        self._told_at = time.monotonic()
-        self._tell(self._told)
+    def _report_now(self, *, synced: bool) -> None:
+        self._reported = self._report(synced=synced)
+        self._reported_at = time.monotonic()
+        self._send(self._reported)
 
     def _report(self, *, synced: bool, done: bool = False) -> Report:
         return Report(
@@ -231,17 +231,17 @@ def main() -> int:
     order = orders.order_from_bytes(_first_line())
     os.nice(_NICE)
 
-    def tell(report: Report) -> None:
+    def send(report: Report) -> None:
         rest = memoryview(report.to_bytes())
         while rest:
             rest = rest[os.write(1, rest) :]
 
     try:
-        _run(order, tell)
+        _run(order, send)
     except (SourceError, OSError) as error:
         text = " ".join(str(error).split())
         failed = Report(order.piece, 0, 0, 0, failure=_failure(error), error=text)
-        tell(failed)
+        send(failed)
         return FAILED
     return 0
 
@@ -271,11 +271,11 @@ def _connect_once(order: Order) -> SegmentStream:
     return stream
 
 
-def _run(order: Order, tell: Callable[[Report], None]) -> None:
+def _run(order: Order, send: Callable[[Report], None]) -> None:
     stream = _connect(order)
     try:
         stream.start(order.temporary, order.publication, order.start, appends=order.appends)
-        segment = Segment(order, stream, tell)
+        segment = Segment(order, stream, send)
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(stream.fileno(), select.POLLIN)
@@ -314,7 +314,7 @@ def _obey(segment: Segment) -> None:
 def _end_with_main() -> None:
     poll = select.poll()
     poll.register(0, 0)
-    if poll.poll(0):  # nobody can tell anything any more
+    if poll.poll(0):  # the main process is gone
         os._exit(MAIN_IS_GONE)
 
 

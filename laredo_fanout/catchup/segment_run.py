@@ -1,4 +1,4 @@
-"""One segment, seen from the ingest: its process, what that has told, and when to start another."""
+"""One segment, seen from the ingest: its process, its reports, and when to start another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SegmentRun:
     """A segment that is being decoded, or has been.
 
     ``segment`` is what a power loss leaves of it, ``pieces`` all that its processes
-    have told of, ``heard`` whether one has told anything yet. ``failures`` counts
+    have reported, ``heard`` whether one has reported yet. ``failures`` counts
     processes in a row that ended without getting further.
     """
 
@@ -114,20 +114,20 @@ class SegmentRun:
         return process.stdout.fileno()
 
     def take_reports(self) -> bool:
-        """Take what its process has told; whether there was anything."""
+        """Take the reports of its process; whether there was any."""
         process = self._process
         if process is None or process.stdout is None:
             return False
-        told = False
+        reported = False
         while (read := process.stdout.read(65536)) is not None:
             if not read:
                 self._ended(process)
                 return True
             *lines, self._unread = (self._unread + read).split(b"\n")
             for line in lines:
-                self._told(orders.report_from_bytes(line))
-                told = True
-        return told
+                self._take(orders.report_from_bytes(line))
+                reported = True
+        return reported
 
     def pause(self, *, paused: bool) -> None:
         """Have it take nothing more from the server for a while, or go on."""
@@ -168,10 +168,10 @@ class SegmentRun:
 
     def _say(self, byte: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it is gone, which its stdout's end will tell
+            with suppress(BrokenPipeError):  # it is gone, which its stdout's end will show
                 self._process.stdin.write(byte)
 
-    def _told(self, report: Report) -> None:
+    def _take(self, report: Report) -> None:
         if report.failure is not None:
             self.failure, self.error = report.failure, report.error
             return
@@ -196,7 +196,7 @@ class SegmentRun:
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         code = _exit_code(process)
         self._close(process)
-        # What it wrote and didn't tell is of no use: the next one begins another piece.
+        # What it wrote and did not report is of no use: the next one begins another piece.
         self._next_piece += 1
         if self.done:
             return

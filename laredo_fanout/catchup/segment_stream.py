@@ -10,6 +10,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
+from laredo_fanout.catchup.anchor import ADVANCE
 from laredo_fanout.errors import ServerUnfit
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceUnavailable
@@ -76,7 +77,11 @@ class SegmentStream(ReplicationStream):
             self._move(temporary, start, meanwhile)
 
     def _move(self, temporary: str, start: int, meanwhile: Callable[[], None]) -> None:
-        command = f"SELECT pg_replication_slot_advance('{temporary}', '{position_.text(start)}')"
+        command = ADVANCE.format(slot=temporary, position=position_.text(start))
+        for _ in range(2):
+            self._run(command, temporary, meanwhile)
+
+    def _run(self, command: str, temporary: str, meanwhile: Callable[[], None]) -> None:
         try:
             self.pgconn.send_query(command.encode())
             self._flush()

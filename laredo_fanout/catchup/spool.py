@@ -36,7 +36,7 @@ def path(directory: Path, segment: int, piece: int) -> Path:
 
 
 def paths(directory: Path, segment: int) -> list[Path]:
-    """All pieces of a segment that there are, whether they were told of or not."""
+    """All pieces of a segment that there are, whether they were reported or not."""
     return list(directory.glob(f"{segment:04d}-*"))
 
 

@@ -1,4 +1,4 @@
-"""What fall-behind mode tells of itself: plain values, made anew for each look."""
+"""The status of fall-behind mode: plain values, made anew for each request."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class SegmentStatus(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As /status shows it."""
-        places = {
-            name: None if place is None else position_.text(place)
-            for name, place in (
+        positions = {
+            name: None if position is None else position_.text(position)
+            for name, position in (
                 ("start", self.start),
                 ("stop", self.stop),
                 ("position", self.position),
                 ("reached", self.reached),
             )
         }
-        return {**self._asdict(), **places}
+        return {**self._asdict(), **positions}
 
 
 class CatchupStatus(NamedTuple):

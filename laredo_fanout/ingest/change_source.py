@@ -1,7 +1,8 @@
-"""Another way than the slot's own stream for its changes to come, as the ingest sees it.
+"""A source of changes other than the slot's own replication stream: the segments of a split
+backlog.
 
-What comes is the same, in the same order, so decoding, tables, copies, looks and
-barriers know nothing of it: one session of the stream takes one way or the other.
+It gives the same messages in the same order, so decoding, tables, copies, catalog checks and
+barriers know nothing of it: each session takes either the slot's stream or such a source.
 """
 
 from __future__ import annotations
@@ -52,20 +53,20 @@ class Feed(Protocol):
 
 
 class ChangeSource(Protocol):
-    """Decides in which way the next session of the stream takes its messages."""
+    """Decides whether the next session takes its messages from the slot's own stream."""
 
     @property
     def interval(self) -> float:
         """Seconds between two calls of :meth:`measure`."""
 
     def measure(self, connection: Connection) -> None:
-        """Look how far the server is, in the side connection's thread.
+        """Measure how far the server is, in the side connection's thread.
 
         :raises psycopg.Error: if it can't be asked.
         """
 
     def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
-        """The way that a session of the stream which begins now must take; None: the slot's own.
+        """The feed of the session that begins now; None: the slot's own stream.
 
         What it keeps in the store it writes into ``batch``, which isn't open now.
 
@@ -74,7 +75,7 @@ class ChangeSource(Protocol):
         """
 
     def is_over(self, level: int) -> bool:
-        """Whether this session must end for another one to take another way.
+        """Whether this session must end, for one with another source of changes.
 
         ``level`` is the position up to which nothing is missing in the store.
         """

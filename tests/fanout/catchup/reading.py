@@ -115,7 +115,7 @@ class SegmentedReading:
             transaction.set_position(self.position, 0)
             transaction.set_catchup_plan(plan.to_bytes())
 
-    def life(self, on_turn: Callable[[Release], bool] | None = None) -> bool:
+    def session(self, on_turn: Callable[[Release], bool] | None = None) -> bool:
         """Go on with the stored plan; whether everything is released.
 
         ``on_turn`` may end this life, as if the server were killed: what isn't
@@ -138,7 +138,7 @@ class SegmentedReading:
             from_bytes(store.catchup_plan),
             batch,
             store.position,
-            is_small=lambda _: release.runs[-1].reached >= self.end,
+            may_end=lambda _: release.runs[-1].reached >= self.end,
         )
         try:
             while not release.over:

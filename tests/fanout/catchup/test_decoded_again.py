@@ -66,7 +66,7 @@ def test_after_a_kill_decoding_goes_on_where_it_was(database: Database, tmp_path
         reading = SegmentedReading(database, tmp_path)
         reading.begin(bounded([start_of(database)]))
         killed = _KilledInTheMiddle(reading, lambda: work.run(100))
-        assert reading.life(killed)
+        assert reading.session(killed)
     truth = single(database)
     assert normal(reading.messages) == truth
     left = _rows_from(truth, killed.left_at)
@@ -102,7 +102,7 @@ def test_after_a_restart_nothing_that_is_spooled_is_decoded_again(
     start, end = start_of(database), place(database)
     reading.begin(bounded([start, start + (end - start) // 2]))
     reading.commits_a_turn = 0
-    assert not reading.life(_Spooled(reading.end))
+    assert not reading.session(_Spooled(reading.end))
     reading.commits_a_turn = 5
     seen: list[SegmentRun] = []
 
@@ -111,6 +111,6 @@ def test_after_a_restart_nothing_that_is_spooled_is_decoded_again(
         assert release.runs[0].pid is None, "the first segment is decoded again"
         return False
 
-    assert reading.life(on_turn)
+    assert reading.session(on_turn)
     assert normal(reading.messages) == truth
     assert [run.changes for run in seen] == [0, 0]

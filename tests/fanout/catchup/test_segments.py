@@ -49,7 +49,7 @@ def test_segments_are_what_one_slot_gives(database: Database, tmp_path: Path, se
     truth = single(database)
     reading = SegmentedReading(database, tmp_path)
     reading.begin(_cut(database, truth, seed))
-    assert reading.life()
+    assert reading.session()
     assert normal(reading.messages) == truth
     assert len(truth) > 300
 
@@ -85,7 +85,7 @@ def test_segments_survive_kills(database: Database, tmp_path: Path, seed: int) -
     reading = SegmentedReading(database, tmp_path)
     reading.begin(_cut(database, truth, seed))
     killing = _Killing(seed)
-    while not reading.life(killing):
+    while not reading.session(killing):
         continue
     assert normal(reading.messages) == truth
     assert killing.killed > 0
@@ -98,10 +98,10 @@ def test_release_goes_on_within_any_spool(database: Database, tmp_path: Path) ->
     reading = SegmentedReading(database, tmp_path)
     reading.begin(bounded([start_of(database), place(database)]))
     reading.commits_a_turn = 0
-    assert not reading.life(lambda release: release.runs[0].segment.done and release.is_kept)
+    assert not reading.session(lambda release: release.runs[0].segment.done and release.is_kept)
     reading.commits_a_turn = 2
     lives = 1
-    while not reading.life(_EndAfter(turns=2)):
+    while not reading.session(_EndAfter(turns=2)):
         lives += 1
     assert normal(reading.messages) == truth
     assert lives > 5
@@ -131,5 +131,5 @@ def test_a_slot_that_was_moved_beyond_is_refused(database: Database, tmp_path: P
             "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot_of(database),)
         )
     with pytest.raises(SourceUnavailable, match=r"was moved to .*, beyond "):
-        reading.life()
+        reading.session()
     assert normal(reading.messages) == []

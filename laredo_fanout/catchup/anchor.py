@@ -1,0 +1,60 @@
+"""The anchor: the slot itself, moved on while segments are decoded by copies of it.
+
+It keeps the WAL that a restart would need, and its own stream goes on where the segments end.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import structlog
+
+from laredo_model import position as position_
+
+if TYPE_CHECKING:
+    from laredo_fanout.postgres.connections import Connection
+
+_log = structlog.get_logger()
+
+_INTERVAL_S = 3.0
+_SHARE = 10
+"""One part in so many of the time is for it: it reads the WAL in between."""
+
+ADVANCE = "SELECT pg_replication_slot_advance('{slot}', '{position}')"
+"""To be run twice. The first moves confirmed_flush_lsn, but restart_lsn only to the first place
+that the server finds then; the second, from there, moves it close to ``position``. A stream
+would otherwise decode everything from restart_lsn on before it sends anything."""
+
+
+class Anchor:
+    """Moves one slot; used by the side connection's thread."""
+
+    def __init__(self, slot: str) -> None:
+        self._slot = slot
+        self._due_at = 0.0
+        self.position = 0
+        """Where it is, or was to be moved at last."""
+
+    def advance(self, connection: Connection, durable: int, *, at_once: bool) -> None:
+        """Move it to what is durable, so that it keeps no WAL that nobody needs; ``at_once``, or
+        when that is due.
+
+        :raises psycopg.Error: if the connection broke.
+        """
+        began = time.monotonic()
+        if durable <= self.position or not (at_once or began >= self._due_at):
+            return
+        command = ADVANCE.format(slot=self._slot, position=position_.text(durable))
+        try:
+            for _ in range(2):
+                connection.execute(command.encode())
+        except psycopg.errors.DatabaseError as refused:
+            if connection.broken:
+                raise
+            # A stream that was just ended may hold it for a moment.
+            _log.info("the slot can't be moved on just now", error=str(refused).strip())
+        self.position = durable
+        ended = time.monotonic()
+        self._due_at = ended + max(_INTERVAL_S, _SHARE * (ended - began))
