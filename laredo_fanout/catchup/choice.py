@@ -34,7 +34,7 @@ class Chooser:
     def __init__(self, options: CatchupOptions) -> None:
         self._options = options
         self._binding: Binding | None = None
-        self._most: int | None = None
+        self.most: int | None = None
         """How many segments pay; None: as many as there is room for."""
         self.clock: Clock | None = None
         """The ingest's, noted by its thread."""
@@ -50,7 +50,7 @@ class Chooser:
 
         :raises psycopg.Error: if the server can't be asked.
         """
-        self._most = None
+        self.most = None
         self.choice = self.fitting(connection, slot, behind)
 
     def by_binding(self, connection: Connection, slot: str, behind: int, checks: int) -> None:
@@ -67,7 +67,7 @@ class Chooser:
         measured = self._binding.measured(clock)
         if checks < CHECKS or measured is None:
             return
-        self._most = None
+        self.most = None
         fitting = self.fitting(connection, slot, behind)
         if fitting.segments < 2:
             self.choice = fitting
@@ -75,7 +75,7 @@ class Chooser:
         decision = decide(measured, fitting.segments)
         if decision.segments > 1:
             _log.info("a backlog is worth splitting", segments=decision.segments, why=decision.why)
-        self._most = decision.segments
+        self.most = decision.segments
         self.choice = Choice(decision.segments, decision.why)
 
     def fitting(self, connection: Connection, slot: str, behind: int) -> Choice:
@@ -90,8 +90,8 @@ class Chooser:
             free.walsenders - options.reserve,
             behind // options.min_segment_bytes,
         )
-        if self._most is not None:
-            number = min(number, self._most)
+        if self.most is not None:
+            number = min(number, self.most)
         return Choice(
             number,
             f"there is room for {max(0, number)} segments of {options.min_segment_bytes} bytes and"

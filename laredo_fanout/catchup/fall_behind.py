@@ -102,6 +102,8 @@ class FallBehind:
         """
         self._forget_release()
         plan = self._usable_plan()
+        if self._asked.is_set():
+            self._chooser.most = None
         if plan is None and (self._wanted or self._asked.is_set()):
             plan = self._new_plan(connection)
         self._wanted = False
