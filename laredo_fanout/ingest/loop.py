@@ -17,8 +17,6 @@ from laredo_fanout.errors import SpoolFull
 from laredo_fanout.postgres.read_available import BackgroundReading
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import Feed
     from laredo_fanout.ingest.keepalive import Keepalive
@@ -30,8 +28,6 @@ _MESSAGES_A_TURN = 20_000
 _APPLY_FROM_CHANGES = 10_000
 _APPLY_FROM_BYTES = 16 << 20
 _BUSY_BYTES = 64 << 10
-_MANY_CHANGES = 256
-"""A unix socket is full about as soon as they are written."""
 _NAP_S, _SHORT_NAP_S = 0.002, 0.001
 _COPY_SHARE_S = 0.03
 _POSITION_INTERVAL_S = 0.2
@@ -201,15 +197,8 @@ class IngestLoop:
 
     # ------------------------------------------------------------ read ahead
 
-    def _reading_ahead(self, gathered: int = 0) -> AbstractContextManager[None]:
-        """While much is written another thread empties the socket, within a bound: with a full one
-        the server's sender would sleep."""
-        size = max(gathered, self._decoder.pending_bytes)
-        # A transaction's bytes may have come long before its end.
-        is_much = size > _BUSY_BYTES or self._decoder.pending_changes >= _MANY_CHANGES
-        return self._background_reading.meanwhile() if is_much else nullcontext()
-
     def _read_ahead(self) -> None:
+        """Empty the socket, within a bound: with a full one the server's sender would sleep."""
         self._heard(self._feed.read_ahead())
 
     def _heard(self, taken: int) -> int:
@@ -230,12 +219,9 @@ class IngestLoop:
             self._apply()
 
     def _apply(self) -> None:
-        """Write what is pending into the batch."""
-        with self._reading_ahead():
-            self._write()
-
-    def _write(self) -> None:
-        self._batch.apply(self._decoder.pending)
+        """Write what is pending into the batch, and read ahead between its pieces."""
+        for _ in self._batch.apply(self._decoder.pending):
+            self._read_ahead()
         self._decoder.applied()
 
     def _copy(self, ready: set[int]) -> None:
@@ -294,10 +280,11 @@ class IngestLoop:
             self._commit()
 
     def _commit(self) -> None:
-        # What comes while it is written, and waits for the disk, is for the next commit.
+        self._apply()
+        # What comes while the commit waits for the disk is for the next one.
         gathered, self._gathered = self._gathered, 0
-        with self._reading_ahead(gathered):
-            self._write()
+        is_much = gathered > _BUSY_BYTES
+        with self._background_reading.meanwhile() if is_much else nullcontext():
             self._batch.commit(self._decoder.position, self._decoder.time_us)
         self._keepalive.confirm()
 

@@ -198,7 +198,12 @@ class Transaction:
         :raises RowIncomplete: if a live table's row would miss columns.
         :raises StoreFull: if there is no room; the transaction must be given up.
         """
-        self._applying.take(self._record(table_id), changes)
+        for _ in self.apply_in_pieces(table_id, changes):
+            pass
+
+    def apply_in_pieces(self, table_id: int, changes: TableChanges) -> Iterator[None]:
+        """The same, stopping after each bounded piece, half a millisecond's; take it to its end."""
+        return self._applying.take(self._record(table_id), changes)
 
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None

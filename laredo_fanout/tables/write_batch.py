@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -94,8 +94,8 @@ class WriteBatch:
         """Seconds since the last commit."""
         return time.monotonic() - self._committed_at
 
-    def apply(self, routes: Iterable[Route]) -> None:
-        """Write these routes' changes.
+    def apply(self, routes: Iterable[Route]) -> Iterator[None]:
+        """Write these routes' changes; stops after each bounded piece.
 
         :raises ResyncRequired: if a live table's row lacks what the store doesn't
             know; the batch must be abandoned.
@@ -115,11 +115,11 @@ class WriteBatch:
                 keys = self.transaction.numbered(route.table_id, changes.keys)
                 changes = replace(changes, keys=keys)
             try:
-                self.transaction.apply(route.table_id, changes)
+                yield from self.transaction.apply_in_pieces(route.table_id, changes)
             except RowIncomplete as incomplete:
                 raise ResyncRequired(route.table_id, str(incomplete)) from incomplete
             if (copied := self.copy_beside.get(route.table_id)) is not None:
-                self.transaction.apply(copied, changes)
+                yield from self.transaction.apply_in_pieces(copied, changes)
             self._tables.add(route.table_id)
             for action in Action:
                 self._counters.changes[action] += changes.actions.count(action)

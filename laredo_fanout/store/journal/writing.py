@@ -1,7 +1,7 @@
 """Writing the journal: records appended, old ones pruned."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -85,8 +85,11 @@ class Journal:
         self._databases = context.databases
         self._reserve = context.disk.reserve
 
-    def append(self, table: TableRecord, entries: Entries) -> TableRecord:
-        """Write these entries after the newest; returns the table with its new figures."""
+    def append(self, table: TableRecord, entries: Entries) -> Generator[None, None, TableRecord]:
+        """Write these entries after the newest; stops after each record.
+
+        Returns the table with its new figures.
+        """
         count = len(entries.actions)
         if count == 0:
             return table
@@ -100,6 +103,7 @@ class Journal:
                 transaction += 1
             part = _Part(start, stop, first, transaction)
             self._put(table.id, sequence + 1, entries, part, ends)
+            yield
             sequence += stop - start
             start = stop
             if ends[transaction] == stop:

@@ -1,5 +1,6 @@
 """Applying the stream's changes to a table's rows and journal, live or while it is copied."""
 
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from laredo_fanout.store.errors import TableClosed
@@ -38,8 +39,8 @@ class Applying:
         self.unfinished.discard(table_id)
         self._open_record.discard(table_id)
 
-    def take(self, record: TableRecord, changes: TableChanges) -> None:
-        """Into the rows, and the journal if the table is live.
+    def take(self, record: TableRecord, changes: TableChanges) -> Iterator[None]:
+        """Into the rows, and the journal if the table is live; stops after each bounded piece.
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
         :raises RowIncomplete: if a live table's row would miss columns.
@@ -57,7 +58,7 @@ class Applying:
         for part in changes.parts(lambda: self._steps[table_id]):
             record = self._tables[table_id]
             apply = self._apply_live if record.live else self._apply_copying
-            size = max(1, apply(record, part))
+            size = max(1, (yield from apply(record, part)))
             step = len(part) * _PART_BYTES // size
             self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
         if changes.open:
@@ -71,7 +72,9 @@ class Applying:
         width = self._spaces.rows_of(record).widest(sample)
         return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
 
-    def _apply_copying(self, record: TableRecord, changes: TableChanges) -> int:
+    def _apply_copying(
+        self, record: TableRecord, changes: TableChanges
+    ) -> Generator[None, None, int]:
         """Returns how many bytes of rows were in memory for it."""
         size = 0
         for start, stop, kind in runs(changes.actions):
@@ -85,14 +88,14 @@ class Applying:
                 difference = -sum(map(bool, olds))
             else:
                 actions = changes.actions[start:stop]
-                _, olds = rows.upsert(actions, keys, lines, live=False)
+                _, olds = yield from rows.upsert(actions, keys, lines, live=False)
                 difference = len(olds) - sum(map(bool, olds))
             size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
             record = replace(record, rows=record.rows + difference)
         self._tables[record.id] = record
         return size
 
-    def _apply_live(self, record: TableRecord, changes: TableChanges) -> int:
+    def _apply_live(self, record: TableRecord, changes: TableChanges) -> Generator[None, None, int]:
         """Returns how many bytes of rows were in memory for it."""
         actions = bytearray()
         lines: list[bytes] = []
@@ -114,7 +117,7 @@ class Applying:
                 lines += [b""] * len(found)
                 difference = found.count(None) - len(found)
             else:
-                written, found = rows.upsert(
+                written, found = yield from rows.upsert(
                     changes.actions[start:stop], keys, changes.lines[start:stop], live=True
                 )
                 actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
@@ -135,16 +138,18 @@ class Applying:
         )
         if absent:
             entries = entries.without(absent)
-        self._append(record, entries, changes)
+        yield from self._append(record, entries, changes)
         return sum(map(len, lines)) + sum(map(len, olds))
 
-    def _append(self, record: TableRecord, entries: Entries, changes: TableChanges) -> None:
+    def _append(
+        self, record: TableRecord, entries: Entries, changes: TableChanges
+    ) -> Iterator[None]:
         """Into the journal; ``entries`` is what had an effect of ``changes``."""
         goes_on = changes.open and len(changes.counts) == 1
         if not entries.continues and not goes_on:
             # What was left of the open transaction had no effect.
             self._end_open_record(record)
-        self._tables[record.id] = self._journal.append(record, entries)
+        self._tables[record.id] = yield from self._journal.append(record, entries)
         if entries.open:
             self._open_record.add(record.id)
         elif not goes_on:

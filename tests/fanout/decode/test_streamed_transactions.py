@@ -231,8 +231,8 @@ def test_stopped_while_a_giant_transaction_is_applied(
     apply = WriteBatch.apply
     before: list[int] = []
 
-    def held(to: WriteBatch, routes: list[Route]) -> None:
-        apply(to, routes)
+    def held(to: WriteBatch, routes: list[Route]) -> Iterator[None]:
+        yield from apply(to, routes)
         if any(route.open for route in routes):
             # A catalog snapshot's message may have passed since the test began.
             before.append(ingest.store.position)

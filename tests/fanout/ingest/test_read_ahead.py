@@ -1,7 +1,6 @@
-"""While a large batch is written, the replication connection's socket is emptied beside it."""
+"""While a large batch is written, the replication connection's socket is emptied in between."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,22 +22,21 @@ def test_the_socket_is_read_while_rows_are_written(
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
     ingest = ingesting("public.t")
     ingest.wait_live()
-    readers: set[str] = set()
-    read = threading.Event()
-    waited: list[bool] = []
+    reads = written = reads_between = 0
     read_ahead, apply = ReplicationStream.read_ahead, WriteBatch.apply
 
     def reading(stream: ReplicationStream) -> int:
-        readers.add(threading.current_thread().name)
-        read.set()
+        nonlocal reads
+        reads += 1
         return read_ahead(stream)
 
-    def applying(batch: WriteBatch, routes: list[Route]) -> None:
-        if sum(route.counted for route in routes) > rows // 20:
-            read.clear()
-            waited.append(read.wait(60))
-            readers.discard(threading.current_thread().name)
-        apply(batch, routes)
+    def applying(batch: WriteBatch, routes: list[Route]) -> Iterator[None]:
+        nonlocal written, reads_between
+        before, count = reads, sum(route.counted for route in routes)
+        yield from apply(batch, routes)
+        if count > 1000:
+            written += count
+            reads_between += reads - before
 
     monkeypatch.setattr(ReplicationStream, "read_ahead", reading)
     monkeypatch.setattr(WriteBatch, "apply", applying)
@@ -47,5 +45,5 @@ def test_the_socket_is_read_while_rows_are_written(
             b"INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, %d) g" % rows
         )
     ingest.assert_equal()
-    assert waited and all(waited), "each large part was written beside a reader"
-    assert readers, "which is a thread of its own"
+    assert written > rows // 2
+    assert reads_between > written // 200

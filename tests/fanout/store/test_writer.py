@@ -29,6 +29,7 @@ from tests.support.processes import PATIENCE_S
 from tests.support.server.store_sample import (
     COLUMNS,
     apply,
+    changes,
     commit,
     insert,
     journal_of,
@@ -143,7 +144,7 @@ except StoreLocked as refused:
 def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
     with open_store(tmp_path) as store, store.transaction() as transaction:
         head = orjson.loads(transaction.head.to_bytes()) | {"format": meta.FORMAT + 1}
-        raw = transaction._transaction
+        raw = transaction._context.transaction
         raw.put(meta.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
     before = (tmp_path / "data.mdb").read_bytes()[: 1 << 16]
     with pytest.raises(StoreNewer, match=f"format {meta.FORMAT + 1}, this version knows"):
@@ -155,7 +156,7 @@ def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_files_that_are_no_store_are_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"something else entirely" * 1000)
-    with pytest.raises(StoreDamaged, match="move it away"):
+    with pytest.raises(StoreDamaged, match="move it elsewhere"):
         open_store(tmp_path)
     with pytest.raises(StoreDamaged):
         StoreReader.open(tmp_path)
@@ -278,3 +279,15 @@ time.sleep(600)
             commit(store, table, (store.position + 1, [update("a", "x" * 50_000)]))
             store.prune(table, 1, 1e9, 0)
         assert store.used_bytes <= grown * 1.5
+
+
+def test_much_is_written_in_small_pieces(tmp_path: Path) -> None:
+    """Between them the ingest empties the stream's socket, which would be full otherwise."""
+    count = 5000
+    many = changes((1, [insert(f"{key}", "v") for key in range(count)]))
+    with open_store(tmp_path) as store:
+        table = live_table(store)
+        with store.transaction() as transaction:
+            pieces = list(transaction.apply_in_pieces(table, many))
+        assert len(pieces) > count // 200
+        assert len(state_of(store.reader(), table)) == count
