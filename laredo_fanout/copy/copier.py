@@ -14,11 +14,11 @@ from laredo_fanout.catalog import append_only
 from laredo_fanout.catalog.side_connection import ConnectionRequest, Request
 from laredo_fanout.copy import chunk_leaves
 from laredo_fanout.copy.range_reader import CopyReader, Progress, ReadFailed
-from laredo_fanout.store.errors import ChunkStale
 
 if TYPE_CHECKING:
+    from laredo_fanout.copy.copy_state import Reading
     from laredo_fanout.copy.table_copies import TableCopies
-    from laredo_fanout.copy.table_copy import Reading, TableCopy
+    from laredo_fanout.copy.table_copy import TableCopy
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.tables.status import Counters
@@ -33,13 +33,13 @@ _SMALLEST_FILL = 64 << 10
 
 @dataclass(eq=False)
 class _Job:
+    """A chunk that a connection reads."""
+
     copy: TableCopy
     reading: Reading
-    generation: int
     keys: list[bytes] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
     bytes: int = 0
-    stale: bool = False
     snapshot_known: bool = False
     heard_at: float = field(default_factory=time.monotonic)
 
@@ -65,9 +65,9 @@ class Copier:
         self._requested = 0
         self._not_before = 0.0
         self._paced_until = 0.0
-        said = options.copy
+        configured = options.copy
         # Half of the memory is for what libpq holds of each connection.
-        share = said.max_memory // (2 * said.connections)
+        share = configured.max_memory // (2 * configured.connections)
         self._bytes_a_fill = max(_SMALLEST_FILL, min(_BYTES_A_FILL, share))
 
     @property
@@ -148,13 +148,15 @@ class Copier:
             return None
         workers = self._options.copy.workers
         ready = [
-            copy for copy in self._copies.under_way if copy.has_work(now) and copy.active < workers
+            copy
+            for copy in self._copies.under_way
+            if copy.has_work(now) and copy.machine.active < workers
         ]
-        return min(ready, key=lambda copy: copy.active, default=None)
+        return min(ready, key=lambda copy: copy.machine.active, default=None)
 
     def _begin(self, reader: CopyReader, copy: TableCopy) -> None:
-        reading = copy.take()
-        job = _Job(copy, reading, self._batch.generation(copy.table_id))
+        reading = copy.machine.take(self._batch.generation(copy.table_id))
+        job = _Job(copy, reading)
         self._jobs[reader] = job
         try:
             reader.begin(copy.statement(reading), tells=copy.table.partitioned)
@@ -166,23 +168,23 @@ class Copier:
         if job.copy.intake is None or reader.snapshot is None or job.snapshot_known:
             return True
         taken = append_only.snapshot(reader.snapshot)
-        if job.copy.cancelled or job.copy.intake.read_at(taken):
+        if job.copy.machine.ended or job.copy.intake.read_at(taken):
             job.snapshot_known = True
             return True
         # A commit reaches the stream a moment before all others see it.
         del self._jobs[reader]
         reader.close()
-        job.copy.give_back(job.reading)
+        job.copy.machine.put_back(job.reading)
         job.copy.not_before = time.monotonic() + random.uniform(0.1, 0.3)
         return False
 
     def _keep_leaves(self, job: _Job, reader: CopyReader) -> None:
         told, reader.told = reader.told, None
-        if told is not None and not job.copy.cancelled:
+        if told is not None and not job.copy.machine.ended:
             chunk_leaves.keep(told, job.copy.partitions, job.copy.shown_id, self._batch.transaction)
 
     def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
-        if job.copy.cancelled or job.stale or not keys:
+        if not keys or self._is_ignored(job):
             return
         job.copy.rows += len(keys)
         self._pace(len(keys))
@@ -206,24 +208,25 @@ class Copier:
         job.keys, job.lines, job.bytes = [], [], 0
         if not keys:
             return
-        try:
-            if job.copy.intake is not None:
-                self._batch.add(job.copy.table_id, lines, job.generation)
-            else:
-                self._batch.fill(job.copy.table_id, keys, lines, job.generation)
-        except ChunkStale:
-            job.stale = True
+        generation = job.reading.generation
+        if job.copy.intake is not None:
+            self._batch.add(job.copy.table_id, lines, generation)
+        else:
+            self._batch.fill(job.copy.table_id, keys, lines, generation)
 
     def _finish(self, job: _Job) -> None:
-        copy = job.copy
-        if copy.cancelled:
+        if job.copy.machine.ended:
             return
-        if not job.stale:
+        if not self._is_ignored(job):
             self._fill(job)
-        if job.stale or self._batch.generation(copy.table_id) != job.generation:
-            self._copies.truncated(copy, job.reading)
-        else:
-            self._copies.finished(copy, job.reading)
+        self._copies.finished(job.copy, job.reading)
+
+    def _is_ignored(self, job: _Job) -> bool:
+        """Whether its rows are of no use: the incarnation has ended, or was truncated since."""
+        return (
+            job.copy.machine.ended
+            or self._batch.generation(job.copy.table_id) != job.reading.generation
+        )
 
     def _reading_failed(self, reader: CopyReader, job: _Job, failed: ReadFailed) -> None:
         self._jobs.pop(reader, None)
@@ -231,5 +234,5 @@ class Copier:
         reader.close()
         if failed.connection_lost:
             self._not_before = time.monotonic() + random.uniform(0.5, 1.5)
-        if not job.copy.cancelled:
+        if not job.copy.machine.ended:
             self._copies.reading_failed(job.copy, job.reading, failed)

@@ -1,8 +1,8 @@
-"""The copies under way, from the first chunk to the barrier.
+"""The copies of all tables of a session: does what the state of each (copy_state.py) calls for.
 
 Stream writes win; copied rows fill absent keys, and a deleted key counts as present; a
-chunk that began before a TRUNCATE is thrown away; nothing is shown before the barrier
-that was sent after the last reading comes back in the stream. Then every key holds what
+chunk that began before a TRUNCATE is discarded; nothing is shown before the barrier
+that was sent after the last chunk comes back in the stream. Then every key holds what
 its last streamed change made of it, or, if none touched it, the one version there was.
 """
 
@@ -19,24 +19,25 @@ import structlog
 
 from laredo_fanout.catalog.side_connection import BarrierRequest, PrepareRequest, Request
 from laredo_fanout.copy import recopy
-from laredo_fanout.copy.table_copy import Phase, Reading, TableCopy
+from laredo_fanout.copy.copy_state import State
 from laredo_fanout.errors import CopyFailed
 from laredo_fanout.postgres import wal_message
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.side_connection import Prepared, Waiting
+    from laredo_fanout.catalog.side_connection import Prepared, PrepareFailed, Waiting
+    from laredo_fanout.copy.copy_state import Reading
     from laredo_fanout.copy.range_reader import ReadFailed
+    from laredo_fanout.copy.table_copy import TableCopy
     from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
 
-_MOST_FAILURES = 5
 _MOST_PARTIAL_KEYS = 100_000
 
 
 class TableCopies:
-    """Those of one session of the stream; used by the ingest thread, never waits."""
+    """The copies under way in one session of the stream; used by the ingest thread, never waits."""
 
     def __init__(
         self,
@@ -69,20 +70,18 @@ class TableCopies:
         self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
 
     def remove(self, table_id: int) -> None:
-        """Forget a copy, and a re-copy beside this incarnation; what is being read for them is
-        thrown away."""
+        """Discard the copy of an incarnation that has ended, and a re-copy beside it."""
         for copy in self.under_way:
             if table_id in (copy.table_id, copy.beside):
                 del self._copies[copy.table_id]
-                copy.cancelled = True
+                copy.machine.discard()
 
     def prepared(self, prepared: Prepared) -> None:
         """The side connection found that the copy may begin."""
         copy = self._copies.get(prepared.table_id)
         if copy is None:
             return
-        copy.begin(prepared.splits)
-        self._store_progress(copy)
+        copy.plan(prepared.splits)
         _log.info(
             "copy begins",
             table=copy.table.qualified,
@@ -90,54 +89,54 @@ class TableCopies:
             done=copy.ranges_done,
             rows_estimated=max(0, int(copy.table.rows_estimated)),
         )
-        if copy.complete:
-            self._batch.when_durable(lambda: self._settle(copy))
+        self._progressed(copy)
 
     def waiting(self, waiting: Waiting) -> None:
         """The side connection waits for these processes."""
         copy = self._copies.get(waiting.table_id)
         if copy is None or copy.waiting_for == waiting.pids:
             return
-        copy.waiting_for = waiting.pids
+        copy.machine.wait_for(waiting.pids)
         _log.info(
             "copy waits for transactions that were writing to the table",
             table=copy.table.qualified,
             pids=list(waiting.pids),
         )
 
-    def finished(self, copy: TableCopy, reading: Reading) -> None:
-        """All its rows are in the store's transaction."""
-        copy.finish(reading)
-        self._store_progress(copy)
-        if copy.complete:
-            self._batch.when_durable(lambda: self._settle(copy))
+    def prepare_failed(self, failed: PrepareFailed) -> None:
+        """The side connection can't read the table."""
+        copy = self._copies.get(failed.table_id)
+        if copy is not None:
+            copy.machine.give_up()
+            problem = CopyFailed(copy.table.qualified, failed.problem, "see the server's log")
+            self._failed(copy.table_id, problem)
 
-    def truncated(self, copy: TableCopy, reading: Reading) -> None:
-        """A TRUNCATE came while it was read: it is read again."""
-        if copy.intake is not None:
+    def finished(self, copy: TableCopy, reading: Reading) -> None:
+        """The chunk was read to its end; its rows are in the store's transaction unless a
+        TRUNCATE came meanwhile: then it is read again."""
+        copy.machine.finish(reading, self._batch.generation(copy.table_id))
+        if copy.machine.state is State.FAILED:
             self._give_up(copy, "it was truncated while its rows were read")
-            return
-        copy.give_back(reading)
+        else:
+            self._progressed(copy)
 
     def reading_failed(self, copy: TableCopy, reading: Reading, failed: ReadFailed) -> None:
-        """It is read again, unless that was tried often enough."""
-        copy.give_back(reading)
+        """The chunk is read again, unless that was tried often enough."""
+        machine = copy.machine
+        if failed.connection_lost:
+            machine.repeat(reading)
+        else:
+            machine.refuse(reading)
         _log.warning(
-            "reading a chunk failed; it is read again",
+            "reading a chunk failed",
             table=copy.table.qualified,
             error=str(failed),
             sqlstate=failed.sqlstate,
         )
-        if copy.intake is not None:
+        if machine.state is State.FAILED:
             self._give_up(copy, f"its rows can't be read: {failed}")
-            return
-        if failed.connection_lost:
-            return
-        copy.failures += 1
-        copy.not_before = time.monotonic() + random.uniform(0.05, 0.15) * 2**copy.failures
-        if copy.failures >= _MOST_FAILURES:
-            self._give_up(copy, f"its rows can't be read: {failed}")
-        else:
+        elif not failed.connection_lost:
+            copy.not_before = time.monotonic() + random.uniform(0.05, 0.15) * 2**machine.refusals
             self._request_snapshot()
 
     def barrier_arrived(
@@ -146,22 +145,30 @@ class TableCopies:
         """The stream has a barrier: the table that it makes live, if it is an awaited one, and,
         if it is a re-copy, how many rows differed. ``between`` is called while they are compared.
         """
-        copy = next((each for each in self.under_way if each.barrier == payload), None)
-        if copy is None or copy.phase is not Phase.BARRIER:
+        copy = next((each for each in self.under_way if each.machine.awaits(payload)), None)
+        if copy is None:
             return None
-        transaction = self._batch.transaction
-        partial = list(islice(transaction.partial_keys(copy.table_id), _MOST_PARTIAL_KEYS))
+        partial = self._partial_keys(copy)
         if partial:
             # Keys that moved with a TOAST value after the chunk with the old key was read.
-            copy.read_again(partial)
+            copy.machine.reread(partial)
             return None
-        if copy.beside is not None:
-            return copy.table_id, self._repair(copy, position, time_us, between)
+        differing = 0
+        if copy.beside is None:
+            self._publish(copy, position, time_us)
+        else:
+            differing = self._publish_differences(copy, position, time_us, between)
+        copy.machine.publish()
+        del self._copies[copy.table_id]
+        return copy.table_id, differing
+
+    def _publish(self, copy: TableCopy, position: int, time_us: int) -> None:
+        """A copy's barrier has passed: the table is live."""
+        transaction = self._batch.transaction
         record = transaction.publish(copy.table_id, position, time_us)
         kept = {name: copy.to_json()[name] for name in ("shape", "version")}
         transaction.put_table(replace(record, copy=kept))
         self._batch.touch(copy.table_id)
-        self.remove(copy.table_id)
         _log.info(
             "table live",
             table=copy.table.qualified,
@@ -169,17 +176,16 @@ class TableCopies:
             read=copy.rows,
             position=position_.text(position),
         )
-        return copy.table_id, 0
 
-    def _repair(
+    def _publish_differences(
         self, copy: TableCopy, position: int, time_us: int, between: Callable[[], None]
     ) -> int:
-        """A re-copy's barrier: what differs goes into the live table; how many rows that are."""
+        """A re-copy's barrier has passed: what differs goes into the live table; how many rows
+        that are."""
         begun = time.monotonic()
         transaction = self._batch.transaction
         live, differing = recopy.publish(copy, transaction, position, time_us, between)
         self._batch.touch(live.id)
-        self.remove(copy.table_id)
         _log.info(
             "re-copy done",
             table=copy.table.qualified,
@@ -189,7 +195,7 @@ class TableCopies:
         )
         if live.suspect_ranges and (suspect_range := live.suspect_ranges[-1]).end == position:
             _log.info(
-                "rows that had moved with a partition are right",
+                "rows that had moved with a partition are repaired",
                 table=copy.table.qualified,
                 since=position_.text(suspect_range.start),
                 until=position_.text(suspect_range.end),
@@ -197,26 +203,35 @@ class TableCopies:
             )
         return differing
 
-    def _settle(self, copy: TableCopy) -> None:
-        """Everything read is durable: read partial rows once more, then send the barrier."""
-        if copy.cancelled or not copy.complete:
+    def _progressed(self, copy: TableCopy) -> None:
+        """Store how far it is; if all is read, go on when that is durable."""
+        self._store_progress(copy)
+        if copy.machine.state in (State.READ, State.REREAD):
+            self._batch.when_durable(lambda: self._all_durable(copy))
+
+    def _all_durable(self, copy: TableCopy) -> None:
+        """Everything read is durable: read partial rows once more, then choose the barrier."""
+        if copy.machine.ended:
             return
-        if copy.phase is Phase.READING:
-            keys = self._batch.transaction.partial_keys(copy.table_id)
-            partial = list(islice(keys, _MOST_PARTIAL_KEYS))
-            if partial:
-                copy.read_again(partial)
-                return
-        copy.phase = Phase.BARRIER
-        copy.barrier = wal_message.barrier_payload(self._slot_name)
+        if copy.machine.state is State.READ and (partial := self._partial_keys(copy)):
+            copy.machine.reread(partial)
+            return
+        copy.machine.choose_barrier(wal_message.barrier_payload(self._slot_name))
         self._store_progress(copy)
         self._batch.when_durable(lambda: self._send_barrier(copy))
 
     def _send_barrier(self, copy: TableCopy) -> None:
-        if copy.cancelled or copy.barrier is None:
+        if copy.machine.ended:
             return
-        beside = copy.beside is not None
-        self._request(BarrierRequest(copy.barrier, copy.options, copy.shape, copy.version, beside))
+        copy.machine.barrier_durable()
+        payload, beside = copy.machine.barrier, copy.beside is not None
+        assert payload is not None, "it was chosen"
+        self._request(BarrierRequest(payload, copy.options, copy.shape, copy.version, beside))
+
+    def _partial_keys(self, copy: TableCopy) -> list[bytes]:
+        """Keys of rows that lack unchanged TOAST values; not all of them at once."""
+        keys = self._batch.transaction.partial_keys(copy.table_id)
+        return list(islice(keys, _MOST_PARTIAL_KEYS))
 
     def _store_progress(self, copy: TableCopy) -> None:
         transaction = self._batch.transaction
@@ -224,7 +239,7 @@ class TableCopies:
         transaction.put_table(replace(record, copy=copy.to_json()))
 
     def _give_up(self, copy: TableCopy, problem: str) -> None:
-        """What was copied is thrown away."""
+        """What was copied is discarded."""
         name = copy.table.qualified
         then = "it is tried again later" if copy.beside is None else "ask again for the re-copy"
         self._failed(copy.table_id, CopyFailed(name, problem, then))

@@ -1,15 +1,13 @@
-"""The copy of one table: which ranges are read, what is left, and what a restart needs to know."""
+"""The copy of one table: its state (copy_state.py), its SQL, and what its record keeps of it."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from laredo_fanout.catalog import key_ranges as ranges
-from laredo_fanout.catalog import shape
+from laredo_fanout.catalog import key_ranges, shape
+from laredo_fanout.copy.copy_state import CopyMachine, State
 from laredo_fanout.copy.range_reader import append_only_statement, statement
 from laredo_fanout.tables.status import CopyProgress
 
@@ -17,29 +15,15 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.append_only import TransactionFilter
     from laredo_fanout.catalog.key_ranges import Split
     from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.copy.copy_state import Reading
     from laredo_fanout.source_options import TableOptions
-
-_KEYS_A_READING = 500
-
-
-class Phase(StrEnum):
-    """Where a table's copy stands."""
-
-    WAITING = "waiting for transactions that were writing to the table"
-    READING = "copying"
-    SETTLING = "reading rows with unchanged TOAST values again"
-    BARRIER = "waiting for the barrier"
-
-
-class Reading(NamedTuple):
-    """Something to read: a range by its number, or the rows with these keys."""
-
-    number: int | None
-    keys: tuple[bytes, ...] = ()
 
 
 class TableCopy:
-    """One COPYING incarnation. Its progress is stored in the transactions that store its rows."""
+    """One table's copy: what is read, how far it is, and what a restart needs to know.
+
+    Its progress is stored in the transactions that store its rows.
+    """
 
     def __init__(
         self,
@@ -50,31 +34,28 @@ class TableCopy:
         intake: TransactionFilter | None = None,
     ) -> None:
         self.table_id = table_id
+        """The incarnation that is copied."""
         self.options = options
         self.table = table
         self.shape = shape.of_table(table)
         self.intake = intake
         """Of an append-only table, which is read in one piece, with one snapshot."""
-        self.phase = Phase.WAITING
-        self.waiting_for: tuple[int, ...] = ()
-        self.cancelled = False
-        self.failures = 0
-        self.not_before = 0.0
-        self.rows = int(stored.get("rows", 0))
-        self.barrier: str | None = None
-        self._version = table.version
-        if (kept := shape.from_json(stored)) is not None:
-            self._version = kept[1]
-        self.splits: list[Split] | None = None
-        if "splits" in stored:
-            self.splits = [tuple(split) for split in stored["splits"]]
-        self._done: set[int] = set()
-        for start, stop in stored.get("done", []):
-            self._done.update(range(start, stop))
-        self._todo: deque[Reading] = deque()
-        self.active = 0
         self.beside: int | None = stored.get("beside")
         """Of a re-copy: the live incarnation that it is made beside."""
+        self.splits: list[Split] | None = None
+        """Where the key ranges are cut; None: not chosen yet."""
+        if "splits" in stored:
+            self.splits = [tuple(split) for split in stored["splits"]]
+        done = {number for run in stored.get("done", []) for number in range(*run)}
+        self.machine = CopyMachine(table.qualified, done, repeatable=intake is None)
+        """Its state, and the chunks that are left to read."""
+        self.rows = int(stored.get("rows", 0))
+        """Rows read, those read again included."""
+        self.not_before = 0.0
+        """No chunk is begun before this monotonic time."""
+        kept = shape.from_json(stored)
+        self.version = table.version if kept is None else kept[1]
+        """The table's version when the copy began."""
         self._reads_since = 0.0
         self._rows_before = self.rows
 
@@ -89,9 +70,14 @@ class TableCopy:
         return self.table_id if self.beside is None else self.beside
 
     @property
-    def version(self) -> Any:
-        """The table's version when the copy began."""
-        return self._version
+    def phase(self) -> str:
+        """What /status says; from any thread."""
+        return self.machine.state.phase
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """Pids whose transactions must end before the first chunk is read; from any thread."""
+        return self.machine.waiting_for
 
     @property
     def ranges(self) -> int:
@@ -101,29 +87,13 @@ class TableCopy:
     @property
     def ranges_done(self) -> int:
         """How many of them are finished."""
-        return len(self._done)
+        return len(self.machine.done)
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to read for now."""
-        return self.splits is not None and not self._todo and not self.active
-
-    def begin(self, splits: Sequence[Split]) -> None:
-        """The first chunk may be read; what an earlier run finished isn't read again."""
-        self.phase = Phase.READING
-        self.waiting_for = ()
+    def plan(self, splits: Sequence[Split]) -> None:
+        """The first chunk may be read; what an earlier session finished isn't read again."""
         self.splits = list(splits)
         self._reads_since = time.monotonic()
-        self._todo.extend(
-            Reading(number) for number in range(self.ranges) if number not in self._done
-        )
-
-    def read_again(self, keys: Iterable[bytes]) -> None:
-        """Have the rows with these keys read once more."""
-        wanted = list(keys)
-        self.phase = Phase.SETTLING
-        for start in range(0, len(wanted), _KEYS_A_READING):
-            self._todo.append(Reading(None, tuple(wanted[start : start + _KEYS_A_READING])))
+        self.machine.plan(self.ranges)
 
     def progress(self, now: float) -> CopyProgress:
         """How far it is; from any thread."""
@@ -132,57 +102,40 @@ class TableCopy:
         rate = (self.rows - self._rows_before) / seconds if seconds > 0 else 0.0
         left = max(0, estimated - self.rows) / rate if rate > 0 and estimated > 0 else None
         return CopyProgress(
-            str(self.phase),
+            self.phase,
             self.rows,
             estimated if estimated >= 0 else None,
             self.ranges,
             self.ranges_done,
             self.waiting_for,
             rate,
-            left if self.phase is Phase.READING else None,
+            left if self.machine.state in (State.READING, State.READ) else None,
         )
 
     def has_work(self, now: float) -> bool:
-        """Whether a reader can begin something."""
-        return bool(self._todo) and now >= self.not_before
-
-    def take(self) -> Reading:
-        """What to read next."""
-        self.active += 1
-        return self._todo.popleft()
-
-    def finish(self, reading: Reading) -> None:
-        """Its rows are in the store's transaction."""
-        self.active -= 1
-        self.failures = 0
-        if reading.number is not None:
-            self._done.add(reading.number)
-
-    def give_back(self, reading: Reading) -> None:
-        """It must be read again from its start."""
-        self.active -= 1
-        self._todo.appendleft(reading)
+        """Whether a reader can begin a chunk."""
+        return self.machine.has_work and now >= self.not_before
 
     def statement(self, reading: Reading) -> bytes:
         """The SQL that reads it."""
         if self.intake is not None:
             return append_only_statement(self.table)
         if reading.number is None:
-            return statement(self.table, ranges.keys_condition(self.table, reading.keys))
+            return statement(self.table, key_ranges.keys_condition(self.table, reading.keys))
         return statement(
-            self.table, ranges.condition(self.table, self.splits or [], reading.number)
+            self.table, key_ranges.condition(self.table, self.splits or [], reading.number)
         )
 
     def to_json(self) -> dict[str, Any]:
         """What the table's record keeps."""
-        stored = {**shape.to_json(self.shape, self._version), "rows": self.rows}
+        stored = {**shape.to_json(self.shape, self.version), "rows": self.rows}
         if self.splits is not None:
             stored["splits"] = [list(split) for split in self.splits]
-            stored["done"] = _runs(sorted(self._done))
+            stored["done"] = _runs(sorted(self.machine.done))
         if self.beside is not None:
             stored["beside"] = self.beside
-        if self.barrier is not None:
-            stored["barrier"] = self.barrier
+        if self.machine.barrier is not None:
+            stored["barrier"] = self.machine.barrier
         return stored
 
 

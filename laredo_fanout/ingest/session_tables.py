@@ -23,7 +23,7 @@ from laredo_fanout.catalog.snapshot import CatalogSnapshot
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.copy.table_copies import TableCopies
-from laredo_fanout.errors import CopyFailed, TableRefused
+from laredo_fanout.errors import TableRefused
 from laredo_fanout.ingest.catalog_checks import CatalogChecks
 from laredo_fanout.ingest.tracked_tables import TrackedTables
 from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
@@ -115,13 +115,8 @@ class SessionTables:
                     self._keepalive.catalog_checked()
                 case Prepared():
                     self.copies.prepared(report)
-                case PrepareFailed(table_id, problem):
-                    copy = self.copies.get(table_id)
-                    if copy is not None:
-                        name = copy.table.qualified
-                        self._copy_failed(
-                            table_id, CopyFailed(name, problem, "see the server's log")
-                        )
+                case PrepareFailed():
+                    self.copies.prepare_failed(report)
                 case Waiting():
                     self.copies.waiting(report)
                 case RecopyAsked():

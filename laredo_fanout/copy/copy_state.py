@@ -1,0 +1,316 @@
+"""The state machine of one table's copy: its states, what moves it from one to the next, and which
+chunks are left to read.
+
+    WAITING --planned--> READING --all read--> READ --barrier chosen--> BARRIER_CHOSEN
+                                                |                         ^      |
+                                          rows partial             barrier chosen|
+                                                v                         |      |
+                                            REREADING --all read--> REREAD    durable
+                                                ^                                |
+                                                |                                v
+                                                +---------rows partial---- BARRIER_SENT
+                                                                                 |
+                                                                         barrier passed
+                                                                                 v
+                                                                             PUBLISHED
+
+    READING and REREADING hand out chunks. A chunk that a TRUNCATE made stale, or whose connection
+    was lost, goes back to those left to read. WAITING, READING and REREADING end in FAILED when
+    the table can't be read; every state but PUBLISHED ends in DISCARDED when the incarnation does.
+
+Nothing here waits, reads or writes: table_copies.py does what each state calls for, copier.py reads
+the chunks. The algorithm and its proof: docs/streaming.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MOST_REFUSALS = 5
+"""So many chunks refused in a row end the copy."""
+
+KEYS_A_CHUNK = 500
+"""Rows that one SELECT reads again by their keys."""
+
+
+class State(Enum):
+    """Where a table's copy stands."""
+
+    WAITING = auto()
+    """Transactions that wrote to the table are still running, or its split points aren't known."""
+    READING = auto()
+    """Its key ranges are read."""
+    READ = auto()
+    """Every range is in the store's transaction, which isn't durable yet."""
+    REREADING = auto()
+    """Rows that lack unchanged TOAST values are read again by their keys."""
+    REREAD = auto()
+    """They are in the store's transaction, which isn't durable yet."""
+    BARRIER_CHOSEN = auto()
+    """The barrier's payload is in the store's transaction, which isn't durable yet."""
+    BARRIER_SENT = auto()
+    """The barrier is being emitted into the WAL; the stream will bring it."""
+    PUBLISHED = auto()
+    """The stream brought the barrier, and no row was incomplete: the table is live."""
+    FAILED = auto()
+    """The table can't be read."""
+    DISCARDED = auto()
+    """Its incarnation has ended; what is still being read for it is ignored."""
+
+    @property
+    def phase(self) -> str:
+        """What /status says."""
+        return _PHASES[self]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows."""
+        return self in (State.PUBLISHED, State.FAILED, State.DISCARDED)
+
+
+class Event(Enum):
+    """What happens to a copy."""
+
+    WRITERS_LEFT = "transactions that wrote to the table are still running"
+    PLANNED = "the first chunk may be read"
+    CHUNK_TAKEN = "a reader was given a chunk"
+    CHUNK_READ = "a chunk is in the store's transaction"
+    CHUNK_AGAIN = "a chunk has to be read again"
+    ALL_READ = "nothing is left to read"
+    ROWS_PARTIAL = "rows lack unchanged TOAST values"
+    BARRIER_CHOSEN = "a barrier was chosen"
+    BARRIER_DURABLE = "the barrier is durable in the store"
+    BARRIER_PASSED = "the stream has passed the barrier"
+    GIVEN_UP = "the table can't be read"
+    DISCARDED = "the incarnation has ended"
+
+
+_TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.WAITING: {
+        Event.WRITERS_LEFT: State.WAITING,
+        Event.PLANNED: State.READING,
+        Event.GIVEN_UP: State.FAILED,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.READING: {
+        Event.CHUNK_TAKEN: State.READING,
+        Event.CHUNK_READ: State.READING,
+        Event.CHUNK_AGAIN: State.READING,
+        Event.ALL_READ: State.READ,
+        Event.GIVEN_UP: State.FAILED,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.READ: {
+        Event.ROWS_PARTIAL: State.REREADING,
+        Event.BARRIER_CHOSEN: State.BARRIER_CHOSEN,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.REREADING: {
+        Event.CHUNK_TAKEN: State.REREADING,
+        Event.CHUNK_READ: State.REREADING,
+        Event.CHUNK_AGAIN: State.REREADING,
+        Event.ALL_READ: State.REREAD,
+        Event.GIVEN_UP: State.FAILED,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.REREAD: {
+        Event.BARRIER_CHOSEN: State.BARRIER_CHOSEN,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.BARRIER_CHOSEN: {
+        Event.BARRIER_DURABLE: State.BARRIER_SENT,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.BARRIER_SENT: {
+        Event.ROWS_PARTIAL: State.REREADING,
+        Event.BARRIER_PASSED: State.PUBLISHED,
+        Event.DISCARDED: State.DISCARDED,
+    },
+    State.PUBLISHED: {},
+    State.FAILED: {Event.DISCARDED: State.DISCARDED},
+    State.DISCARDED: {},
+}
+
+_READING, _REREADING = "copying", "reading rows with unchanged TOAST values again"
+_BARRIER = "waiting for the barrier"
+_PHASES = {
+    State.WAITING: "waiting for transactions that were writing to the table",
+    State.READING: _READING,
+    State.READ: _READING,
+    State.REREADING: _REREADING,
+    State.REREAD: _REREADING,
+    State.BARRIER_CHOSEN: _BARRIER,
+    State.BARRIER_SENT: _BARRIER,
+    State.PUBLISHED: "live",
+    State.FAILED: "failed",
+    State.DISCARDED: "discarded",
+}
+
+
+class IllegalTransition(Exception):
+    """The copy was told something that can't happen in its state: a defect of ours.
+
+    The server ends; the next start goes on from what is durable.
+    """
+
+    def __init__(self, table: str, state: State, problem: str) -> None:
+        super().__init__(
+            f"the copy of {table} is {state.name}: {problem} can't happen now; restart the server,"
+            " the copy goes on from what is durable, and report this with the log"
+        )
+
+
+class Reading(NamedTuple):
+    """One chunk: a key range, or the rows with some keys."""
+
+    number: int | None
+    """The range's; None: the rows with ``keys``."""
+    keys: tuple[bytes, ...] = ()
+    generation: int = 0
+    """The table's when a reader was given it; each TRUNCATE raises it."""
+
+
+class CopyMachine:
+    """One copy's state and its chunks. An event that its state doesn't know raises
+    :class:`IllegalTransition` and changes nothing. ``state`` may be read from any thread."""
+
+    def __init__(self, table: str, done: Iterable[int] = (), *, repeatable: bool = True) -> None:
+        """``done``: ranges that an earlier session finished. Not ``repeatable``: a table without
+        a key, whose rows would be there twice if a chunk were read again."""
+        self._table = table
+        self._repeatable = repeatable
+        self._todo: deque[Reading] = deque()
+        self._active: set[Reading] = set()
+        self._done = set(done)
+        self.state = State.WAITING
+        self.waiting_for: tuple[int, ...] = ()
+        """Pids whose transactions wrote to the table, while it is WAITING."""
+        self.refusals = 0
+        """Chunks in a row that the server refused to read."""
+        self.barrier: str | None = None
+        """The payload that the stream has to bring, from BARRIER_CHOSEN on."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is read or written for it."""
+        return self.state.ended
+
+    @property
+    def done(self) -> frozenset[int]:
+        """The numbers of the ranges that are finished."""
+        return frozenset(self._done)
+
+    @property
+    def active(self) -> int:
+        """How many chunks are being read."""
+        return len(self._active)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a reader may :meth:`take` a chunk."""
+        return bool(self._todo) and Event.CHUNK_TAKEN in _TRANSITIONS[self.state]
+
+    def wait_for(self, pids: Sequence[int]) -> None:
+        """Transactions of these processes wrote to the table and haven't ended."""
+        self._move(Event.WRITERS_LEFT)
+        self.waiting_for = tuple(pids)
+
+    def plan(self, ranges: int) -> None:
+        """The first chunk may be read: so many ranges, less those that were done before."""
+        self._move(Event.PLANNED)
+        self.waiting_for = ()
+        self._todo.extend(Reading(number) for number in range(ranges) if number not in self._done)
+        self._move_if_all_read()
+
+    def take(self, generation: int) -> Reading:
+        """The chunk to read next, of the table at this generation."""
+        if not self._todo:
+            raise IllegalTransition(self._table, self.state, "a reader with nothing left to read")
+        self._move(Event.CHUNK_TAKEN)
+        reading = self._todo.popleft()._replace(generation=generation)
+        self._active.add(reading)
+        return reading
+
+    def finish(self, reading: Reading, generation: int) -> None:
+        """The chunk was read to its end, and the table is at this ``generation`` now: its rows
+        are in the store's transaction, unless a TRUNCATE has made them stale."""
+        if generation != reading.generation:
+            self.repeat(reading)
+            return
+        self._end(reading, Event.CHUNK_READ)
+        self.refusals = 0
+        if reading.number is not None:
+            self._done.add(reading.number)
+        self._move_if_all_read()
+
+    def put_back(self, reading: Reading) -> None:
+        """Nothing of the chunk was written; it is read again."""
+        self._end(reading, Event.CHUNK_AGAIN)
+        self._todo.appendleft(reading)
+
+    def repeat(self, reading: Reading) -> None:
+        """Some of the chunk may be written; it is read again, if it can be."""
+        self.put_back(reading)
+        if not self._repeatable:
+            self.give_up()
+
+    def refuse(self, reading: Reading) -> None:
+        """The server refused to read the chunk; it is tried again, but not for ever."""
+        self.repeat(reading)
+        self.refusals += 1
+        if self.refusals >= MOST_REFUSALS and not self.ended:
+            self.give_up()
+
+    def reread(self, keys: Sequence[bytes]) -> None:
+        """The rows with these keys lack TOAST values: they are read again, then a barrier follows,
+        another one if one was sent."""
+        self._move(Event.ROWS_PARTIAL)
+        self.barrier = None
+        for start in range(0, len(keys), KEYS_A_CHUNK):
+            self._todo.append(Reading(None, tuple(keys[start : start + KEYS_A_CHUNK])))
+
+    def choose_barrier(self, payload: str) -> None:
+        """All that was read is durable; ``payload`` is in the store's transaction."""
+        self._move(Event.BARRIER_CHOSEN)
+        self.barrier = payload
+
+    def barrier_durable(self) -> None:
+        """It may be sent."""
+        self._move(Event.BARRIER_DURABLE)
+
+    def awaits(self, payload: str) -> bool:
+        """Whether this is the barrier that was sent last."""
+        return self.state is State.BARRIER_SENT and self.barrier == payload
+
+    def publish(self) -> None:
+        """The stream has passed the barrier, and every row is whole."""
+        self._move(Event.BARRIER_PASSED)
+
+    def give_up(self) -> None:
+        """The table can't be read."""
+        self._move(Event.GIVEN_UP)
+
+    def discard(self) -> None:
+        """The incarnation has ended."""
+        self._move(Event.DISCARDED)
+
+    def _end(self, reading: Reading, event: Event) -> None:
+        if reading not in self._active:
+            raise IllegalTransition(self._table, self.state, "the end of a chunk that nobody reads")
+        self._move(event)
+        self._active.remove(reading)
+
+    def _move_if_all_read(self) -> None:
+        if not self._todo and not self._active:
+            self._move(Event.ALL_READ)
+
+    def _move(self, event: Event) -> None:
+        try:
+            self.state = _TRANSITIONS[self.state][event]
+        except KeyError:
+            raise IllegalTransition(self._table, self.state, event.value) from None
