@@ -25,7 +25,7 @@ from laredo_model.settings import (
     Size,
     WrongAt,
 )
-from laredo_snapshotter.config_places import (
+from laredo_snapshotter.config_outputs import (
     CredentialsBlock,
     DestinationConfig,
     SinkConfig,

@@ -22,7 +22,7 @@ from laredo_archive.storage.s3.destination import S3Destination
 from laredo_snapshotter.check.finding import Finding
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.config_places import (
+from laredo_snapshotter.config_outputs import (
     DestinationConfig,
     LocalDestinationBlock,
     S3DestinationBlock,

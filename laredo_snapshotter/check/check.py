@@ -20,12 +20,12 @@ from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.column import key_columns
-from laredo_snapshotter import config_places
+from laredo_snapshotter import config_outputs
 from laredo_snapshotter.check.aws import Shared, TitledCheck, in_thread, title_of
 from laredo_snapshotter.check.finding import Finding, Section, show
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import HttpBlock, TableConfig
-from laredo_snapshotter.config_places import DestinationConfig
+from laredo_snapshotter.config_outputs import DestinationConfig
 from laredo_snapshotter.diff.trigger_history import told
 
 SERVER_PATIENCE_S = 10.0
@@ -76,7 +76,7 @@ async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Secti
 def _of_table(table: TableConfig) -> Iterator[Awaitable[list[Finding]]]:
     yield _server(table)
     for place in table.destinations:
-        if isinstance(place, config_places.LocalDestinationBlock):
+        if isinstance(place, config_outputs.LocalDestinationBlock):
             yield in_thread(_directory, "destination", place.directory)
     if table.spill_directory is not None:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)

@@ -9,9 +9,9 @@ from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_snapshotter import config_places
+from laredo_snapshotter import config_outputs
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.config_places import DestinationConfig
+from laredo_snapshotter.config_outputs import DestinationConfig
 
 _Profiles = tuple[tuple[str, Profile], ...]
 
@@ -58,12 +58,12 @@ class Stores:
 
         :raises AwsError: if it can't be asked as it is configured.
         """
-        if isinstance(place, config_places.LocalDestinationBlock):
+        if isinstance(place, config_outputs.LocalDestinationBlock):
             return LocalDestination(place.path)
         return self._bucket(place, clients).destination
 
     def _opened(self, place: DestinationConfig, clients: Clients) -> Destination:
-        if isinstance(place, config_places.S3DestinationBlock):
+        if isinstance(place, config_outputs.S3DestinationBlock):
             shared = self._bucket(place, clients)
             with shared.asking:
                 if not shared.fit:
@@ -71,7 +71,7 @@ class Stores:
                     shared.fit = True
         return self.destination(place, clients)
 
-    def _bucket(self, place: config_places.S3DestinationBlock, clients: Clients) -> _Shared:
+    def _bucket(self, place: config_outputs.S3DestinationBlock, clients: Clients) -> _Shared:
         s3_location = place.s3_location
         with self._lock:
             known = (s3_location, clients)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from laredo_archive.aws.clients import Clients
-from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink
+from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink
 from laredo_snapshotter.events.kinesis import KinesisStream
 from laredo_snapshotter.events.sink import Sink
 from laredo_snapshotter.events.sns import SnsTopic

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from laredo_archive.aws.clients import Clients
-from laredo_snapshotter.config_places import SnsSink
+from laredo_snapshotter.config_outputs import SnsSink
 from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking

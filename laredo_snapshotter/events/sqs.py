@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from laredo_archive.aws.clients import Clients
-from laredo_snapshotter.config_places import SqsSink
+from laredo_snapshotter.config_outputs import SqsSink
 from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from laredo_model.settings import SettingsError
-from laredo_snapshotter import config, config_places
+from laredo_snapshotter import config, config_outputs
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.config_places import LocalDestinationBlock, S3DestinationBlock
+from laredo_snapshotter.config_outputs import LocalDestinationBlock, S3DestinationBlock
 from laredo_snapshotter.errors import ConfigRefused
 from tests.support.archive.without_pyarrow import without_pyarrow
 
@@ -106,11 +106,11 @@ def test_the_full_example_has_every_key() -> None:
             config.SnapshotBlock,
             config.FormatsBlock,
             config.RetentionBlock,
-            config_places.S3DestinationBlock,
-            config_places.SnsSink,
-            config_places.SqsSink,
-            config_places.KinesisSink,
-            config_places.CredentialsBlock,
+            config_outputs.S3DestinationBlock,
+            config_outputs.SnsSink,
+            config_outputs.SqsSink,
+            config_outputs.KinesisSink,
+            config_outputs.CredentialsBlock,
             config.HttpBlock,
         )
         for name, field in section.model_fields.items()

@@ -8,8 +8,8 @@ from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_snapshotter import config, config_places
-from laredo_snapshotter.config_places import SinkConfig
+from laredo_snapshotter import config, config_outputs
+from laredo_snapshotter.config_outputs import SinkConfig
 from tests.end_to_end.aws_rights.policy import EXAMPLES
 from tests.support.aws import AwsServer
 
@@ -36,7 +36,7 @@ def example_on(server: AwsServer) -> Iterator[Example]:
     """The example, with its bucket, topic, queue and stream."""
     [table] = config.tables(config.load(EXAMPLES / "snapshotter.conf"))
     [block] = table.destinations
-    assert isinstance(block, config_places.S3DestinationBlock)
+    assert isinstance(block, config_outputs.S3DestinationBlock)
     place = replace(block.s3_location, endpoint=server.endpoint, addressing="path")
     sinks = [sink.model_copy(update={"endpoint": server.endpoint}) for sink in table.sinks]
     profiles = {

@@ -5,7 +5,7 @@ from collections import Counter
 from laredo_archive.aws.clients import Clients
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.retry import Backoff
-from laredo_snapshotter.config_places import SqsSink
+from laredo_snapshotter.config_outputs import SqsSink
 from laredo_snapshotter.events.build import build
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.events.sink import Sink

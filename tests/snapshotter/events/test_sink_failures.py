@@ -9,7 +9,7 @@ import pytest
 from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.profile import Profile
-from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink, SqsSink
+from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.events.build import build
 from laredo_snapshotter.events.errors import (
     SinkError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from laredo_archive.aws.clients import Clients
-from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink, SqsSink
+from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.events.build import build, build_all
 from laredo_snapshotter.events.errors import SinkError
 from tests.support.aws import REGION, AwsServer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from laredo_archive.failpoint import VARIABLE
-from laredo_snapshotter.config_places import SinkConfig
+from laredo_snapshotter.config_outputs import SinkConfig
 from tests.support import drawn
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Rule, answer, delay

@@ -11,7 +11,7 @@ from pathlib import Path
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.catchup.status import CatchupStatus
 from tests.support.ingest import RunningIngest
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server.fanout_program import Fanout
 
 
@@ -22,7 +22,7 @@ def asking(server: Fanout) -> Iterator[None]:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"POST /catchup HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n\r\n")
         yield
-        connection.settimeout(_PATIENCE_S)
+        connection.settimeout(PATIENCE_S)
         answer = connection.recv(100)
     assert answer.split()[1] in {b"200", b"202"}, answer
 

@@ -6,7 +6,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, Protocol
 
-from laredo_snapshotter.config_places import KinesisSink, SinkConfig, SnsSink, SqsSink
+from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from tests.support.aws import REGION, AwsServer
 from tests.support.processes import wait_until
 
