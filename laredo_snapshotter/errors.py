@@ -9,7 +9,10 @@ SnapshotterError
 ├── RebaseAbandoned      a re-base can't go on; it is tried again
 ├── SnapshotDamaged      a snapshot's rows aren't those that its end tells of
 ├── PortTaken            the HTTP port can't be listened on
-└── StreamBehind         the server's snapshot is older than what was already taken
+├── NeverVerified        a table was changed before an artifact's end was verified
+├── StreamBehind         the server's snapshot is older than what was already taken
+└── SinkError            a sink wasn't notified of an artifact
+    └── SinkRefused      it refuses the notice, or isn't set up
 """
 
 from laredo_model import position as position_
@@ -105,3 +108,15 @@ class StreamBehind(SnapshotterError):
             f"{table}: the server's snapshot is at {position_.text(snapshot)}, before "
             f"{position_.text(needed)} which was already taken; tried again later"
         )
+
+
+class SinkError(SnapshotterError):
+    """The sink ``name`` wasn't notified, or may not have been: it is notified again."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class SinkRefused(SinkError):
+    """The service refuses the notice as it is, or the sink isn't set up."""

@@ -110,8 +110,8 @@ class Rebase:
                 for attempt in range(1, ATTEMPTS + 1):
                     begun = await self._open(streams)
                     self._check(begun.handshake)
-                    if feed.position is not None and begun.position >= feed.position:
-                        return begun, feed.cut_exactly(begun.position)
+                    if feed.cuts.position is not None and begun.position >= feed.cuts.position:
+                        return begun, feed.cuts.cut_exactly(begun.position)
                     self._log.info("snapshot too old", position=position_.text(begun.position))
                     await streams.aclose()
                     await asyncio.sleep(_AGAIN.delay(attempt))
@@ -141,7 +141,7 @@ class Rebase:
 
     def _check(self, handshake: Handshake) -> None:
         head = self._archive.head
-        if not self._feed.live or head is None:
+        if not self._feed.cuts.live or head is None:
             raise RebaseAbandoned(self._config.name, "the live stream isn't there")
         if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")

@@ -29,9 +29,9 @@ from laredo_snapshotter.config_outputs import (
     SinkConfig,
     SqsSink,
 )
+from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events import sqs
 from laredo_snapshotter.events.build import build
-from laredo_snapshotter.events.errors import SinkError
 
 PROBE = ".laredo-check-"
 AGES = timedelta(days=36500)

@@ -1,4 +1,4 @@
-"""Where a table's changes are sealed: at the cuts that it owes, each its own diff.
+"""One table's changes, sealed into a diff at each cut that the table owes.
 
 A cut is owed until every transaction up to it was taken. One whose state can't be
 known, because a batch says only what was before it and after it, is postponed.
@@ -34,6 +34,7 @@ class CutBuffer:
         history: History | None,
     ) -> None:
         self.changes = ChangeBuffer(config.spill_directory)
+        """What was taken and isn't sealed yet."""
         self.position = position
         """Every transaction up to here was taken."""
         self.history = history
@@ -54,7 +55,7 @@ class CutBuffer:
     def cut_position(self) -> Position | None:
         """Where to cut: everything taken is at it or before it, and it is verified soon.
 
-        The stream's own position may be beyond what the server has a reason to look at.
+        The stream's own position may be beyond what the server has a reason to check.
         """
         if self.position is None or self._verified.position is None:
             return self.position
@@ -71,6 +72,11 @@ class CutBuffer:
             return self.position
         seen = self._verified.limit(self.position)
         return seen if seen >= (self._last_whole or 0) else None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing at all is buffered, so that the state is the one last put."""
+        return self.live and self.changes.empty
 
     @property
     def cuts_forgotten(self) -> int:

@@ -1,7 +1,7 @@
 """One table's live stream into its buffer, which is sealed at the cuts (cut_buffer.py).
 
-It closes the stream when nothing more can be kept (a destination is away and
-the buffer at its limit) and resumes by position later; the journal keeps what
+It closes the stream when nothing more can be kept (a destination is unavailable and
+the buffer at its limit) and resumes by position later; the server's journal keeps what
 is missed meanwhile.
 """
 
@@ -31,7 +31,6 @@ from laredo_model.history import History
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.diff.cut_buffer import CutBuffer
 from laredo_snapshotter.diff.feed_ports import Outlet, StreamedBase, Table
 from laredo_snapshotter.diff.verified import VerifiedPosition
@@ -45,11 +44,11 @@ REFUSED = Backoff(initial=2.0, maximum=30.0)
 STOP_GRACE = 2.0
 
 UNVERIFIED_S = 0.2
-"""Between two looks at the verified position while nothing more is taken."""
+"""How long the stream stays closed while nothing more can be taken before it is verified."""
 
 
 class Reopen(Exception):
-    """Close the stream, wait, and open it again at the feed's place."""
+    """Close the stream, wait, and open it again at the feed's position."""
 
     def __init__(self, why: str, until: Callable[[], "asyncio.Future[None]"]) -> None:
         super().__init__(why)
@@ -57,7 +56,7 @@ class Reopen(Exception):
 
 
 class Feed:
-    """Takes one table's stream; see the module. All methods belong to one event loop."""
+    """Takes one table's stream into its buffer. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -80,71 +79,15 @@ class Feed:
         self._outlet = outlet
         self._observer = observer
         self._verified = verified
-        self._cuts = CutBuffer(config, outlet, verified, position, history)
+        self.cuts = CutBuffer(config, outlet, verified, position, history)
+        """What was taken and isn't sealed, and where it is sealed."""
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
-        self._tells_boundary = False
+        self._has_verified = False
         self._gate = asyncio.Event()
         self._gate.set()
         self._taking = asyncio.Lock()
         self._log = log.bind(table=config.name)
-
-    @property
-    def buffer(self) -> ChangeBuffer:
-        """What was taken and isn't sealed yet."""
-        return self._cuts.changes
-
-    @property
-    def position(self) -> Position | None:
-        """Every transaction up to here was taken."""
-        return self._cuts.position
-
-    @property
-    def cut_position(self) -> Position | None:
-        """See :attr:`CutBuffer.cut_position`."""
-        return self._cuts.cut_position
-
-    @property
-    def seen_position(self) -> Position | None:
-        """See :attr:`CutBuffer.seen_position`."""
-        return self._cuts.seen_position
-
-    @property
-    def history(self) -> History | None:
-        """What :attr:`position` belongs to."""
-        return self._cuts.history
-
-    @property
-    def sequence(self) -> int | None:
-        """Of the last entry of the last whole transaction; None until one was taken."""
-        return self._cuts.sequence
-
-    @property
-    def live(self) -> bool:
-        """Whether changes arrive that may follow the archive's head."""
-        return self._cuts.live
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing at all is buffered, so that the state is the one last put."""
-        return self.live and self.buffer.empty
-
-    @property
-    def cuts_forgotten(self) -> int:
-        """Cuts that were given up because the stream didn't reach them in time."""
-        return self._cuts.cuts_forgotten
-
-    def cut(self, position: int) -> None:
-        """Seal at ``position``, now or as soon as the stream has passed it."""
-        self._cuts.cut(position)
-
-    def cut_exactly(self, position: int) -> "asyncio.Future[Sealed | None]":
-        """See :meth:`CutBuffer.cut_exactly`."""
-        return self._cuts.cut_exactly(position)
-
-    def seal_all(self) -> None:
-        """Put everything that was taken, as far as its last whole transaction or heartbeat."""
-        self._cuts.seal_all()
 
     def hold(self) -> None:
         """Take no more events until :meth:`release`."""
@@ -197,8 +140,8 @@ class Feed:
         options = SyncOptions(
             config.name,
             config.client_id,
-            position=self.position,
-            history=self.history,
+            position=self.cuts.position,
+            history=self.cuts.history,
             want_old=True,
             boundaries=True,
         )
@@ -217,13 +160,13 @@ class Feed:
         :raises ProtocolViolation: if it comes where it makes no sense.
         """
         if isinstance(event, Changes):
-            if not self.live:
+            if not self.cuts.live:
                 raise ProtocolViolation(self._config.endpoint.server, "changes before the snapshot")
-            self._cuts.take(event)
+            self.cuts.take(event)
         elif isinstance(event, Heartbeat):
-            if self.live and event.position is not None:
-                self._cuts.reached(event.position)
-            if self.live and event.boundary is not None:
+            if self.cuts.live and event.position is not None:
+                self.cuts.reached(event.position)
+            if self.cuts.live and event.boundary is not None:
                 self._verified.tell(event.boundary)
         elif isinstance(event, Handshake):
             await self._shake_hands(event)
@@ -247,17 +190,17 @@ class Feed:
         self._check_key(handshake.columns)
         self.columns = handshake.columns
         self._stream_history = handshake.history
-        self._tells_boundary = handshake.boundary is not None
+        self._has_verified = handshake.boundary is not None
         if handshake.snapshot_follows:
             self._log.info("a snapshot follows", had=self._text())
-        elif self.position is not None and self._table.fits(handshake):
+        elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.tell(handshake.boundary)
-            self._cuts.live = True
+            self.cuts.live = True
             self._log.info("following", position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
-            self._cuts.close_chain()
-            self._cuts.start_over()
+            self.cuts.close_chain()
+            self.cuts.start_over()
             raise Reopen("the table isn't the one that the archive ends with", _at_once)
 
     def _check_key(self, columns: tuple[Column, ...]) -> None:
@@ -269,17 +212,17 @@ class Feed:
     async def _begin_base(self, begin: SnapshotBegin) -> None:
         if begin.position is None or self._stream_history is None:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
-        had = self.position
-        self._cuts.close_chain()
-        self._verified.tell(0 if self._tells_boundary else None)
+        had = self.cuts.position
+        self.cuts.close_chain()
+        self._verified.tell(0 if self._has_verified else None)
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
             raise Reopen("what was taken isn't committed yet", self._settled) from None
-        place = self._table.place
-        if had is not None and place is not None and place[0] < had:
-            # What was taken beyond may have been put right since, and what is archived is right.
-            self._cuts.go_back(*place)
+        end = self._table.archive_end
+        if had is not None and end is not None and end[0] < had:
+            # What was taken beyond may have been repaired since, and what is archived is right.
+            self.cuts.go_back(*end)
             raise Reopen(
                 "the server can't go on from there, perhaps from the archive's end", _at_once
             )
@@ -288,9 +231,9 @@ class Feed:
     async def _end_base(self, end: SnapshotEnd) -> None:
         await self._begun().finish(end)
         self._base = None
-        self._cuts.begin_after(end.position, self._stream_history, end.sequence)
+        self.cuts.begin_after(end.position, self._stream_history, end.sequence)
         self._verified.tell(end.boundary)
-        self._cuts.live = True
+        self.cuts.live = True
 
     def _begun(self) -> StreamedBase:
         if self._base is None:
@@ -299,35 +242,35 @@ class Feed:
 
     async def _pace(self) -> None:
         """Keep memory within its limit before the next event is taken."""
-        limit, buffer, outlet = self._config.diff.max_memory, self.buffer, self._outlet
+        limit, buffer, outlet = self._config.diff.max_memory, self.cuts.changes, self._outlet
         if buffer.memory_bytes > limit // 2 or buffer.spilled_bytes:
             if not buffer.empty:
-                self._cuts.seal_whole()
+                self.cuts.seal_whole()
             if buffer.memory_bytes > limit // 2:
                 async with self._taking:
                     await asyncio.to_thread(buffer.spill)
                 self._log.info("transaction spilled", spilled_bytes=buffer.spilled_bytes)
         while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_on_disk:
             if outlet.blocked is not None:
-                raise Reopen("a destination is away and the buffer is full", self._settled)
+                raise Reopen("a destination is unavailable and the buffer is full", self._settled)
             if self._outlet.unverified is not None:
-                # The next handshake tells the boundary before it sends more.
+                # The next handshake has the verified position, before any change.
                 raise Reopen("the buffer is full of what isn't verified yet", _shortly)
             await outlet.progress()
 
     def _settled(self) -> "asyncio.Future[None]":
-        # What waits for a look would wait for ever: only the stream brings word of one.
+        # What waits to be verified would wait for ever: only the stream brings that position.
         return asyncio.ensure_future(self._outlet.settled())
 
     async def _drop_unfinished(self) -> None:
         """What a stream that is gone left unfinished comes again with the next one."""
-        self.buffer.abandon()
+        self.cuts.changes.abandon()
         base, self._base = self._base, None
         if base is not None:
             await base.abort()
 
     def _text(self) -> str | None:
-        return None if self.position is None else position_.text(self.position)
+        return None if self.cuts.position is None else position_.text(self.cuts.position)
 
 
 def _shortly() -> "asyncio.Future[None]":

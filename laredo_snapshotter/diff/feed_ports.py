@@ -1,4 +1,4 @@
-"""What the feed asks of those around it: where sealed buffers go, and who writes the table."""
+"""What the feed needs: somebody who commits sealed buffers, and the table that it feeds."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ class Outlet(Protocol):
 
     @property
     def blocked(self) -> object | None:
-        """Not None while a destination is away."""
+        """Not None while a destination is unavailable."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -32,7 +32,7 @@ class Outlet(Protocol):
         """Commit it after all that was put before."""
 
     def cut_off(self) -> int:
-        """Throw away what isn't verified; how many artifacts that were."""
+        """Discard what isn't verified; how many artifacts that were."""
 
     async def progress(self) -> None:
         """Wait until something was committed, or couldn't be."""
@@ -41,7 +41,7 @@ class Outlet(Protocol):
         """Wait until all is committed."""
 
     async def settled(self) -> None:
-        """Wait until all is committed, but for what must wait for a look."""
+        """Wait until all is committed, but for what must wait to be verified."""
 
 
 class StreamedBase(Protocol):
@@ -64,7 +64,7 @@ class Table(Protocol):
         """Whether changes from this stream may follow the archive's head."""
 
     @property
-    def place(self) -> tuple[Position, History] | None:
+    def archive_end(self) -> tuple[Position, History] | None:
         """Where the archive ends; None if nothing may follow what it has."""
 
     async def begin_base(

@@ -5,7 +5,7 @@ from typing import Any
 
 from laredo_archive.aws.clients import Clients
 from laredo_snapshotter.config_outputs import KinesisSink
-from laredo_snapshotter.events.errors import SinkRefused
+from laredo_snapshotter.errors import SinkRefused
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking
 

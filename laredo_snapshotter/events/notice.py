@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,24 +12,28 @@ from laredo_archive.manifest.notices import Published
 from laredo_model import position as positions
 from laredo_model.position import Position
 
+# SQS API reference, SendMessage, MessageGroupId: alphanumeric and punctuation, up to 128.
+_GROUP_ID = re.compile(r"[!-~]{1,128}")
+
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice: an artifact is in the archive, on every destination.
-
-    ``manifest_uri`` and ``formats`` (URIs by format) are the first configured
-    destination's; ``head_position`` is where the archive stood when the notice was made,
-    which may be further.
-    """
+    """One notice: an artifact is in the archive, on every destination."""
 
     table: str
     kind: str
+    """``snapshot`` or ``diff``."""
     epoch: int
     from_position: Position | None
+    """Where a diff begins; None: a base."""
     to_position: Position
+    """Where the artifact ends."""
     head_position: Position
+    """Where the archive ended when the notice was made; it may be further than the artifact."""
     manifest_uri: str
+    """On the first configured destination."""
     formats: Mapping[str, str]
+    """The artifact's URIs there, by format."""
     created_at: datetime
 
     @classmethod
@@ -78,7 +83,7 @@ class Notice:
 
     @property
     def deduplication_id(self) -> str:
-        """The same for the same artifact in the same epoch, whichever process tells of it.
+        """The same for the same artifact in the same epoch, whichever process sends it.
 
         A FIFO topic or queue drops what comes again within five minutes; at most 128
         characters (SQS API reference, SendMessage, MessageDeduplicationId).
@@ -92,3 +97,17 @@ class Notice:
             text_of_time(self.created_at),
         ]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+    def fifo_parameters(self, name: str) -> dict[str, str]:
+        """The group and deduplication ids that a FIFO topic or queue needs with each message;
+        none if ``name`` isn't that of one."""
+        if not name.endswith(".fifo"):
+            return {}
+        # A quoted PostgreSQL name may have any characters.
+        plain = _GROUP_ID.fullmatch(self.table)
+        return {
+            "MessageGroupId": self.table
+            if plain
+            else hashlib.sha256(self.table.encode()).hexdigest(),
+            "MessageDeduplicationId": self.deduplication_id,
+        }

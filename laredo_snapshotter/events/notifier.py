@@ -20,7 +20,7 @@ from laredo_archive.manifest.notices import Published
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as position_
 from laredo_model.retry import Backoff
-from laredo_snapshotter.events.errors import SinkError
+from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink
 

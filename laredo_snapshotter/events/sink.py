@@ -10,7 +10,7 @@ from laredo_archive.aws.iam import iam_action
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.aws.profile import AMBIENT
 from laredo_snapshotter.config_outputs import SinkConfig
-from laredo_snapshotter.events.errors import SinkError, SinkRefused
+from laredo_snapshotter.errors import SinkError, SinkRefused
 from laredo_snapshotter.events.notice import Notice
 
 Answer = TypeVar("Answer", bound=Mapping[str, Any])

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from laredo_archive.aws.clients import Clients
 from laredo_snapshotter.config_outputs import SnsSink
-from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking
 
@@ -31,7 +30,7 @@ class SnsTopic:
                 TopicArn=self.name,
                 Message=notice.to_json(),
                 MessageAttributes=notice.attributes(),
-                **fifo_parameters(self.name, notice),
+                **notice.fifo_parameters(self.name),
             ),
             "MessageId",
         )

@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 from laredo_archive.aws.clients import Clients
 from laredo_snapshotter.config_outputs import SqsSink
-from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking
 
@@ -41,7 +40,7 @@ class SqsQueue:
                 QueueUrl=self.name,
                 MessageBody=notice.to_json(),
                 MessageAttributes=notice.attributes(),
-                **fifo_parameters(self.name, notice),
+                **notice.fifo_parameters(self.name),
             ),
             "MessageId",
         )

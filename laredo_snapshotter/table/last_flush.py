@@ -84,7 +84,7 @@ class LastFlush:
         waiting = self._committer.waiting(self._debt)
         artifacts, changes = waiting.artifacts, waiting.changes
         if self._debt is None:
-            changes += 0 if self._feed.buffer.empty else self._feed.buffer.depth
+            changes += 0 if self._feed.cuts.changes.empty else self._feed.cuts.changes.depth
         elif thrown_away := self._committer.thrown_away - self._thrown_away_before:
             artifacts += thrown_away
             why = why or "the table was changed before it was verified; a new base begins"
@@ -106,7 +106,7 @@ class LastFlush:
         :raises Exception: what ended one of the tasks, if it is before all is written.
         """
         deadline = asyncio.get_running_loop().time() + within
-        self._feed.seal_all()
+        self._feed.cuts.seal_all()
         self._thrown_away_before = self._committer.thrown_away
         self._debt = self._committer.newest
         await self._wait(self._paid(), deadline, [feeding, committing, failed])
@@ -128,7 +128,7 @@ class LastFlush:
     ) -> None:
         """What came after the stop, as far as it is verified; the next start takes the rest."""
         await self._feed.stop(feeding)
-        self._feed.seal_all()
+        self._feed.cuts.seal_all()
         if later := self._committer.cut_off():
             self._log.info("came after the stop, left to the next start", artifacts=later)
             self._thrown_away_before = self._committer.thrown_away

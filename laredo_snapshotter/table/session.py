@@ -140,7 +140,7 @@ class WriterSession:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.feed.buffer.clear()
+            self.feed.cuts.changes.clear()
 
     def left_now(self) -> Left | None:
         """What would be left if it ended now."""
@@ -160,14 +160,14 @@ class WriterSession:
         if self._notifier.recording_due(self._config.diff.interval) and self.committer.idle:
             self.committer.record_notices()
         feed = self.feed
-        if not feed.live:
+        if not feed.cuts.live:
             return
         if self._wanted() and self._rebasing is None and time.monotonic() >= self._not_before:
             self._begin_rebase("request")
-        position = feed.seen_position
+        position = feed.cuts.seen_position
         interval = self._config.seen_interval
         due = self.committer.last_write + interval
-        if interval and feed.quiet and self.committer.idle and time.monotonic() >= due:
+        if interval and feed.cuts.quiet and self.committer.idle and time.monotonic() >= due:
             head = self._archive.head
             seen = None if head is None else head.seen_position or head.position
             if position is not None and seen is not None and position > seen:
@@ -187,7 +187,7 @@ class WriterSession:
     def buffered(self, head: Head | None) -> int:
         """Changed rows that aren't in the archive: in the buffer, sealed, or spilled."""
         position = 0 if head is None else head.position
-        return self.feed.buffer.depth + self.committer.waiting_changes(position)
+        return self.feed.cuts.changes.depth + self.committer.waiting_changes(position)
 
     def fits(self, handshake: Handshake) -> bool:
         """Whether changes from this stream may follow the archive's head."""
@@ -204,7 +204,7 @@ class WriterSession:
         )
 
     @property
-    def place(self) -> tuple[Position, History] | None:
+    def archive_end(self) -> tuple[Position, History] | None:
         """Where the archive ends; None if nothing may follow what it has."""
         head = usable(self._archive.head)
         if head is None or head.history is None:
@@ -301,7 +301,7 @@ class WriterSession:
             self.journal = None
             return
         if self.journal is None:
-            self.journal = JournalReach(self.feed.sequence)
+            self.journal = JournalReach(self.feed.cuts.sequence)
         elif time.monotonic() < self._look_again:
             return
         self._look_again = time.monotonic() + JOURNAL_S
@@ -315,7 +315,7 @@ class WriterSession:
             self._log.warning("the journal doesn't reach back any more", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
-        if not self.feed.live or self.committer.blocked is not None or self.base_waits:
+        if not self.feed.cuts.live or self.committer.blocked is not None or self.base_waits:
             return
         self.rebase_reason = reason
         self._rebasing = asyncio.create_task(self._run_rebase(reason))

@@ -41,7 +41,7 @@ def _state(writer: TableWriter) -> tuple[State, str | None]:
         return State.CONNECTING, session.feed.problem
     if writer.counters.disconnected_because is not None:
         return State.CONNECTING, writer.counters.disconnected_because
-    if session.feed.live and not session.base_waits:
+    if session.feed.cuts.live and not session.base_waits:
         return State.FOLLOWING, None
     return State.COPYING, None
 
@@ -143,19 +143,19 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
     reach = session.journal.latest if session.journal is not None else None
     base_rows = session.base.rows if session.base is not None else None
     return {
-        "stream_position": feed.position,
-        "history": None if feed.history is None else str(feed.history),
+        "stream_position": feed.cuts.position,
+        "history": None if feed.cuts.history is None else str(feed.cuts.history),
         "churn_records": churn + session.buffered(head),
         "buffer_depth": session.buffered(head),
-        "buffer_bytes": feed.buffer.memory_bytes,
-        "buffer_spilled_bytes": feed.buffer.spilled_bytes + committer.waiting_spilled_bytes,
+        "buffer_bytes": feed.cuts.changes.memory_bytes,
+        "buffer_spilled_bytes": feed.cuts.changes.spilled_bytes + committer.waiting_spilled_bytes,
         "waiting_bytes": committer.waiting_bytes,
         "rebase": session.rebase_reason,
         "base_rows_written": session.rebase.rows_written
         if session.rebase is not None
         else base_rows,
         "last_rebase_problem": session.rebase_problem,
-        "cuts_forgotten": feed.cuts_forgotten,
+        "cuts_forgotten": feed.cuts.cuts_forgotten,
         "holding": None
         if blocked is None
         else {

@@ -111,10 +111,10 @@ class TableWriter:
     def stream(self) -> tuple[str, int] | None:
         """History and position of the live stream, for the cuts."""
         feed = self.session.feed if self.session is not None else None
-        position = feed.cut_position if feed is not None and feed.live else None
+        position = feed.cuts.cut_position if feed is not None and feed.cuts.live else None
         if feed is None or position is None:
             return None
-        return str(feed.history), position
+        return str(feed.cuts.history), position
 
     @property
     def final(self) -> bool:
@@ -124,7 +124,7 @@ class TableWriter:
     def cut(self, position: int) -> None:
         """Seal at ``position`` as soon as the stream has passed it."""
         if self.session is not None:
-            self.session.feed.cut(position)
+            self.session.feed.cuts.cut(position)
 
     def tick(self) -> None:
         """A diff interval has passed: is a re-base due?"""

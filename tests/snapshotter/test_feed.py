@@ -102,18 +102,18 @@ async def follow(seed: int) -> None:
             sequence += len(batch)
             if chance.random() < 0.4:
                 # Another table's stream may be anywhere at or before the source's position.
-                at = chance.randrange(feed.position or 0, stream.position + 8)
+                at = chance.randrange(feed.cuts.position or 0, stream.position + 8)
                 cuts.add(at)
                 if chance.random() < 0.3:
-                    forced[at] = feed.cut_exactly(at)
+                    forced[at] = feed.cuts.cut_exactly(at)
                 else:
-                    feed.cut(at)
+                    feed.cuts.cut(at)
             await feed.take(batch)
         if chance.random() < 0.3:
             stream.position += 3
             await feed.take(Heartbeat(Position(stream.position), 0, None))
     await feed.take(Heartbeat(Position(stream.position + 100), 0, None))
-    feed.seal_all()
+    feed.cuts.seal_all()
     check(outlet, states, cuts, forced)
 
 
@@ -194,10 +194,10 @@ async def test_while_a_destination_is_away_intervals_make_one_diff() -> None:
     for _ in range(4):
         for batch in batches(stream.random, [stream.transaction()], 1):
             await feed.take(batch)
-        feed.cut(stream.position)
+        feed.cuts.cut(stream.position)
     assert outlet.sealed == []
     outlet.blocked = None
-    feed.cut(stream.position)
+    feed.cuts.cut(stream.position)
     (sealed,) = outlet.sealed
     assert_leads({}, sealed, stream.state)
 
@@ -205,8 +205,8 @@ async def test_while_a_destination_is_away_intervals_make_one_diff() -> None:
 async def test_an_exact_cut_is_made_although_nothing_changed() -> None:
     outlet = Collected()
     feed = await live_feed(outlet, 100)
-    done = feed.cut_exactly(120)
-    feed.cut(110)
+    done = feed.cuts.cut_exactly(120)
+    feed.cuts.cut(110)
     await feed.take(Heartbeat(Position(119), 0, None))
     assert not done.done()
     await feed.take(Heartbeat(Position(130), 0, None))
@@ -235,11 +235,11 @@ async def test_within_what_stands_for_many_transactions_nothing_is_cut() -> None
     outlet = Collected()
     feed = await live_feed(outlet, 100)
     await feed.take(inserted(b"a", 110))
-    feed.cut(150)
-    feed.cut(120)
-    within = feed.cut_exactly(130)
+    feed.cuts.cut(150)
+    feed.cuts.cut(120)
+    within = feed.cuts.cut_exactly(130)
     await feed.take(inserted(b"b", 200, since=120, goes_on=True))
-    feed.cut(160)
+    feed.cuts.cut(160)
     await feed.take(inserted(b"c", 200, since=120))
     assert [sealed.to_position for sealed in outlet.sealed] == [120, 200]
     assert [len(list(sealed.changes())) for sealed in outlet.sealed] == [1, 2]
@@ -251,6 +251,6 @@ async def test_nothing_is_seen_before_the_last_that_was_taken() -> None:
     feed = await live_feed(Collected(), 100, verified)
     verified.tell(150)
     await feed.take(inserted(b"a", 200))
-    assert feed.seen_position is None
+    assert feed.cuts.seen_position is None
     verified.tell(200)
-    assert feed.seen_position == 200
+    assert feed.cuts.seen_position == 200

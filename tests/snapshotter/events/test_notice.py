@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from laredo_archive.manifest.notices import Published
 from laredo_model.position import Position
-from laredo_snapshotter.events.fifo import fifo_parameters
 from laredo_snapshotter.events.notice import Notice
 from tests.support.archive.archiving import ONE, TWO, diffed, memory, opened, rebased
 from tests.support.writer.noticing import notice
@@ -76,15 +75,15 @@ def test_the_deduplication_id_stays_when_the_archive_goes_on() -> None:
 
 @given(st.text(min_size=1, max_size=130))
 def test_every_table_has_a_group_of_its_own_that_sqs_takes(table: str) -> None:
-    found = fifo_parameters("https://sqs/1/q.fifo", notice(table=table))
+    found = notice(table=table).fifo_parameters("https://sqs/1/q.fifo")
     assert 1 <= len(found["MessageGroupId"]) <= 128
     assert all("!" <= character <= "~" for character in found["MessageGroupId"])
-    other = fifo_parameters("https://sqs/1/q.fifo", notice(table=f"{table}x"))
+    other = notice(table=f"{table}x").fifo_parameters("https://sqs/1/q.fifo")
     assert found["MessageGroupId"] != other["MessageGroupId"]
 
 
 def test_a_standard_queue_gets_no_group() -> None:
-    assert fifo_parameters("https://sqs/1/q", notice()) == {}
+    assert notice().fifo_parameters("https://sqs/1/q") == {}
 
 
 def test_nothing_is_published_before_the_first_base() -> None:

@@ -10,11 +10,11 @@ from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import Clients
 from laredo_archive.aws.profile import Profile
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
-from laredo_snapshotter.events.build import build
-from laredo_snapshotter.events.errors import (
+from laredo_snapshotter.errors import (
     SinkError,
     SinkRefused,
 )
+from laredo_snapshotter.events.build import build
 from tests.snapshotter.events.recording import ACCOUNT, REGION, Recorder
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import (
