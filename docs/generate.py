@@ -25,7 +25,7 @@ PAGES = {
 
 
 def filled(text: str, names: Iterable[str]) -> str:
-    """``text`` with what is between each name's markers made anew.
+    """``text`` with what is between each name's markers made again.
 
     :raises ValueError: if a marker is missing.
     """

@@ -67,7 +67,7 @@ class CommitIntervals:
 
     #: Under load.
     busy: float = 1.0
-    #: While the stream is far behind, or rows are only copied: nobody waits for a commit then.
+    #: While the stream is far behind, or rows are only copied: no client waits for a commit then.
     backlog: float = 4.0
 
 

@@ -227,7 +227,7 @@ class _TableCollector(Collector):
             yield gauge
         conflicts = CounterMetricFamily(
             "snapshotter_manifest_cas_conflicts",
-            "Manifest commits that somebody else came before",
+            "Manifest commits that lost to another program's",
             labels=["table"],
         )
         for table in tables:

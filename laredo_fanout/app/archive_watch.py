@@ -58,8 +58,8 @@ class ArchiveWatch:
     def __init__(self, config: Config, store: Store, crashed: Crashed = only_logged) -> None:
         self._store = store
         self._crashed = crashed
-        said = {table.name: options.archive_options(table) for table in config.tables}
-        configured = {name: archive for name, archive in said.items() if archive is not None}
+        archives = {table.name: options.archive_options(table) for table in config.tables}
+        configured = {name: archive for name, archive in archives.items() if archive is not None}
         self._archives = Archives(configured, None, _no_outcome)
         self._checks: dict[str, ArchiveCheck | None] = dict.fromkeys(configured)
         self._tasks: list[asyncio.Task[None]] = []

@@ -187,17 +187,17 @@ def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
     for each in _WAL_STATUSES:
         status.add_metric([name, each], float(slot.wal_status == each))
     yield status
-    said = {warning.kind for warning in source.slot_warnings}
+    kinds = {warning.kind for warning in source.slot_warnings}
     warned = _gauge("laredo_slot_warning", "1 while the slot is in this danger", "source", "kind")
     for kind in _KINDS:
-        warned.add_metric([name, kind], float(kind in said))
+        warned.add_metric([name, kind], float(kind in kinds))
     yield warned
 
 
 def _tables(figures: Figures) -> Iterator[Metric]:
     copied = _counter("laredo_copy_rows", "Rows read by copies", "table")
-    for table, told in figures.source.tables.items():
-        copied.add_metric([table], told.copied_rows)
+    for table, table_status in figures.source.tables.items():
+        copied.add_metric([table], table_status.copied_rows)
     yield copied
     yield from _copies(figures)
     rows = _gauge("laredo_table_rows", "Rows of the table", "table")
@@ -234,15 +234,15 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     right = _counter(
         "laredo_put_right", "Repairs of rows that partitions had moved without a change", "table"
     )
-    for table, told in source.tables.items():
-        right.add_metric([table], told.repaired)
-        under_way.add_metric([table], float(told.recopying))
-        differing.add_metric([table], told.recopied_rows)
-        if told.copy is not None:
-            done.add_metric([table], told.copy.fraction)
-            rate.add_metric([table], told.copy.rows_per_second)
-            if told.copy.seconds_left is not None:
-                left.add_metric([table], told.copy.seconds_left)
+    for table, table_status in source.tables.items():
+        right.add_metric([table], table_status.repaired)
+        under_way.add_metric([table], float(table_status.recopying))
+        differing.add_metric([table], table_status.recopied_rows)
+        if table_status.copy is not None:
+            done.add_metric([table], table_status.copy.fraction)
+            rate.add_metric([table], table_status.copy.rows_per_second)
+            if table_status.copy.seconds_left is not None:
+                left.add_metric([table], table_status.copy.seconds_left)
     ended = _counter("laredo_recopies", "Re-copies that ended, by outcome", "table", "outcome")
     for labels, number in source.asked_recopies.items():
         ended.add_metric(labels, number)

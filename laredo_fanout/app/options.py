@@ -10,40 +10,42 @@ from laredo_fanout.serving import options as serving
 
 def source_options(config: Config) -> source.SourceOptions:
     """The options of the source."""
-    said = config.source
+    configured = config.source
     return source.SourceOptions(
-        connection=said.connection.get_secret_value(),
-        slot_name=said.slot_name,
-        slot_name_given="slot_name" in said.model_fields_set,
+        connection=configured.connection.get_secret_value(),
+        slot_name=configured.slot_name,
+        slot_name_given="slot_name" in configured.model_fields_set,
         publication=source.PublicationOptions(
-            said.publication.name, said.publication.create, said.publication.append_only_name or ""
+            configured.publication.name,
+            configured.publication.create,
+            configured.publication.append_only_name or "",
         ),
         copy=source.CopyOptions(
-            workers=said.copying.workers,
-            max_rows_per_second=said.copying.max_rows_per_second,
-            max_memory=said.copying.max_memory,
-            max_connections=said.copying.max_connections,
+            workers=configured.copying.workers,
+            max_rows_per_second=configured.copying.max_rows_per_second,
+            max_memory=configured.copying.max_memory,
+            max_connections=configured.copying.max_connections,
         ),
-        heartbeat_interval=said.heartbeat_interval,
-        receive_timeout=said.receive_timeout,
-        on_slot_lost=source.OnSlotLost(said.on_slot_lost),
+        heartbeat_interval=configured.heartbeat_interval,
+        receive_timeout=configured.receive_timeout,
+        on_slot_lost=source.OnSlotLost(configured.on_slot_lost),
     )
 
 
 def catchup_options(config: Config) -> CatchupOptions | None:
     """The options of fall-behind mode; None: it is off."""
-    said = config.source.catchup
-    if said.mode == "off":
+    configured = config.source.catchup
+    if configured.mode == "off":
         return None
     return CatchupOptions(
-        spool_directory=said.spool_dir or config.state.path / "catchup",
-        mode=Mode(said.mode),
-        threshold_bytes=said.threshold_bytes,
-        check_interval=said.check_interval,
-        max_segments=said.max_segments,
-        min_segment_bytes=said.min_segment_bytes,
-        reserve=said.reserve_slots,
-        spool_max_bytes=said.spool_max_bytes,
+        spool_directory=configured.spool_dir or config.state.path / "catchup",
+        mode=Mode(configured.mode),
+        threshold_bytes=configured.threshold_bytes,
+        check_interval=configured.check_interval,
+        max_segments=configured.max_segments,
+        min_segment_bytes=configured.min_segment_bytes,
+        reserve=configured.reserve_slots,
+        spool_max_bytes=configured.spool_max_bytes,
     )
 
 

@@ -3,7 +3,7 @@
 The publication names a partition's root in its place (publish_via_partition_root). But before a
 partition's first change in a session, and after each statement that invalidates what the server
 has cached of it, pgoutput sends the Relation message of the root and right behind it that of the
-partition (maybe_send_schema). So the stream tells which partitions bring rows.
+partition (maybe_send_schema). So the stream shows which partitions bring rows.
 
 A partition that was there when the table was last reconciled with the catalog needs no more: what
 happens to it later is seen by comparing (partitions.py). Any other one that brought rows is kept

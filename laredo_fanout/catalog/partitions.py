@@ -129,13 +129,13 @@ def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | 
     return None
 
 
-class Arrivals:
+class EmptyAttachments:
     """Remembers which attached partitions were empty when they were first seen."""
 
     def __init__(self) -> None:
         self._empty: dict[tuple[int, str], bool] = {}
 
-    def with_arrivals(
+    def with_attachments(
         self, connection: Connection, partitions: Sequence[Partition]
     ) -> tuple[Partition, ...]:
         """These partitions, which were just read, with ``came_empty`` filled in.

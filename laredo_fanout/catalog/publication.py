@@ -144,7 +144,7 @@ def by_root_statement(options: PublicationOptions) -> str:
 def follow_roots(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
     """Publish partitions' changes as those of their root.
 
-    :raises TableNotPublished: if we are told not to, or may not.
+    :raises TableNotPublished: if ``create`` is off, or the role may not.
     """
     statement = by_root_statement(options)
     reason = f"publication {options.name} has its partitions' changes, not its own"

@@ -21,7 +21,7 @@ import psycopg
 from laredo_fanout.catalog import append_only, key_ranges, shape, table_definitions
 from laredo_fanout.catalog import snapshot as snapshot_
 from laredo_fanout.catalog.lock_holders import Holder, holders, still_holding
-from laredo_fanout.catalog.partitions import Arrivals
+from laredo_fanout.catalog.partitions import EmptyAttachments
 from laredo_fanout.catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres import connections, wal_message
 from laredo_fanout.postgres.errors import SourceError
@@ -39,8 +39,8 @@ _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _RETRY = Backoff(initial=0.2, maximum=15.0)
 _STOP_INTERVAL = 0.2
-_REST_AT_LEAST, _REST_AT_MOST = 0.2, 1.0
-_REST_SHARE = 20
+_PAUSE_AT_LEAST, _PAUSE_AT_MOST = 0.2, 1.0
+_PAUSE_SHARE = 20
 """Catalog checks on demand take one part in so many of the time, but none waits for long."""
 
 
@@ -158,10 +158,10 @@ class SideConnection:
         self._tasks: list[_Task] = []
         self._numbers = count()
         self._checks = count(1)
-        self._arrivals = Arrivals()
+        self._attachments = EmptyAttachments()
         self._publication_gate = append_only.PublicationGate()
         self._requested = 0
-        self._rested_at = 0.0
+        self._next_check_at = 0.0
         self._soon = False
         self._stopping = threading.Event()
         self._connection: Connection | None = None
@@ -291,7 +291,7 @@ class SideConnection:
     def _check_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self._schedule(max(0.0, self._rested_at - time.monotonic()), self._run_soon_check)
+            self._schedule(max(0.0, self._next_check_at - time.monotonic()), self._run_soon_check)
 
     def _run_soon_check(self, connection: Connection) -> None:
         self._check(connection)
@@ -301,7 +301,7 @@ class SideConnection:
         began = time.monotonic()
         requested = self._requested
         number = next(self._checks)
-        seen = snapshot_.take(connection, self._options, self._tables, number, self._arrivals)
+        seen = snapshot_.take(connection, self._options, self._tables, number, self._attachments)
         # The publication is visible to every transaction: one of its tables was found in it.
         appending = any(each.append_only and each.published for each in seen.tables.values())
         may_stream = appending and self._publication_gate.is_open(connection)
@@ -311,8 +311,8 @@ class SideConnection:
         self._report(seen)
         self._emit(connection, message)
         ended = time.monotonic()
-        rest = min(_REST_AT_MOST, _REST_SHARE * (ended - began))
-        self._rested_at = ended + max(_REST_AT_LEAST, rest)
+        check_pause = min(_PAUSE_AT_MOST, _PAUSE_SHARE * (ended - began))
+        self._next_check_at = ended + max(_PAUSE_AT_LEAST, check_pause)
 
     def _open(self, _: Connection) -> None:
         self._report(ConnectionReady(connections.connect(self._options, role="copy")))
@@ -360,7 +360,7 @@ class SideConnection:
         found = table_definitions.read_tables(
             connection, [request.options], self._options.publication
         )
-        table = snapshot_.with_arrivals(connection, found, self._arrivals).get(
+        table = snapshot_.with_attachments(connection, found, self._attachments).get(
             request.options.qualified
         )
         if table is None or shape.of_table(table) != request.shape:

@@ -17,7 +17,7 @@ from laredo_fanout.slot import slot
 from laredo_fanout.slot.slot import Slot
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.partitions import Arrivals
+    from laredo_fanout.catalog.partitions import EmptyAttachments
     from laredo_fanout.catalog.publication import Publication
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.connections import Connection
@@ -48,7 +48,7 @@ def take(
     options: SourceOptions,
     tables: Sequence[TableOptions],
     number: int,
-    arrivals: Arrivals | None = None,
+    attachments: EmptyAttachments | None = None,
 ) -> CatalogSnapshot:
     """Check the catalog, and put tables that may be replicated into the publication.
 
@@ -84,7 +84,7 @@ def take(
     if added:
         found = table_definitions.read_tables(connection, tables, options.publication)
         problems |= _still_absent(found, tables, problems)
-    found = with_arrivals(connection, found, arrivals)
+    found = with_attachments(connection, found, attachments)
     return CatalogSnapshot(number, found, problems, state, published.identity, ddl_locks=locks)
 
 
@@ -122,14 +122,14 @@ def _publication_missing(
     }
 
 
-def with_arrivals(
-    connection: Connection, found: Mapping[str, SourceTable], arrivals: Arrivals | None
+def with_attachments(
+    connection: Connection, found: Mapping[str, SourceTable], attachments: EmptyAttachments | None
 ) -> dict[str, SourceTable]:
     """The tables, their partitions marked that were empty when they were attached."""
-    if arrivals is None:
+    if attachments is None:
         return dict(found)
     return {
-        name: replace(table, partitions=arrivals.with_arrivals(connection, table.partitions))
+        name: replace(table, partitions=attachments.with_attachments(connection, table.partitions))
         for name, table in found.items()
     }
 

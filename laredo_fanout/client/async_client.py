@@ -117,9 +117,9 @@ class AsyncFanoutClient(TableClient):
 
     async def _notify(self, listener: Listener, change: RowChange, key: bytes) -> None:
         try:
-            told = listener(change.old, change.new)
-            if inspect.isawaitable(told):
-                await told
+            result = listener(change.old, change.new)
+            if inspect.isawaitable(result):
+                await result
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -6,7 +6,7 @@ ClientError
 ├── ClientStopped                            the client was stopped, or never started
 ├── LocalSnapshotUnusable                    the file isn't one of this table, or is damaged
 ├── GaveUp                                   as many attempts failed as were allowed
-└── StreamError                              what the server or the way to it said
+└── StreamError                              an error of the server or of the network
     ├── InvalidRequest, TableNotFound, Unauthenticated, PermissionDenied, NotAReplicationServer
     └── (worth another attempt)
         ServerUnavailable, TableNotReady, Crowded, ProtocolViolation, StreamBroken

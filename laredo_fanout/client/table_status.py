@@ -35,7 +35,7 @@ async def table_status(endpoint: Endpoint, table: str, timeout: float = 10.0) ->
     channel = endpoint.channel()
     try:
         stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
-        told: wire.GetReplicationStatusResponse = await stub.GetReplicationStatus(
+        answer: wire.GetReplicationStatusResponse = await stub.GetReplicationStatus(
             wire.GetReplicationStatusRequest(schema=schema, table=name),
             metadata=endpoint.metadata(),
             timeout=timeout,
@@ -45,9 +45,9 @@ async def table_status(endpoint: Endpoint, table: str, timeout: float = 10.0) ->
     finally:
         await channel.close(None)
     return TableStatus(
-        told.current_sequence,
-        told.journal_oldest_sequence,
-        told.journal_entry_count,
-        told.row_count,
-        told.connected_clients,
+        answer.current_sequence,
+        answer.journal_oldest_sequence,
+        answer.journal_entry_count,
+        answer.row_count,
+        answer.connected_clients,
     )

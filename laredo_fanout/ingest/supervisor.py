@@ -78,7 +78,7 @@ class Ingest:
             streaming = None
             try:
                 self._streaming = streaming = IngestSession(
-                    ownership.settled(self._options, self._store.source),
+                    ownership.with_slot_name(self._options, self._store.source),
                     self._tables,
                     self._store,
                     on_commit=self._on_commit,

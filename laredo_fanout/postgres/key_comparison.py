@@ -1,4 +1,4 @@
-"""SQL conditions that compare keys, whatever their types are and whoever made the types.
+"""SQL conditions that compare keys of any types, also of types of untrusted makers.
 
 Sessions have only pg_catalog in their search_path, where the operators of an extension's types
 aren't: they are named with the type's schema, where CREATE EXTENSION puts both. Only those of the

@@ -30,7 +30,7 @@ class BackgroundReading:
             yield
         finally:
             done.set()
-            # Also behind an error: who closes the connection must be alone with it.
+            # Also behind an error: closing the connection needs it alone.
             failed = working.exception()
         if failed is not None:
             raise failed

@@ -47,15 +47,15 @@ class SocketReader:
 
     def read_ahead(self) -> int:
         """The same beside messages that are still there."""
-        heard = 0
+        read = 0
         pending = self._in_socket()
-        while self._taken < self._bound and (pending or (not heard and self._poll.poll(0))):
+        while self._taken < self._bound and (pending or (not read and self._poll.poll(0))):
             began = time.perf_counter_ns()
             self._pgconn.consume_input()
             self._taken += pending + _BYTES_A_NS * (time.perf_counter_ns() - began)
-            heard += max(1, pending)
+            read += max(1, pending)
             pending = self._in_socket()
-        return heard
+        return read
 
     def _in_socket(self) -> int:
         fcntl.ioctl(self._socket, termios.FIONREAD, self._pending)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_FIRST_LOOK_S, _LOOK_EVERY_S, _SAY_AGAIN_S = 0.5, 1.0, 60.0
+_FIRST_POLL_S, _POLL_EVERY_S, _LOG_AGAIN_S = 0.5, 1.0, 60.0
 
 # pg_blocking_pids names the one that is waited for now; those that began before it are next.
 # 0 stands for a prepared transaction.
@@ -70,10 +70,10 @@ def waits_reported(
 def _watch(
     options: SourceOptions, maker: Connection, report: Callable[[str], None], over: threading.Event
 ) -> None:
-    if over.wait(_FIRST_LOOK_S):
+    if over.wait(_FIRST_POLL_S):
         return
     pid = maker.info.backend_pid
-    said, said_at, answered = "", 0.0, 0
+    logged, logged_at, answered = "", 0.0, 0
     while not over.is_set():
         try:
             with (
@@ -90,15 +90,15 @@ def _watch(
                     waited_for = _sentence(connection, pid)
                     report(waited_for)
                     now = time.monotonic()
-                    if waited_for != said or now - said_at >= _SAY_AGAIN_S:
-                        said, said_at = waited_for, now
+                    if waited_for != logged or now - logged_at >= _LOG_AGAIN_S:
+                        logged, logged_at = waited_for, now
                         _log.warning("slot not created yet", slot=options.slot_name, why=waited_for)
                     with patience.suspended():
-                        over.wait(_LOOK_EVERY_S)
+                        over.wait(_POLL_EVERY_S)
         except (SourceError, psycopg.Error) as failed:
             text = " ".join(str(failed).split())
             _log.warning("can't read what the slot's creation waits for", error=text)
-            over.wait(_LOOK_EVERY_S)
+            over.wait(_POLL_EVERY_S)
 
 
 def _works(connection: Connection, pid: int) -> bool:

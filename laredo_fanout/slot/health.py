@@ -121,7 +121,7 @@ def _gone(name: str) -> SlotWarning:
     return SlotWarning(
         "dropped",
         f"slot {name} doesn't exist" if name else "the slot doesn't exist",
-        "on_slot_lost decides: with recreate every table is copied anew",
+        "on_slot_lost decides: with recreate every table is copied again",
     )
 
 

@@ -33,7 +33,7 @@ _FIRST_BYTES = 256 << 20
 """Bytes of WAL behind a slot's beginning, within which the message written with it lies."""
 
 
-def settled(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:
+def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:
     """The options with the name of the slot that is to be used.
 
     Where none is configured it is the one that the store has used, or else the default, or else

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from laredo_fanout.store.meta import Marker
 
 _ASK_EVERY_S = 1.0
-_RELEASE_S, _LOOK_S = 5.0, 0.02
+_RELEASE_S, _POLL_S = 5.0, 0.02
 _PREFIX = wal_message.PREFIX.encode()
 _AROUND = 100
 """Bytes of WAL that are more than a message has around its content."""
@@ -86,7 +86,7 @@ def _finds(
         found = _read(stream, search, options.receive_timeout, stopping)
     deadline = time.monotonic() + _RELEASE_S
     while walsender.holder(connection, options.slot_name) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return found
 
 

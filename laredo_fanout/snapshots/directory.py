@@ -28,7 +28,7 @@ class SnapshotDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._complained: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def snapshots(self, limit: int | None = None) -> list[SnapshotInfo]:
         """The snapshots that are whole, newest first; damaged ones are logged once and left out."""
@@ -37,7 +37,7 @@ class SnapshotDirectory:
             try:
                 found.append(self._read_info(path))
             except SnapshotDamaged as damaged:
-                self._complain(path, damaged)
+                self._log_once(path, damaged)
             except FileNotFoundError:
                 continue  # removed meanwhile
         found.sort(key=lambda each: (each.sequence, each.created_at_us), reverse=True)
@@ -119,7 +119,7 @@ class SnapshotDirectory:
             raise SnapshotDamaged(str(rows), why)
         return found
 
-    def _complain(self, path: Path, damaged: SnapshotDamaged) -> None:
-        if (path.name, str(damaged)) not in self._complained:
-            self._complained.add((path.name, str(damaged)))
+    def _log_once(self, path: Path, damaged: SnapshotDamaged) -> None:
+        if (path.name, str(damaged)) not in self._logged:
+            self._logged.add((path.name, str(damaged)))
             log.warning("snapshot ignored", error=str(damaged))

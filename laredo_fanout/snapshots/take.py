@@ -84,17 +84,17 @@ def take(
     :raises SnapshotUnverified: if no check verified its position, or the table was changed.
     :raises SnapshotUnwritable: if the directory or its disk doesn't take it.
     """
-    shelf = SnapshotDirectory(directory)
+    files = SnapshotDirectory(directory)
     try:
         private_directory.make(directory, (_LOCK,))
-        with _alone(directory):
-            _clean(shelf)
-            made, new = _write_rows_if_changed(reader, table, shelf)
+        with _locked(directory):
+            _remove_unfinished(files)
+            made, new = _write_rows_if_changed(reader, table, files)
             if new:
                 if verified_within_s is not None:
                     _await_verified(reader, made, verified_within_s)
-                _write_info(made, shelf)
-            removed = _remove_expired(shelf, retention)
+                _write_info(made, files)
+            removed = _remove_expired(files, retention)
     except OSError as failed:
         raise SnapshotUnwritable(str(directory), failed.strerror or str(failed)) from failed
     return Taken(made, new, removed)
@@ -122,10 +122,10 @@ def _await_verified(reader: StoreReader, made: SnapshotInfo, within_s: float) ->
 
 
 def _write_rows_if_changed(
-    reader: StoreReader, table: str, shelf: SnapshotDirectory
+    reader: StoreReader, table: str, files: SnapshotDirectory
 ) -> tuple[SnapshotInfo, bool]:
     with reader.snapshot(reader.table(table).id) as rows:
-        newest = shelf.newest()
+        newest = files.newest()
         if (
             newest is not None
             and newest.table == table
@@ -134,14 +134,14 @@ def _write_rows_if_changed(
             return newest, False
         source = reader.source()
         history = str(source.history) if source else ""
-        return _write_rows(rows, history, shelf), True
+        return _write_rows(rows, history, files), True
 
 
-def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> SnapshotInfo:
+def _write_rows(rows: Snapshot, history: str, files: SnapshotDirectory) -> SnapshotInfo:
     view = rows.view
     digest, checksum = Digest(), StateChecksum()
     name = info_.file_name(rows.position, rows.sequence)
-    with _atomic(shelf.path / (name + ROWS)) as file:
+    with _atomic(files.path / (name + ROWS)) as file:
         for _, lines in rows.batches():
             block = b"\n".join(lines) + b"\n"
             file.write(block)
@@ -163,26 +163,26 @@ def _write_rows(rows: Snapshot, history: str, shelf: SnapshotDirectory) -> Snaps
     )
 
 
-def _write_info(made: SnapshotInfo, shelf: SnapshotDirectory) -> None:
+def _write_info(made: SnapshotInfo, files: SnapshotDirectory) -> None:
     """Write the info, which makes the snapshot complete."""
     name = info_.file_name(made.position, made.sequence)
-    with _atomic(shelf.path / (name + INFO)) as file:
+    with _atomic(files.path / (name + INFO)) as file:
         file.write(made.to_bytes())
 
 
-def _remove_expired(shelf: SnapshotDirectory, retention: Retention) -> tuple[str, ...]:
-    expired = retention.expired(shelf.snapshots(), int(time() * 1_000_000))
+def _remove_expired(files: SnapshotDirectory, retention: Retention) -> tuple[str, ...]:
+    expired = retention.expired(files.snapshots(), int(time() * 1_000_000))
     for each in expired:
-        shelf.info_file(each).unlink()
-        shelf.rows_file(each).unlink()
+        files.info_file(each).unlink()
+        files.rows_file(each).unlink()
     if expired:
-        durable.sync_directory(shelf.path)
+        durable.sync_directory(files.path)
     return tuple(each.snapshot_id for each in expired)
 
 
-def _clean(shelf: SnapshotDirectory) -> None:
+def _remove_unfinished(files: SnapshotDirectory) -> None:
     """Remove what isn't a snapshot and never will be."""
-    for path in shelf.path.iterdir():
+    for path in files.path.iterdir():
         orphan = path.suffix == ROWS and not path.with_suffix(INFO).exists()
         if orphan or path.name.startswith(UNFINISHED):
             log.info("unfinished snapshot removed", path=str(path))
@@ -190,7 +190,7 @@ def _clean(shelf: SnapshotDirectory) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
     """One process at a time writes into a directory."""
     with open(directory / _LOCK, "wb", opener=private) as lock:
         try:

@@ -149,12 +149,12 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         with ExitStack() as ending:
-            self._pressed, told = map(ending.enter_context, socket.socketpair())
-            told.setblocking(False)
+            self._pressed, woken = map(ending.enter_context, socket.socketpair())
+            woken.setblocking(False)
             # The handler must be Python's for the number to be written; it does nothing.
             ending.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
             signal.signal(signal.SIGINT, lambda *_: None)
-            ending.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told.fileno()))
+            ending.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(woken.fileno()))
             ending.enter_context(self._live)
             self._ending = ending.pop_all()
         return self

@@ -54,7 +54,7 @@ async def seen(watch: ArchiveWatch, wanted: Callable[[dict[str, Any]], object]) 
 async def test_the_archive_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((archive_watch, "INTERVAL_S"), (archive_watch, "AGAIN_S")):
         monkeypatch.setattr(module, name, 0.02)
-    monkeypatch.setattr(archives, "AWAY_S", 0.0)
+    monkeypatch.setattr(archives, "UNAVAILABLE_S", 0.0)
     async with watching(tmp_path) as (watch, table):
         assert watch.status("public.others") is None
         missing = await seen(watch, lambda found: found["problem"])
