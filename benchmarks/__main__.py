@@ -51,29 +51,16 @@ SUBJECTS: dict[str, Callable[[Scenario], list[Figure]]] = {
 @click.option("--rows", default=1_000_000, show_default=True, help="Rows of the table.")
 @click.option("--updates", default=500_000, show_default=True, help="Updates of each backlog.")
 @click.option("--seconds", default=15.0, show_default=True, help="Of each latency case.")
-@click.option(
-    "--part",
-    "parts",
-    multiple=True,
-    type=click.Choice(catchup.PARTS),
-    help="Of catchup: sparse, spilled or dense; default: all.",
-)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to put the JSON too.")
 def main(
-    *,
-    names: tuple[str, ...],
-    rows: int,
-    updates: int,
-    seconds: float,
-    parts: tuple[str, ...],
-    path: Path | None,
+    names: tuple[str, ...], rows: int, updates: int, seconds: float, path: Path | None
 ) -> None:
     """Measure NAMES (default: everything) and show each figure beside its limit."""
     # Wide enough for the table where the output goes to a file.
     console = Console() if sys.stdout.isatty() else Console(width=150)
     settings = {"rows": rows, "updates": updates, "seconds": seconds}
     found: list[Figure] = []
-    with Scenario(console, rows=rows, updates=updates, seconds=seconds, parts=parts) as scenario:
+    with Scenario(console, rows=rows, updates=updates, seconds=seconds) as scenario:
         for name, run in SUBJECTS.items():
             if names and name not in names:
                 continue

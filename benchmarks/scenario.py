@@ -41,23 +41,13 @@ _POSTGRES = {
 
 
 class Scenario:
-    """A context manager. ``rows``: the table's; ``updates``: of each backlog; ``parts``: of a
-    subject that has several, those to measure (none: all)."""
+    """A context manager. ``rows``: the table's; ``updates``: of each backlog."""
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        rows: int,
-        updates: int,
-        seconds: float,
-        parts: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, console: Console, *, rows: int, updates: int, seconds: float) -> None:
         self.console = console
         self.rows = rows
         self.updates = updates
         self.seconds = seconds
-        self.parts = parts
         self.line_bytes = 0.0
         self._stack = ExitStack()
         directory = tempfile.TemporaryDirectory(prefix="laredo-bench-")

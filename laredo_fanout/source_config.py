@@ -55,7 +55,7 @@ class Catchup(Section):
     """
 
     mode: Literal["off", "auto", "manual"] = "auto"
-    """auto: a large backlog is split if that pays; manual: when ``laredo-fanout catchup`` or
+    """auto: a backlog is split when it is large; manual: when ``laredo-fanout catchup`` or
     POST /catchup asks for it; off: never."""
     threshold_bytes: Size = Field(default=1 << 30, ge=1)
     """A backlog of more WAL than this, at three checks in a row, is split; below a quarter of

@@ -15,8 +15,6 @@ from laredo_fanout.catalog import append_only
 from laredo_fanout.catchup import plan as plan_
 from laredo_fanout.catchup import room
 from laredo_fanout.catchup.anchor import Anchor
-from laredo_fanout.catchup.binding import Clock
-from laredo_fanout.catchup.choice import CHECKS, Choice, Chooser
 from laredo_fanout.catchup.options import Mode
 from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import Plan
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
+_CHECKS = 3
 _SMALL_PART = 4
 _PREFIX = "plan-"
 _REST_S = 600.0
@@ -54,7 +53,8 @@ class FallBehind:
         self._inserted = 0
         self._level = 0
         self._above = 0
-        self._chooser = Chooser(options)
+        self._fitting: int | None = None
+        """How many segments there is room for; None: nobody needs to know."""
         self._wanted = False
         self._asked = threading.Event()
         self._rest_until = 0.0
@@ -88,12 +88,10 @@ class FallBehind:
         self._above = self._above + 1 if above else 0
         if release is not None:
             self._advance(connection, release)
-        elif self._asked.is_set():
-            self._chooser.by_room(connection, self._slot, behind)
-        elif self._above and self._may_split:
-            self._chooser.by_binding(connection, self._slot, behind, self._above)
+        elif self._above or self._asked.is_set():
+            self._fitting = self._number(connection, behind)
         else:
-            self._chooser.forget()
+            self._fitting = None
 
     def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
         """The release of the stored plan, or of a new one if one is wanted; None: no segments.
@@ -102,8 +100,6 @@ class FallBehind:
         """
         self._forget_release()
         plan = self._usable_plan()
-        if self._asked.is_set():
-            self._chooser.most = None
         if plan is None and (self._wanted or self._asked.is_set()):
             plan = self._new_plan(connection)
         self._wanted = False
@@ -131,10 +127,8 @@ class FallBehind:
             return self._is_moved or time.monotonic() - release.over_at > _LAST_MOVE_S
         self._level = level if release is None else max(level, release.reached)
         if release is None:
-            if self._above:
-                self._chooser.clock = Clock.now()
             return self._must_begin()
-        if self._above >= CHECKS and release.waits_for_tail:
+        if self._above >= _CHECKS and release.waits_for_tail:
             self._wanted = True
             release.end_early()
         return False
@@ -169,24 +163,25 @@ class FallBehind:
 
     # ------------------------------------------------------------ begin and end
 
-    @property
-    def _may_split(self) -> bool:
-        """Whether a large backlog is split without being asked for."""
-        return self._options.mode is Mode.AUTO and time.monotonic() >= self._rest_until
-
     def _must_begin(self) -> bool:
-        choice, asked = self._chooser.choice, self._asked.is_set()
-        if choice is None or not (asked or self._may_split):
+        fitting, asked = self._fitting, self._asked.is_set()
+        long_enough = self._options.mode is Mode.AUTO and self._above >= _CHECKS
+        rested = time.monotonic() >= self._rest_until
+        if fitting is None or not (asked or (long_enough and rested)):
             return False
         self._asked.clear()
-        self._wanted = choice.segments > 1
+        self._wanted = fitting > 1
         if not self._wanted:
-            self._not_split(self._lag(self._level), choice)
+            self._not_split(self._lag(self._level), fitting)
         return self._wanted
 
-    def _not_split(self, backlog: int, choice: Choice) -> None:
+    def _not_split(self, backlog: int, fitting: int) -> None:
         self._rest_until = time.monotonic() + _REST_S
-        self._trouble = f"a backlog of {backlog} bytes isn't split: {choice.why}"
+        self._trouble = (
+            f"a backlog of {backlog} bytes isn't split: there is room for {max(0, fitting)}"
+            f" segments of {self._options.min_segment_bytes} bytes and more; see catchup"
+            " { min_segment_bytes, reserve_slots }, max_replication_slots, max_wal_senders"
+        )
         _log.info(self._trouble)
 
     def _may_end(self, level: int) -> bool:
@@ -198,14 +193,24 @@ class FallBehind:
     def _lag(self, level: int) -> int:
         return max(0, self._inserted - level)
 
+    def _number(self, connection: Connection, behind: int) -> int:
+        free = room.free(connection, self._slot)
+        options = self._options
+        return min(
+            options.max_segments,
+            free.slots - options.reserve,
+            free.walsenders - options.reserve,
+            behind // options.min_segment_bytes,
+        )
+
     def _new_plan(self, connection: Connection) -> Plan | None:
         position = self._store.position
         end = room.inserted(connection)
-        choice = self._chooser.fitting(connection, self._slot, end - position)
-        if choice.segments < 2:
-            self._not_split(end - position, choice)
+        number = self._number(connection, end - position)
+        if number < 2:
+            self._not_split(end - position, number)
             return None
-        segments = plan_.split(position, end, choice.segments)
+        segments = plan_.split(position, end, number)
         plan = Plan(secrets.token_hex(8), self._identity(), segments)
         self._store_plan(plan)
         self._plans += 1
@@ -241,7 +246,7 @@ class FallBehind:
 
     def _forget_release(self) -> None:
         release, self._release = self._release, None
-        self._chooser.forget()
+        self._fitting = None
         self._above = 0
         self._level = self._store.position
         if release is None:

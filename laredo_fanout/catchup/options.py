@@ -11,9 +11,9 @@ class Mode(StrEnum):
     """When a backlog is split."""
 
     AUTO = "auto"
-    """When it is larger than the threshold, PostgreSQL's decoding binds, and cores are free."""
+    """When it is larger than the threshold."""
     MANUAL = "manual"
-    """When somebody asks for it: into as many segments as there is room for."""
+    """When somebody asks for it."""
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,3 @@ class CatchupOptions:
     """A spool's files are about so large, and removed one by one."""
     keep_interval: float = 5.0
     """How often the segments' progress is written into the store."""
-    proc: Path = Path("/proc")
-    """Where the kernel shows CPU times; without them ``auto`` assumes free cores."""

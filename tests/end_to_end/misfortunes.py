@@ -193,8 +193,6 @@ class Misfortunes:
                 world.database.much()
         finally:
             server.resume()
-        with suppress(httpx.TransportError):  # by itself it splits only where decoding binds
-            httpx.post(f"{world.server.http}/catchup", timeout=10)
         if self.chance.random() < 0.5:
             self._steps(5)
             self.chance.choice([self.child_killed, self.server_killed])()

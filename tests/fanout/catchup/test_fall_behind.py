@@ -14,6 +14,7 @@ from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.ingest import startup
 from laredo_fanout.store.writer import Store
+from laredo_fanout.tables.status import CommitInfo
 from tests.fanout.catchup.holding import Held
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
@@ -24,6 +25,7 @@ from tests.support.server.behind import (
     start_behind,
     status_of,
     wait_level,
+    wait_split,
 )
 from tests.support.server.interleaving import TABLES, Interleaving
 from tests.support.server.journal_oracle import Replay
@@ -208,6 +210,34 @@ def test_a_plan_of_another_history_is_dropped(
     ingest.start()
     ingest.assert_equal()
     assert not set(before) & set(ingest.catchup.spool_directory.iterdir())
+
+
+def test_it_begins_by_itself_above_the_threshold(
+    database: Database, ingesting: Start, options: CatchupOptions
+) -> None:
+    """More than one turn of the ingest takes, so that something is left after its checks."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+        options = replace(options, threshold_bytes=200_000)
+        ingest = ingesting("public.t", catchup=options)
+        ingest.wait_live()
+        ingest.stop()
+        for number in range(60):
+            connection.execute(
+                "INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series(%s::int, %s::int) g",
+                (number * 1000, number * 1000 + 999),
+            )
+
+    def wait_for_checks(_: CommitInfo) -> None:
+        if ingest.status.phase == "streaming" and not status_of(ingest).plans:
+            ingest.wait_until(lambda: status_of(ingest).checks_above > 3, "it is above for long")
+
+    ingest.on_commit = wait_for_checks
+    ingest.start()
+    wait_split(ingest)
+    wait_level(ingest)
+    ingest.assert_equal()
+    assert status_of(ingest).plans >= 1
 
 
 def test_it_begins_when_asked_for(

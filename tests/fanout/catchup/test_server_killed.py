@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
-from tests.support.server.behind import asking
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 _ROWS = 30_000
@@ -46,8 +45,7 @@ def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
         for first in range(0, _ROWS, 100):
             owner.execute("UPDATE t SET v = v + 1 WHERE id > %s AND id <= %s", (first, first + 100))
         owner.execute("DELETE FROM t WHERE id = %s", (round_ + 1,))
-    with asking(server):
-        psutil.Process(server.program.pid).resume()
+    psutil.Process(server.program.pid).resume()
 
 
 def _catchup(server: Fanout) -> dict[str, Any]:
@@ -65,7 +63,7 @@ async def test_killed_while_catching_up_it_goes_on(
     tmp_path: Path, database: Database, table: str
 ) -> None:
     chance = random.Random(1)
-    server = _server(tmp_path, database, table, "manual")
+    server = _server(tmp_path, database, table, "auto")
     with started(server):
         async with server.follower("public.t") as follower:
             await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])

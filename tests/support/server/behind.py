@@ -3,28 +3,13 @@
 import os
 import random
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.catchup.status import CatchupStatus
 from tests.support.ingest import RunningIngest
-from tests.support.processes import PATIENCE_S, wait_until
-from tests.support.server.fanout_program import Fanout
-
-
-@contextmanager
-def asking(server: Fanout) -> Iterator[None]:
-    """Have a server that stands still split its backlog as soon as it goes on, in the block."""
-    port = int(server.program.http.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"POST /catchup HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n\r\n")
-        yield
-        connection.settimeout(PATIENCE_S)
-        answer = connection.recv(100)
-    assert answer.split()[1] in {b"200", b"202"}, answer
+from tests.support.processes import wait_until
 
 
 def splitting_little(path: Path) -> CatchupOptions:
