@@ -34,7 +34,7 @@ USAGE = 2
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Default: info; of check, which tells all in its table: error.",
+    help="Default: info; of check, which shows all in its table: error.",
 )
 @click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default="auto")
 @click.option(

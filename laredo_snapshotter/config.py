@@ -258,8 +258,8 @@ class TableConfig:
         )
         if not self.key_prefix and block.retention.collect_interval:
             raise ConfigRefused(
-                f"{path}.key_prefix: is empty, so what else is in the destination can't be told"
-                " from this archive's garbage. Name a directory (default:"
+                f"{path}.key_prefix: is empty, so what else is in the destination can't be"
+                " distinguished from this archive's garbage. Name a directory (default:"
                 f' "{object_keys.default_prefix(source.table)}"), or switch the collector off:'
                 " retention { collect_interval = 0 }"
             )
@@ -289,7 +289,7 @@ def load(path: Path | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
 def tables(block: SnapshotterBlock) -> list[TableConfig]:
     """The tables that ``block`` comes to, each complete.
 
-    :raises ConfigRefused: if one lacks something, or two would write to the same place.
+    :raises ConfigRefused: if one lacks something, or two would write to the same location.
     """
     if not block.tables:
         found = [TableConfig(block, "snapshotter")]
@@ -358,10 +358,10 @@ def _check_apart(found: list[TableConfig]) -> None:
         other = names.setdefault(table.name, table)
         if other is not table:
             raise ConfigRefused(f"{table.path}: {table.name} is already written by {other.path}")
-        _check_once(table.path, "destinations", [place.place for place in table.destinations])
+        _check_once(table.path, "destinations", [each.location for each in table.destinations])
         _check_once(table.path, "events", [sink.name for sink in table.sinks])
-        for place in table.destinations:
-            store, path = place.below(table.key_prefix)
+        for destination in table.destinations:
+            store, path = destination.below(table.key_prefix)
             _check_own(table, store, path, archives)
             archives.append((store, path, table.path))
 

@@ -58,8 +58,8 @@ class LocalDestinationBlock(Section):
         return local.LocalDestination(self.path).uri
 
     @property
-    def place(self) -> str:
-        """The same for the same place, however it is written."""
+    def location(self) -> str:
+        """The same for the same directory or prefix, however it is written."""
         return self.uri
 
     def below(self, key_prefix: str) -> tuple[str, str]:
@@ -118,13 +118,13 @@ class S3DestinationBlock(Section):
         return self.s3_location.uri
 
     @property
-    def place(self) -> str:
-        """The same for the same place, however it is written."""
+    def location(self) -> str:
+        """The same for the same directory or prefix, however it is written."""
         return self.s3_location.identity
 
     def below(self, key_prefix: str) -> tuple[str, str]:
         """The store, and where in it an archive is."""
-        store = self.place.removeprefix(self.uri)
+        store = self.location.removeprefix(self.uri)
         return store.removeprefix("?endpoint=") or "S3", f"{self.uri}{key_prefix}"
 
 
@@ -264,5 +264,5 @@ def _check_known(
     try:
         profile_.find(block.credentials, profiles)
     except ProfileError as wrong:
-        said = f'"{block.credentials}": {wrong.reason}'
-        raise WrongAt((*path, "credentials"), said) from wrong
+        problem = f'"{block.credentials}": {wrong.reason}'
+        raise WrongAt((*path, "credentials"), problem) from wrong

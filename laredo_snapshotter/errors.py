@@ -5,9 +5,9 @@ SnapshotterError
 ├── StreamInconsistent   a change doesn't fit the change before it
 ├── KeyFieldsDiffer      the configured key isn't the table's
 ├── SnapshotNotReady     a snapshot was asked of a table that can't make one
-├── ServerUnfit          the server doesn't tell what an archive needs
+├── ServerUnfit          the server doesn't send what an archive needs
 ├── RebaseAbandoned      a re-base can't go on; it is tried again
-├── SnapshotDamaged      a snapshot's rows aren't those that its end tells of
+├── SnapshotDamaged      a snapshot's rows aren't those that its end counts
 ├── PortTaken            the HTTP port can't be listened on
 ├── NeverVerified        a table was changed before an artifact's end was verified
 ├── StreamBehind         the server's snapshot is older than what was already taken
@@ -35,7 +35,7 @@ class StreamInconsistent(SnapshotterError):
         super().__init__(
             f"key {key.decode(errors='replace')!r} at {at}: the old row of this change isn't the "
             "row that the change before it left, so a change was lost or repeated on the way; "
-            "the buffer is thrown away and the stream resumed from the archive's head"
+            "the buffer is discarded and the stream resumed from the archive's head"
         )
 
 
@@ -65,7 +65,7 @@ class ServerUnfit(SnapshotterError):
 
     def __init__(self, table: str, server: str) -> None:
         super().__init__(
-            f"{table}: {server} doesn't tell positions and histories with its changes; an archive "
+            f"{table}: {server} doesn't send positions and histories with its changes; an archive "
             "needs a laredo-fanout that knows the capability batch/json.v1"
         )
 
@@ -95,8 +95,8 @@ class NeverVerified(SnapshotterError):
 
     def __init__(self, table: str, position: int) -> None:
         super().__init__(
-            f"{table}: the table was changed before a look at PostgreSQL's catalog had passed "
-            f"{position_.text(position)}; what ends there was thrown away"
+            f"{table}: the table was changed before a check of PostgreSQL's catalog had passed "
+            f"{position_.text(position)}; what ends there was discarded"
         )
 
 

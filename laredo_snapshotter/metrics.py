@@ -169,19 +169,19 @@ class TableCounters(Observer):
         """``sink`` didn't take one, or didn't say so."""
         self._metrics.event_errors.labels(self._table, sink).inc()
 
-    def destination(self, place: str) -> None:
-        """There is a destination at ``place``; its counters begin at 0."""
-        self._metrics.objects_deleted.labels(self._table, place)
+    def destination(self, location: str) -> None:
+        """There is a destination at ``location``; its counters begin at 0."""
+        self._metrics.objects_deleted.labels(self._table, location)
         for outcome in ("done", "failed"):
-            self._metrics.collections.labels(self._table, place, outcome)
+            self._metrics.collections.labels(self._table, location, outcome)
 
-    def collected(self, place: str, outcome: str) -> None:
+    def collected(self, location: str, outcome: str) -> None:
         """A run of the garbage collector ended."""
-        self._metrics.collections.labels(self._table, place, outcome).inc()
+        self._metrics.collections.labels(self._table, location, outcome).inc()
 
-    def object_deleted(self, place: str) -> None:
+    def object_deleted(self, location: str) -> None:
         """An object was deleted."""
-        self._metrics.objects_deleted.labels(self._table, place).inc()
+        self._metrics.objects_deleted.labels(self._table, location).inc()
 
     def restarted(self) -> None:
         """The table's writer began again."""
@@ -249,20 +249,20 @@ def _of_destinations(tables: Iterable[TableStatus]) -> Iterator[Metric]:
         "1 if the destination takes commits, 0 if it holds them up",
         labels=labels,
     )
-    away = GaugeMetricFamily(
+    unavailable = GaugeMetricFamily(
         "snapshotter_destination_away_seconds",
         "How long the destination has held commits up",
         labels=labels,
     )
     for table in tables:
-        for place in table.destinations:
-            names = [table.table, place.place]
-            errors.add_metric(names, place.errors)
-            if place.state != "unknown":
-                is_up = place.state == "level"
+        for destination in table.destinations:
+            names = [table.table, destination.place]
+            errors.add_metric(names, destination.errors)
+            if destination.state != "unknown":
+                is_up = destination.state == "level"
                 up.add_metric(names, float(is_up))
-                away.add_metric(names, 0.0 if is_up else _seconds_since(place.since))
-    yield from (errors, up, away)
+                unavailable.add_metric(names, 0.0 if is_up else _seconds_since(destination.since))
+    yield from (errors, up, unavailable)
 
 
 def _of_sinks(tables: Iterable[TableStatus]) -> Iterator[Metric]:

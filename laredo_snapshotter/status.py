@@ -24,7 +24,7 @@ class State(StrEnum):
     FENCED = "fenced"
     """Another writer has taken the archive over; this one never writes again."""
     FAILED = "failed"
-    """Something that only people can put right."""
+    """Something that only people can repair."""
     STOPPED = "stopped"
     """The last diff was flushed."""
 
@@ -37,7 +37,7 @@ class DestinationStatus:
     place: str
     """The URI, and the endpoint if it isn't AWS's."""
     state: Literal["level", "away", "unknown"]
-    """level: it has what the others have, but for a commit that is on its way."""
+    """level: caught up with the others, but for a commit that is on its way; away: unavailable."""
     since: datetime | None
     problem: str | None
     head_position: int | None
@@ -85,23 +85,38 @@ class TableStatus:
     """One table. Positions are integers, times in seconds, sizes in bytes; None: not known."""
 
     table: str
+    """``schema.name``."""
     state: State
     ready: bool
+    """Whether it has its base and follows the stream."""
     problem: str | None
+    """What keeps it from that."""
     epoch: int | None
+    """The archive's newest: a base and the diffs after it."""
     head_position: int | None
+    """Where the archive ends."""
     seen_position: int | None
+    """Up to where the manifest says that nothing has changed since."""
     stream_position: int | None
+    """Every transaction up to here was taken from the stream."""
     history: str | None
+    """The server's WAL history that ``stream_position`` belongs to."""
     rows: int | None
+    """Of the table where the archive ends."""
     state_checksum: str | None
+    """Of these rows."""
     snapshot_created_at: datetime | None
+    """When the epoch's base was written."""
     snapshot_age_seconds: float | None
     snapshot_rows: int | None
+    """Of the epoch's base."""
     snapshot_bytes: int | None
+    """Of the epoch's base."""
     diffs_since_snapshot: int
     diff_bytes: int
+    """Of these diffs."""
     churn_records: int
+    """Net changes since the epoch's base, those that aren't in the archive yet included."""
     buffer_depth: int
     """Changed rows that aren't in the archive, sealed and spilled ones too."""
     buffer_bytes: int
@@ -115,13 +130,17 @@ class TableStatus:
     base_rows_written: int | None
     """Rows of the base that is being written."""
     last_rebase_problem: str | None
+    """Why the last re-base came to nothing."""
     cuts_forgotten: int
+    """Cuts that were given up because the stream didn't reach them in time."""
     writer_id: str | None
+    """Whom the archive's claim names: this process."""
     holding: dict[str, Any] | None
+    """Why the next commit waits for a destination, and since when."""
     boundary_position: int | None
     """The server's verified position, up to which artifacts may end; None if not sent."""
     unverified: dict[str, Any] | None
-    """What the next artifact waits for: the boundary, which has to pass its position."""
+    """What the next artifact waits for: the server's verified position has to pass its end."""
     journal: dict[str, Any] | None
     """How far back the server's journal reaches, asked while the stream is closed."""
     destinations: tuple[DestinationStatus, ...]
@@ -138,7 +157,7 @@ class TableStatus:
             shown[name] = _text(shown[name])
         if self.snapshot_created_at is not None:
             shown["snapshot_created_at"] = self.snapshot_created_at.isoformat()
-        shown["destinations"] = [place.to_json() for place in self.destinations]
+        shown["destinations"] = [each.to_json() for each in self.destinations]
         shown["sinks"] = [sink.to_json() for sink in self.sinks]
         return shown
 

@@ -14,19 +14,20 @@ processor's time on a local disk, where 2,000 take 0.45 s, and a request for eac
 
 @dataclass(frozen=True, slots=True)
 class Triggers:
-    """The ``snapshot`` block. Times in seconds, sizes in bytes.
-
-    ``max_diff_bytes`` is what the diffs since the base come to, each in its largest format;
-    ``max_diff_fraction`` is a part of the base's bytes, ``max_churn_fraction`` of the rows that
-    the table has now.
-    """
+    """The configured limits, any of which makes a new base due: the ``snapshot`` block."""
 
     min_interval: float = 0.0
+    """Seconds since the base before which no trigger fires."""
     max_interval: float | None = None
+    """Seconds since the base."""
     max_diff_bytes: int | None = None
+    """Of the diffs since the base, each in its largest format."""
     max_diff_fraction: float | None = None
+    """The same, as a part of the base's bytes."""
     max_churn_records: int | None = None
+    """Net changes of the diffs since the base."""
     max_churn_fraction: float | None = None
+    """The same, as a part of the rows that the table has now."""
     max_diffs: int = 2000
 
     def due(self, since: "SinceSnapshot") -> str | None:
@@ -52,11 +53,14 @@ class Triggers:
 
 @dataclass(frozen=True, slots=True)
 class SinceSnapshot:
-    """What happened since the last base of the epoch. ``rows``: the table's, now."""
+    """What happened since the epoch's base: what the triggers are compared with."""
 
     age_s: float
+    """The base's age."""
     snapshot_bytes: int
+    """The base's size."""
     rows: int
+    """The table's, now."""
     diffs: int = 0
     diff_bytes: int = 0
     churn_records: int = 0

@@ -98,7 +98,7 @@ async def _snapshot_all(writers: Writers, tables: Sequence[str], *, wait: bool) 
         body = {"requested": good}
     if len(good) == len(tables):
         return JSONResponse(body, 200 if wait else 202)
-    errors = {name: said["error"] for name, said in answers.items() if "error" in said}
+    errors = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     body |= {"tables": answers, "errors": errors}
     if good:
         return JSONResponse(body, 207)

@@ -1,4 +1,4 @@
-"""The process: every table's writer, the cuts, HTTP, and what signals mean."""
+"""The laredo-snapshotter process: one writer a table, the cuts, HTTP, and what signals mean."""
 
 import asyncio
 import os
@@ -36,7 +36,8 @@ NOT_WRITTEN = 3
 
 
 class Service:
-    """Everything that runs; :meth:`run` it once, on the event loop that it was made on."""
+    """The process's writers, cuts and HTTP server; :meth:`run` it once, on the event loop that it
+    was made on."""
 
     def __init__(
         self, tables: Sequence[TableConfig], settings: HttpBlock, flush_timeout: float
@@ -127,6 +128,6 @@ class Service:
         """After a line for each table of which something isn't written."""
         unwritten = {name: writer.left for name, writer in self._writers.items() if writer.left}
         for name, left in unwritten.items():
-            left.tell(name)
+            left.log(name)
         log.info("stopped", not_written=list(unwritten))
         return NOT_WRITTEN if unwritten else 0

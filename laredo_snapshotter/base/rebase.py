@@ -14,12 +14,13 @@ from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
-from laredo_snapshotter.base.base_writer import BaseWriter, open_base
+from laredo_snapshotter.base import base_job
+from laredo_snapshotter.base.base_job import BaseJob
+from laredo_snapshotter.base.continuing import same_shape
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import Sealed
 from laredo_snapshotter.diff.feed import Feed
-from laredo_snapshotter.diff.shape import same_shape
 from laredo_snapshotter.errors import RebaseAbandoned
 
 log = structlog.get_logger(__name__)
@@ -34,6 +35,8 @@ _AGAIN = Backoff(initial=0.05, maximum=2.0)
 
 
 class _Begun(NamedTuple):
+    """A second stream whose snapshot has begun."""
+
     position: Position
     handshake: Handshake
     events: AsyncIterator[Event]
@@ -55,13 +58,13 @@ class Rebase:
         self._committer = committer
         self._archive = archive
         self._executor = executor
-        self._writer: BaseWriter | None = None
+        self._job: BaseJob | None = None
         self._log = log.bind(table=config.name)
 
     @property
     def rows_written(self) -> int | None:
         """Rows of the base so far; None before its first."""
-        return None if self._writer is None else self._writer.rows
+        return None if self._job is None else self._job.rows
 
     async def run(self) -> int:
         """Write the base and commit it; the new epoch.
@@ -78,26 +81,27 @@ class Rebase:
             self._log.info("re-base begins", position=position_.text(begun.position))
             history = begun.handshake.history
             assert history is not None, "it is the archive's head's"
-            self._writer = writer = await open_base(
+            self._job = job = await base_job.begin(
                 self._archive,
                 self._config,
                 self._executor,
+                self._committer,
                 position=begun.position,
                 history=history,
                 columns=begun.handshake.columns,
+                continues=True,
             )
             try:
-                end = await self._copy(begun.events, writer)
+                end = await self._copy(begun.events, job)
                 # The live stream may still have to pass the position: its next heartbeat does.
                 sealed = await cut
                 if sealed is None:
-                    raise RebaseAbandoned(self._config.name, "the live stream began anew")
-                base = await writer.finish(end, None)
+                    raise RebaseAbandoned(self._config.name, "the live stream began again")
+                await job.finish(end)
             except BaseException:
-                await writer.abort()
+                await job.abort()
                 raise
-        putting = self._committer.put_base(base, continues=True)
-        return await self._committer.epoch_of(putting)
+        return await job.epoch()
 
     async def _begin(
         self, streams: AsyncExitStack
@@ -135,7 +139,7 @@ class Rebase:
             if isinstance(event, Handshake):
                 handshake = event
             elif isinstance(event, SnapshotBegin) and handshake is not None:
-                assert event.position is not None, "the live stream's server tells positions"
+                assert event.position is not None, "the live stream's server sends positions"
                 return _Begun(event.position, handshake, events)
         raise RebaseAbandoned(config.name, "the server ended the second stream")
 
@@ -146,10 +150,10 @@ class Rebase:
         if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
 
-    async def _copy(self, events: AsyncIterator[Event], writer: BaseWriter) -> SnapshotEnd:
+    async def _copy(self, events: AsyncIterator[Event], job: BaseJob) -> SnapshotEnd:
         async for event in events:
             if isinstance(event, SnapshotRows):
-                await writer.write(event.keys, event.lines)
+                await job.write(event.keys, event.lines)
             elif isinstance(event, SnapshotEnd):
                 return event
         raise RebaseAbandoned(self._config.name, "the server ended the snapshot half-way")

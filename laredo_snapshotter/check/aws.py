@@ -52,15 +52,15 @@ class TitledCheck(NamedTuple):
 
 
 async def in_thread(
-    look: Callable[P, Iterable[Finding]], *about: P.args, **more: P.kwargs
+    check: Callable[P, Iterable[Finding]], *about: P.args, **more: P.kwargs
 ) -> list[Finding]:
-    """What ``look`` finds."""
-    return await asyncio.to_thread(lambda: list(look(*about, **more)))
+    """What ``check`` finds."""
+    return await asyncio.to_thread(lambda: list(check(*about, **more)))
 
 
-def title_of(place: DestinationConfig) -> str:
+def title_of(destination: DestinationConfig) -> str:
     """Below which findings about a destination are shown."""
-    return f"destination {place.place}"
+    return f"destination {destination.location}"
 
 
 class Shared:
@@ -69,15 +69,15 @@ class Shared:
     def __init__(self, tables: Sequence[TableConfig], stores: Stores) -> None:
         self._users = [(table, stores.clients(table.profiles)) for table in tables]
 
-    def looks(self) -> Iterator[TitledCheck]:
-        """At every profile, bucket and sink that is used."""
+    def checks(self) -> Iterator[TitledCheck]:
+        """Of every profile, bucket and sink that is used."""
         for clients, name in dict.fromkeys(self._profiles()):
             yield TitledCheck("credentials", in_thread(check_profile, clients, name))
         buckets = {
-            (clients, place.s3_location): title_of(place)
+            (clients, destination.s3_location): title_of(destination)
             for table, clients in self._users
-            for place in table.destinations
-            if isinstance(place, S3DestinationBlock)
+            for destination in table.destinations
+            if isinstance(destination, S3DestinationBlock)
         }
         for (clients, s3_location), title in buckets.items():
             yield TitledCheck(title, in_thread(check_bucket, clients, s3_location))
@@ -90,17 +90,21 @@ class Shared:
     def _profiles(self) -> Iterator[tuple[Clients, str | None]]:
         """Those in use, but for one that needn't be an AWS user at all."""
         for table, clients in self._users:
-            for place in (*table.destinations, *table.sinks):
-                if isinstance(place, LocalDestinationBlock):
+            for destination in (*table.destinations, *table.sinks):
+                if isinstance(destination, LocalDestinationBlock):
                     continue
-                named = table.profiles.get(place.credentials or "")
+                named = table.profiles.get(destination.credentials or "")
                 has_sts = named is not None and (named.type == "assume_role" or named.endpoint)
-                if has_sts or _is_at_aws(place):
-                    yield clients, place.credentials
+                if has_sts or _is_at_aws(destination):
+                    yield clients, destination.credentials
 
 
-def _is_at_aws(place: S3DestinationBlock | SinkConfig) -> bool:
-    return sqs.is_at_aws(place) if isinstance(place, SqsSink) else place.endpoint is None
+def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
+    return (
+        sqs.is_at_aws(destination)
+        if isinstance(destination, SqsSink)
+        else destination.endpoint is None
+    )
 
 
 def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding]:
@@ -123,39 +127,39 @@ def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding
         yield Finding(name, True, f"{identity.arn} (account {identity.account})")
 
 
-def check_bucket(clients: Clients, place: S3Location) -> Iterator[Finding]:
+def check_bucket(clients: Clients, location: S3Location) -> Iterator[Finding]:
     """What a writer does to a destination, one step after the other."""
     try:
-        destination = S3Destination(place, clients)
+        destination = S3Destination(location, clients)
     except AwsError as unusable:
         yield Finding("settings", False, str(unusable))
         return
-    for what, step in _steps(destination, place):
+    for what, step in _steps(destination, location):
         try:
-            said = step()
+            detail = step()
         except ArchiveError as failure:
             yield Finding(what, False, str(failure))
             if not _is_of_this_step(failure):
                 return
         else:
-            yield Finding(what, True, said)
+            yield Finding(what, True, detail)
 
 
 def check_sink(clients: Clients, sink: SinkConfig) -> Iterator[Finding]:
     """That it is there, and may be asked. Nothing is sent."""
     what = f"{sink.type} {sink.name}"
     try:
-        said = build(sink, clients).check()
+        detail = build(sink, clients).check()
     except (SinkError, AwsError) as failure:
         yield Finding(what, False, str(failure))
     else:
-        yield Finding(what, True, said)
+        yield Finding(what, True, detail)
 
 
-def _steps(destination: S3Destination, place: S3Location) -> list[CheckStep]:
+def _steps(destination: S3Destination, location: S3Location) -> list[CheckStep]:
     return [
         ("list", lambda: _list(destination)),
-        ("write, read, delete", lambda: _write(destination, place)),
+        ("write, read, delete", lambda: _write(destination, location)),
         ("conditional writes, multipart", lambda: _swap(destination)),
         ("unfinished uploads", lambda: _list_unfinished(destination)),
     ]
@@ -171,13 +175,13 @@ def _list(destination: S3Destination) -> str:
     return "empty" if first is None else "has objects"
 
 
-def _write(destination: S3Destination, place: S3Location) -> str:
+def _write(destination: S3Destination, location: S3Location) -> str:
     key = f"{PROBE}{secrets.token_hex(8)}"
     data = b"laredo-snapshotter check: may be deleted\n"
     try:
         found = _written(destination, key, data)
     except DestinationError:
-        with suppress(DestinationError):  # the first failure is the one to tell of
+        with suppress(DestinationError):  # the first failure is the one to show
             destination.delete(key)
         raise
     destination.delete(key)
@@ -186,7 +190,7 @@ def _write(destination: S3Destination, place: S3Location) -> str:
             destination.uri_of(key),
             "what was just written isn't what is read back; does this store read its own writes?",
         )
-    return ", ".join(_kept(place))
+    return ", ".join(_kept(location))
 
 
 def _written(destination: S3Destination, key: str, data: bytes) -> StoredObject | None:
@@ -199,16 +203,16 @@ def _written(destination: S3Destination, key: str, data: bytes) -> StoredObject 
     return destination.get(key)
 
 
-def _kept(place: S3Location) -> Iterator[str]:
-    if place.server_side_encryption is None:
+def _kept(location: S3Location) -> Iterator[str]:
+    if location.server_side_encryption is None:
         yield "encrypted as the bucket is set up"
     else:
-        key = f" with key {place.kms_key_id}" if place.kms_key_id else ""
-        yield f"encrypted by {place.server_side_encryption}{key}"
-    if place.storage_class is not None:
-        yield f"class {place.storage_class}"
-    if place.tags:
-        yield f"tags {', '.join(f'{key}={value}' for key, value in place.tags.items())}"
+        key = f" with key {location.kms_key_id}" if location.kms_key_id else ""
+        yield f"encrypted by {location.server_side_encryption}{key}"
+    if location.storage_class is not None:
+        yield f"class {location.storage_class}"
+    if location.tags:
+        yield f"tags {', '.join(f'{key}={value}' for key, value in location.tags.items())}"
 
 
 def _swap(destination: S3Destination) -> str:

@@ -26,7 +26,7 @@ from laredo_snapshotter.check.finding import Finding, Section, show
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.config_outputs import DestinationConfig
-from laredo_snapshotter.diff.trigger_history import told
+from laredo_snapshotter.diff.trigger_history import summary
 
 SERVER_PATIENCE_S = 10.0
 TRIGGERS = "snapshot triggers"
@@ -38,7 +38,7 @@ async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
     The result is an exit code: 0 if all is well, else 1.
     """
     dangers = [Finding("http", True, f"warning: {danger}") for danger in http.dangers]
-    with Console(stderr=True).status("looking at servers, destinations and sinks"):
+    with Console(stderr=True).status("checking servers, destinations and sinks"):
         sections = await _sections(tables, Stores())
     if dangers:
         sections.append(Section("http", dangers))
@@ -48,36 +48,36 @@ async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
 
 async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Section]:
     shared = Shared(tables, stores)
-    looks = [
-        *shared.looks(),
+    checks = [
+        *shared.checks(),
         *(
-            TitledCheck(table.name, table_look)
+            TitledCheck(table.name, table_check)
             for table in tables
-            for table_look in _of_table(table)
+            for table_check in _of_table(table)
         ),
     ]
-    found = list(zip(looks, await asyncio.gather(*(look.work for look in looks)), strict=True))
+    found = list(zip(checks, await asyncio.gather(*(each.work for each in checks)), strict=True))
     out_of_reach = {
-        look.title for look, findings in found if not all(finding.good for finding in findings)
+        each.title for each, findings in found if not all(finding.good for finding in findings)
     }
     archives = [
-        TitledCheck(table.name, in_thread(_archive, table, place, stores))
+        TitledCheck(table.name, in_thread(_archive, table, destination, stores))
         for table in tables
-        for place in table.destinations
-        if title_of(place) not in out_of_reach
+        for destination in table.destinations
+        if title_of(destination) not in out_of_reach
     ]
-    found += zip(archives, await asyncio.gather(*(look.work for look in archives)), strict=True)
+    found += zip(archives, await asyncio.gather(*(each.work for each in archives)), strict=True)
     by_title: dict[str, list[Finding]] = {}
-    for look, findings in found:
-        by_title.setdefault(look.title, []).extend(findings)
+    for each, findings in found:
+        by_title.setdefault(each.title, []).extend(findings)
     return [Section(title, findings) for title, findings in by_title.items()]
 
 
 def _of_table(table: TableConfig) -> Iterator[Awaitable[list[Finding]]]:
     yield _server(table)
-    for place in table.destinations:
-        if isinstance(place, config_outputs.LocalDestinationBlock):
-            yield in_thread(_directory, "destination", place.directory)
+    for destination in table.destinations:
+        if isinstance(destination, config_outputs.LocalDestinationBlock):
+            yield in_thread(_directory, "destination", destination.directory)
     if table.spill_directory is not None:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)
 
@@ -92,11 +92,11 @@ async def _server(table: TableConfig) -> list[Finding]:
     except ClientError as refused:
         return [Finding(what, False, str(refused))]
     if handshake is None or handshake.history is None:
-        return [Finding(what, False, "not a laredo-fanout that tells positions")]
+        return [Finding(what, False, "not a laredo-fanout that sends positions")]
     key = [column.name for column in key_columns(handshake.columns)]
     if table.key_fields is not None and list(table.key_fields) != key:
-        said = f"key_fields = {list(table.key_fields)}, but the table's key is {key}"
-        return [Finding(what, False, said)]
+        detail = f"key_fields = {list(table.key_fields)}, but the table's key is {key}"
+        return [Finding(what, False, detail)]
     return [Finding(what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}")]
 
 
@@ -108,12 +108,12 @@ async def _handshake(table: TableConfig) -> Handshake | None:
     return None
 
 
-def _archive(table: TableConfig, place: DestinationConfig, stores: Stores) -> Iterator[Finding]:
+def _archive(table: TableConfig, block: DestinationConfig, stores: Stores) -> Iterator[Finding]:
     try:
-        destination = stores.destination(place, stores.clients(table.profiles))
-        yield from _manifest(table, destination, first=place is table.destinations[0])
+        destination = stores.destination(block, stores.clients(table.profiles))
+        yield from _manifest(table, destination, first=block is table.destinations[0])
     except AwsError as unusable:
-        yield Finding(f"archive {place.uri}{table.key_prefix}", False, str(unusable))
+        yield Finding(f"archive {block.uri}{table.key_prefix}", False, str(unusable))
 
 
 def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> I
         if found is None:
             yield _of_new(what, table, destination)
             if first:
-                yield Finding(TRIGGERS, True, told(table.triggers, None))
+                yield Finding(TRIGGERS, True, summary(table.triggers, None))
             return
         manifest = parser.parse(found.data, destination.uri_of(key))
     except ArchiveError as wrong:
@@ -135,7 +135,7 @@ def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> I
         return
     yield Finding(what, True, _described(manifest))
     if first:
-        yield Finding(TRIGGERS, True, told(table.triggers, manifest))
+        yield Finding(TRIGGERS, True, summary(table.triggers, manifest))
 
 
 def _of_new(what: str, table: TableConfig, destination: Destination) -> Finding:
@@ -164,9 +164,9 @@ def _directory(what: str, path: Path) -> Iterator[Finding]:
         there = there.parent
     good = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     if not good:
-        said = f"{there} is no directory that this process may write to"
+        detail = f"{there} is no directory that this process may write to"
     elif there != path:
-        said = f"will be made below {there}"
+        detail = f"will be made below {there}"
     else:
-        said = "can be written to"
-    yield Finding(f"{what} {path}", good, said)
+        detail = "can be written to"
+    yield Finding(f"{what} {path}", good, detail)

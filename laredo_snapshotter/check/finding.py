@@ -15,8 +15,10 @@ class Finding(NamedTuple):
     """The result of one check."""
 
     what: str
+    """What was checked."""
     good: bool
-    said: str
+    detail: str
+    """What was found."""
 
 
 class Section(NamedTuple):
@@ -35,17 +37,17 @@ def show(sections: Sequence[Section], console: Console) -> None:
         else:
             for finding in section.findings:
                 mark = "ok" if finding.good else "wrong"
-                print(printable(f"{section.title}: {mark}: {finding.what}: {finding.said}"))
+                print(printable(f"{section.title}: {mark}: {finding.what}: {finding.detail}"))
     found = [finding for section in sections for finding in section.findings]
     wrong = sum(not finding.good for finding in found)
     console.print(
-        f"{len(found)} looked at, " + (f"[red]{wrong} wrong[/]" if wrong else "[green]all well[/]"),
+        f"{len(found)} checked, " + (f"[red]{wrong} wrong[/]" if wrong else "[green]all well[/]"),
         highlight=False,
     )
 
 
 def _shown(text: str) -> str:
-    """Names of tables, keys and places are other people's."""
+    """Names of tables, keys and destinations are other people's."""
     return escape(printable(text))
 
 
@@ -56,5 +58,5 @@ def _table(section: Section) -> Table:
     shown.add_column(overflow="fold", ratio=1)
     for finding in section.findings:
         mark = "[green]ok[/]" if finding.good else "[red]wrong[/]"
-        shown.add_row(mark, _shown(finding.what), _shown(finding.said))
+        shown.add_row(mark, _shown(finding.what), _shown(finding.detail))
     return shown

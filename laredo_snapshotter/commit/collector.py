@@ -23,10 +23,10 @@ FIRST_S = 300.0
 class CollectionCounters(Protocol):
     """The counters of a collector; called from any thread."""
 
-    def collected(self, place: str, outcome: str) -> None:
-        """A run over the destination ``place`` ended: "done" or "failed"."""
+    def collected(self, location: str, outcome: str) -> None:
+        """A run over the destination at ``location`` ended: "done" or "failed"."""
 
-    def object_deleted(self, place: str) -> None:
+    def object_deleted(self, location: str) -> None:
         """An object was deleted there."""
 
 
@@ -59,7 +59,7 @@ class Collector:
         self._counters = counters
         self._has_base = has_base
         self.latest: dict[str, Collection] = {}
-        """By place."""
+        """By the destination's location."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} garbage")
         self._log = log.bind(table=config.name)
 
@@ -82,23 +82,23 @@ class Collector:
     async def _collect(self, destination: Destination) -> None:
         if not self._has_base():
             return
-        place = destination.place
+        location = destination.place
         loop = asyncio.get_running_loop()
         try:
             done = await loop.run_in_executor(self._executor, self._run, destination)
         except Exception as failure:  # noqa: BLE001  # the writing goes on
-            self._counters.collected(place, "failed")
-            self.latest[place] = Collection(datetime.now(UTC), str(failure), None)
+            self._counters.collected(location, "failed")
+            self.latest[location] = Collection(datetime.now(UTC), str(failure), None)
             self._log.warning(
                 "collection failed",
-                destination=place,
+                destination=location,
                 error=str(failure),
                 kind=type(failure).__name__,
                 exc_info=None if isinstance(failure, ArchiveError) else failure,
             )
         else:
-            self._counters.collected(place, "done")
-            self.latest[place] = Collection(datetime.now(UTC), None, done.waiting)
+            self._counters.collected(location, "done")
+            self.latest[location] = Collection(datetime.now(UTC), None, done.waiting)
 
     def _run(self, destination: Destination) -> collect.Collected:
         retention = self._config.retention

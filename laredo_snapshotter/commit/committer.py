@@ -1,12 +1,12 @@
 """The committer: the one queue into a table's archive; artifacts are committed in its order.
 
 A destination that is unavailable holds the queue: the same commit is offered again and
-again, with a growing wait, until it is in. Whoever fills the queue looks at
-:attr:`Committer.blocked` and at how much memory waits here.
+again, with a growing wait, until it is in. Whoever fills the queue checks
+:attr:`Committer.blocked` and how much memory waits here.
 
 An artifact that ends at a position waits until that is verified: until then a statement
 that rewrote values in silence may lie before the position, unknown to the server, and the
-artifact's rows may be of before it. One that is found to is thrown away.
+artifact's rows may be of before it. One that is found to is discarded.
 """
 
 import asyncio
@@ -37,28 +37,32 @@ RETRY = Backoff(initial=0.5, maximum=15.0)
 
 
 class CommitBlocked(NamedTuple):
-    """Why nothing is committed at the moment; ``since`` is monotonic."""
+    """Why nothing is committed at the moment: a destination is unavailable."""
 
     reason: str
     since: float
+    """Monotonic."""
     attempts: int
 
 
 class Unverified(NamedTuple):
-    """What the next commit waits for: ``position`` must be verified, which it is up to
-    ``verified``; ``since`` is
-    monotonic."""
+    """The next artifact can't be committed before the server has verified its end."""
 
     position: int
+    """Its end."""
     verified: int
+    """The server's verified position."""
     since: float
+    """Monotonic."""
 
 
 class Waiting(NamedTuple):
-    """Diffs and bases that aren't committed, and the changed keys of these diffs."""
+    """What isn't committed yet."""
 
     artifacts: int
+    """Diffs and bases."""
     changes: int
+    """Changed keys of these diffs."""
 
 
 class CommitCounters(Protocol):
@@ -69,6 +73,8 @@ class CommitCounters(Protocol):
 
 
 class _Job(NamedTuple):
+    """One commit that waits in the queue."""
+
     what: str
     work: Callable[[], object]
     done: "asyncio.Future[object] | None"
@@ -89,6 +95,8 @@ class _Job(NamedTuple):
 
 
 class _Based(NamedTuple):
+    """A base that was committed."""
+
     epoch: int
 
 
@@ -120,7 +128,7 @@ class Committer:
         self._table = table
         self.newest = 0
         """Number of the job that was put last."""
-        self.thrown_away = 0
+        self.discarded = 0
         """Artifacts that were never verified."""
         self._log = log.bind(table=table)
         self.last_write = time.monotonic()
@@ -195,7 +203,7 @@ class Committer:
 
     def record_notices(self) -> None:
         """Record in the manifest which artifacts sinks were notified of."""
-        self._add(_Job("what sinks were told", self._archive.record_notices, None))
+        self._add(_Job("what sinks were notified of", self._archive.record_notices, None))
 
     def put_base(
         self, base: Base, *, continues: bool, reason: str | None = None
@@ -227,24 +235,24 @@ class Committer:
         return based.epoch
 
     def cut_off(self) -> int:
-        """Nothing that comes now may follow what was put: throw away what isn't verified.
+        """Nothing that comes now may follow what was put: discard what isn't verified.
 
         What is will be committed whatever the server says from now on. How many
-        artifacts were thrown away.
+        artifacts were discarded.
         """
         kept: deque[_Job] = deque()
-        thrown = []
+        unverified = []
         for job in self._jobs:
             if job is self._working or not self._waits(job):
                 kept.append(job if job is self._working else job._replace(until=None))
             else:
-                thrown.append(job)
+                unverified.append(job)
         self._jobs = kept
-        for job in thrown:
-            self._throw_away(job)
-        if thrown:
+        for job in unverified:
+            self._discard(job)
+        if unverified:
             self._notify()
-        return len(thrown)
+        return len(unverified)
 
     async def run(self) -> None:
         """Work off the queue until cancelled.
@@ -279,10 +287,10 @@ class Committer:
     def _waits(self, job: _Job) -> bool:
         return job.until is not None and not self._verified.covers(job.until)
 
-    def _throw_away(self, job: _Job) -> None:
+    def _discard(self, job: _Job) -> None:
         if job.sealed is not None or job.done is not None:
-            self.thrown_away += 1
-        self._log.warning("thrown away, never verified", what=job.what)
+            self.discarded += 1
+        self._log.warning("discarded, never verified", what=job.what)
         if job.sealed is not None:
             job.sealed.close()
         if job.done is not None and not job.done.done():

@@ -51,28 +51,28 @@ class Stores:
         :raises DestinationUnavailable: if one is unavailable; try again later.
         """
         clients = self.clients(table.profiles)
-        return [self._opened(place, clients) for place in table.destinations]
+        return [self._opened(block, clients) for block in table.destinations]
 
-    def destination(self, place: DestinationConfig, clients: Clients) -> Destination:
-        """The one at ``place``; nothing is asked of it.
+    def destination(self, block: DestinationConfig, clients: Clients) -> Destination:
+        """The one that ``block`` names; nothing is asked of it.
 
         :raises AwsError: if it can't be asked as it is configured.
         """
-        if isinstance(place, config_outputs.LocalDestinationBlock):
-            return LocalDestination(place.path)
-        return self._bucket(place, clients).destination
+        if isinstance(block, config_outputs.LocalDestinationBlock):
+            return LocalDestination(block.path)
+        return self._bucket(block, clients).destination
 
-    def _opened(self, place: DestinationConfig, clients: Clients) -> Destination:
-        if isinstance(place, config_outputs.S3DestinationBlock):
-            shared = self._bucket(place, clients)
+    def _opened(self, block: DestinationConfig, clients: Clients) -> Destination:
+        if isinstance(block, config_outputs.S3DestinationBlock):
+            shared = self._bucket(block, clients)
             with shared.asking:
                 if not shared.fit:
                     shared.destination.probe()
                     shared.fit = True
-        return self.destination(place, clients)
+        return self.destination(block, clients)
 
-    def _bucket(self, place: config_outputs.S3DestinationBlock, clients: Clients) -> _Shared:
-        s3_location = place.s3_location
+    def _bucket(self, block: config_outputs.S3DestinationBlock, clients: Clients) -> _Shared:
+        s3_location = block.s3_location
         with self._lock:
             known = (s3_location, clients)
             if known not in self._shared:

@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 
 class Unwritten:
-    """What came to nothing since the head, in buffers that turned out to be empty."""
+    """Keys that changed and changed back, in buffers that weren't written as they were empty."""
 
     def __init__(self) -> None:
         self.cancelled = 0

@@ -346,7 +346,7 @@ class ChangeBuffer:
             self._open = None
 
     def seal(self, to_position: int, *, forced: bool = False) -> Sealed:
-        """Close the whole transactions at ``to_position`` and begin anew after it.
+        """Close the whole transactions at ``to_position`` and begin the next ones after it.
 
         What came to nothing counts for the next diff if this one isn't to be written.
         """

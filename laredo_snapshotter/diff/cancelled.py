@@ -15,13 +15,14 @@ KEPT_BYTES = 256
 
 
 class Cancelled:
-    """Counted by name while they are few, so that one that changes again doesn't count."""
+    """The cancelled keys of one window, by name while they are few, so that one that changes again
+    doesn't count."""
 
     __slots__ = ("_keys", "_more", "in_spill")
 
     def __init__(self) -> None:
         self.in_spill = 0
-        """Those that reading a spill file told."""
+        """Those that were found in a spill file."""
         self._keys: set[bytes] = set()
         self._more = 0
 
@@ -41,7 +42,7 @@ class Cancelled:
         self._keys.add(key)
 
     def add_many(self, count: int) -> None:
-        """Changes of so many keys were thrown away, by a TRUNCATE."""
+        """Changes of so many keys were discarded, by a TRUNCATE."""
         self._more += count
 
     def discard(self, key: bytes) -> None:

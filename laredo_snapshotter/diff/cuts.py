@@ -23,11 +23,13 @@ MOST_PENDING = 256
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A position at which to seal. ``forced``: commit it even when nothing changed."""
+    """A position at which a table's buffer is sealed."""
 
     position: int
     asked_at: float
+    """Monotonic."""
     forced: bool = False
+    """Committed even when nothing changed."""
 
 
 class PendingCuts:

@@ -1,4 +1,5 @@
-"""One table's live stream into its buffer, which is sealed at the cuts (cut_buffer.py).
+"""The reader of one table's live stream: takes its changes into a buffer, which is sealed into a
+diff at each cut (cut_buffer.py).
 
 It closes the stream when nothing more can be kept (a destination is unavailable and
 the buffer at its limit) and resumes by position later; the server's journal keeps what
@@ -56,7 +57,7 @@ class Reopen(Exception):
 
 
 class Feed:
-    """Takes one table's stream into its buffer. All methods belong to one event loop."""
+    """Reads one table's live stream into its buffer. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class Feed:
             if self.cuts.live and event.position is not None:
                 self.cuts.reached(event.position)
             if self.cuts.live and event.boundary is not None:
-                self._verified.tell(event.boundary)
+                self._verified.set(event.boundary)
         elif isinstance(event, Handshake):
             await self._shake_hands(event)
         elif isinstance(event, SnapshotRows):
@@ -194,7 +195,7 @@ class Feed:
         if handshake.snapshot_follows:
             self._log.info("a snapshot follows", had=self._text())
         elif self.cuts.position is not None and self._table.fits(handshake):
-            self._verified.tell(handshake.boundary)
+            self._verified.set(handshake.boundary)
             self.cuts.live = True
             self._log.info("following", position=self._text())
         else:
@@ -214,7 +215,7 @@ class Feed:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
         had = self.cuts.position
         self.cuts.close_chain()
-        self._verified.tell(0 if self._has_verified else None)
+        self._verified.set(0 if self._has_verified else None)
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
@@ -232,7 +233,7 @@ class Feed:
         await self._begun().finish(end)
         self._base = None
         self.cuts.begin_after(end.position, self._stream_history, end.sequence)
-        self._verified.tell(end.boundary)
+        self._verified.set(end.boundary)
         self.cuts.live = True
 
     def _begun(self) -> StreamedBase:

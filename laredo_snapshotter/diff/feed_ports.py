@@ -10,7 +10,7 @@ from laredo_snapshotter.diff.buffer import Sealed
 
 
 class Outlet(Protocol):
-    """Where sealed buffers go."""
+    """Commits sealed buffers, one after the other (commit/committer.py)."""
 
     @property
     def blocked(self) -> object | None:
@@ -58,7 +58,7 @@ class StreamedBase(Protocol):
 
 
 class Table(Protocol):
-    """What the feed asks of the table's writer."""
+    """What the feed needs of the table's writer (table/session.py)."""
 
     def fits(self, handshake: Handshake) -> bool:
         """Whether changes from this stream may follow the archive's head."""

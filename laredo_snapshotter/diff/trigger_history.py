@@ -1,4 +1,4 @@
-"""How often the configured triggers would have fired over what an archive's manifest tells."""
+"""How often the configured triggers would have fired over an archive's diffs."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -14,11 +14,14 @@ class Fired:
     """What the triggers would have made of the diffs from ``begin`` to ``end``."""
 
     begin: datetime
+    """When the archive's first base was written."""
     end: datetime
+    """When its last artifact was."""
     base_bytes: int
     """Of the archive's newest base, in its largest format."""
     diffs: int = 0
     diff_bytes: int = 0
+    """Of these diffs, each in its largest format."""
     by_trigger: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -35,8 +38,8 @@ class Fired:
 def fired(triggers: Triggers, manifest: Manifest) -> Fired | None:
     """Let ``triggers`` decide after each diff of the manifest; None where there is no diff.
 
-    A base that doesn't continue the one before counts as no trigger's and begins anew. One that
-    does is what other triggers, or a request, made: it tells the size of a base, no more.
+    A base that doesn't continue the one before counts as no trigger's and begins again. One that
+    does is what other triggers, or a request, made: it shows the size of a base, no more.
     """
     first = next((entry for entry in manifest.artifacts if entry.is_snapshot), None)
     if first is None or manifest.artifacts[-1] is first:
@@ -47,7 +50,7 @@ def fired(triggers: Triggers, manifest: Manifest) -> Fired | None:
     return replay.found if replay.found.diffs else None
 
 
-def told(triggers: Triggers, manifest: Manifest | None) -> str:
+def summary(triggers: Triggers, manifest: Manifest | None) -> str:
     """One sentence for an operator: how often ``triggers`` would have fired, and what that costs.
 
     ``manifest``: None while there is no archive.
@@ -91,7 +94,7 @@ class _Replay:
             found.base_bytes = artifact.size_bytes
             self._since = replace(self._since, snapshot_bytes=artifact.size_bytes)
             if not artifact.continues:
-                self._begin_anew(now, artifact.row_count)
+                self._begin_again(now, artifact.row_count)
             return
         found.diffs += 1
         found.diff_bytes += artifact.size_bytes
@@ -114,8 +117,8 @@ class _Replay:
 
     def _fire(self, reason: str, now: datetime) -> None:
         self.found.by_trigger[reason] += 1
-        self._begin_anew(now, self._since.rows)
+        self._begin_again(now, self._since.rows)
 
-    def _begin_anew(self, now: datetime, rows: int | None) -> None:
+    def _begin_again(self, now: datetime, rows: int | None) -> None:
         self._base_at = now
         self._since = SinceSnapshot(0.0, self._since.snapshot_bytes, rows or 0)

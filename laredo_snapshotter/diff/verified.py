@@ -6,7 +6,7 @@ from laredo_model.position import Position
 
 
 class VerifiedPosition:
-    """The live stream tells it, the committer waits for it.
+    """One table's verified position: the live stream sets it, the committer waits for it.
 
     Behind it a statement may have rewritten values in silence, unknown to the server: what ends
     there could have rows of before it.
@@ -18,14 +18,14 @@ class VerifiedPosition:
 
     @property
     def position(self) -> int | None:
-        """None where the server doesn't tell: then everything counts as verified."""
+        """None where the server doesn't say: then everything counts as verified."""
         return self._position
 
     def notify(self, changed: Callable[[], None]) -> None:
         """Have ``changed`` called whenever the position changes."""
         self._changed = changed
 
-    def tell(self, position: int | None) -> None:
+    def set(self, position: int | None) -> None:
         """What the server says now."""
         if position != self._position:
             self._position = position

@@ -32,27 +32,29 @@ SLOW_S = 10.0
 
 
 class Trouble(NamedTuple):
-    """Why a sink can't be notified at the moment; ``since`` is monotonic."""
+    """Why a sink can't be notified at the moment."""
 
     problem: str
     since: float
+    """Monotonic."""
     attempts: int
 
 
 class SinkState(NamedTuple):
-    """The state of one sink.
-
-    ``outstanding``: artifacts that it is still to be notified of; ``missed``: those that left
-    the manifest before, since the start; ``last_notified_at``: since the start, by our clock;
-    ``trouble``: what the last attempt met, or that the answer to the first is late.
-    """
+    """The state of one sink."""
 
     name: str
+    """Its ARN, URL or stream name."""
     outstanding: int
+    """Artifacts that it is still to be notified of."""
     missed: int
+    """Artifacts that left the manifest before it was notified of them, since the start."""
     last_notified: EpochPosition | None
+    """The last artifact's end that it was notified of."""
     last_notified_at: datetime | None
+    """When that was, by our clock; None: not since the start."""
     trouble: Trouble | None
+    """What the last attempt met, or that the answer to the first is late."""
 
 
 class NoticeCounters(Protocol):
@@ -82,43 +84,45 @@ class Notifier:
         """``sinks``: those that ``archive`` was opened with."""
         self._archive = archive
         self._changed = threading.Condition()
-        self._tellers = [
-            _Teller(archive, table, sink, counters=counters, retry=retry, changed=self._tell_change)
+        self._threads = [
+            _SinkThread(
+                archive, table, sink, counters=counters, retry=retry, changed=self._notify_settling
+            )
             for sink in sinks
         ]
         self._recorded: dict[str, EpochPosition | None] = {}
         self._recorded_at = time.monotonic()
 
     def start(self) -> None:
-        """Begin to tell."""
-        for teller in self._tellers:
-            teller.start()
+        """Begin to notify."""
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
-        """There may be something to tell."""
-        for teller in self._tellers:
-            teller.wake()
+        """There may be something to notify of."""
+        for thread in self._threads:
+            thread.wake()
 
     def stop(self) -> None:
         """Begin nothing more; what is on its way isn't waited for."""
-        for teller in self._tellers:
-            teller.stop()
+        for thread in self._threads:
+            thread.stop()
 
     def settle(self, timeout: float) -> bool:
         """Wait until all sinks are notified, or in trouble; at most ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: all(teller.at_rest for teller in self._tellers), timeout
+                lambda: all(thread.at_rest for thread in self._threads), timeout
             )
 
     def statuses(self) -> list[SinkState]:
         """Every sink's."""
-        return [teller.status() for teller in self._tellers]
+        return [thread.status() for thread in self._threads]
 
     @property
     def unrecorded(self) -> bool:
         """Whether sinks were notified of artifacts that no manifest records as notified yet."""
-        return any(self._notified().get(sink) != mark for sink, mark in self._told().items())
+        return any(self._notified().get(sink) != mark for sink, mark in self._sent().items())
 
     def recording_due(self, idle: float) -> bool:
         """Whether sinks were notified, and no commit has recorded it for ``idle`` seconds.
@@ -131,19 +135,19 @@ class Notifier:
             return False
         return now - self._recorded_at >= idle
 
-    def _told(self) -> dict[str, EpochPosition | None]:
+    def _sent(self) -> dict[str, EpochPosition | None]:
         return self._archive.notices.told
 
     def _notified(self) -> dict[str, EpochPosition | None]:
         published = self._archive.published
         return dict(published.manifest.notified) if published else {}
 
-    def _tell_change(self) -> None:
+    def _notify_settling(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
 
-class _Teller:
+class _SinkThread:
     """The thread of one sink. It ends with the process: a sink that hangs holds up no exit."""
 
     def __init__(
@@ -165,7 +169,7 @@ class _Teller:
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._trouble: Trouble | None = None
-        self._told_at: datetime | None = None
+        self._notified_at: datetime | None = None
         self._sending_since: float | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"{table} to {sink.name}", daemon=True
@@ -195,7 +199,7 @@ class _Teller:
             notices.count_outstanding(name, published.manifest) if published else 0,
             notices.missed.get(name, 0),
             notices.told.get(name),
-            self._told_at,
+            self._notified_at,
             self._trouble or self._slow(),
         )
 
@@ -209,12 +213,12 @@ class _Teller:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._tell_next()
+                self._send_next()
             except Exception as failure:  # noqa: BLE001  # one sink's failure leaves the others
                 self._stopping.wait(self._note(failure))
 
-    def _tell_next(self) -> None:
-        """Tell of one artifact; if there is none, wait until woken."""
+    def _send_next(self) -> None:
+        """Notify of one artifact; if there is none, wait until woken."""
         # Cleared before the check: a commit that comes after it isn't missed.
         self._woken.clear()
         found = self._next()
@@ -244,7 +248,7 @@ class _Teller:
 
     def _note_sent(self, artifact: Artifact) -> None:
         self._archive.notices.tell(self._sink.name, artifact)
-        self._told_at = datetime.now(UTC)
+        self._notified_at = datetime.now(UTC)
         self._counters.notice_sent(self._sink.name)
         attempts = self._trouble.attempts if self._trouble is not None else 0
         self._trouble = None

@@ -24,7 +24,7 @@ class Sink(Protocol):
         """The topic's ARN, the queue's URL, the stream's name or ARN: its key in ``notified``."""
 
     def send(self, notice: Notice) -> None:
-        """Tell of ``notice``; when it returns, the service has it. May take a minute.
+        """Send ``notice``; when it returns, the service has it. May take a minute.
 
         :raises SinkError: if it hasn't, or may not have.
         """
@@ -37,7 +37,7 @@ class Sink(Protocol):
 
 
 _CONNECTIONS = 64
-"""Kept open at most: all tables that cut together tell a sink at the same time."""
+"""Kept open at most: all tables that cut together notify a sink at the same time."""
 
 _NOT_THE_NOTICE = frozenset(
     {

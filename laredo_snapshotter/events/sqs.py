@@ -66,7 +66,7 @@ def is_at_aws(config: SqsSink) -> bool:
 
 
 def _at(queue_url: str) -> tuple[str | None, str]:
-    """The region and the endpoint that a queue's URL tells of; not every host tells a region."""
+    """The region and the endpoint that a queue's URL names; not every host names a region."""
     parts = urlsplit(queue_url)
     endpoint = f"{parts.scheme}://{parts.netloc}"
     found = _AWS_HOST.fullmatch(parts.hostname or "")

@@ -7,21 +7,22 @@ from laredo_fanout.client.table_status import TableStatus
 
 
 class Reach(NamedTuple):
-    """``reaches``: the stream can still be resumed there; None: not known.
-
-    ``seconds_left``: at the pace at which the journal was pruned between the last two checks;
-    None while it isn't pruned.
-    """
+    """How far back the server's journal goes, against where a closed stream stopped."""
 
     sequence: int | None
+    """Of the last journal entry that was taken."""
     oldest_sequence: int
+    """Of the oldest entry that the journal still has."""
     current_sequence: int
+    """Of its newest entry."""
     reaches: bool | None
+    """Whether the stream can still be resumed there; None: not known."""
     seconds_left: float | None
+    """At the pace at which the journal was pruned between the last two checks; None: it isn't."""
 
 
 class JournalReach:
-    """Looks at a journal from time to time."""
+    """Whether the server's journal still reaches back to where a closed stream stopped."""
 
     def __init__(self, sequence: int | None) -> None:
         """``sequence``: of the last entry that was taken."""
@@ -29,10 +30,10 @@ class JournalReach:
         self._sequence = sequence
         self._before: tuple[float, int] | None = None
 
-    def look(self, told: TableStatus, now: float | None = None) -> Reach:
+    def check(self, status: TableStatus, now: float | None = None) -> Reach:
         """Note what the server says; ``now`` is monotonic."""
         now = time.monotonic() if now is None else now
-        oldest = told.oldest_sequence
+        oldest = status.oldest_sequence
         seconds_left: float | None = None
         reaches = None if self._sequence is None else oldest <= self._sequence + 1
         if self._before is not None and self._sequence is not None:
@@ -41,5 +42,5 @@ class JournalReach:
             if rate > 0:
                 seconds_left = round(max(0.0, (self._sequence + 1 - oldest) / rate), 1)
         self._before = (now, oldest)
-        self.latest = Reach(self._sequence, oldest, told.current_sequence, reaches, seconds_left)
+        self.latest = Reach(self._sequence, oldest, status.current_sequence, reaches, seconds_left)
         return self.latest

@@ -1,8 +1,8 @@
 """The last flush of a table's writer: what it took before the stop is written, or logged as left.
 
 What is taken waits until the server's verified position has passed it, so the stream stays open
-meanwhile. What comes after the stop is written if it happens to be verified in time too, and is no
-debt: on a busy table there is always more.
+meanwhile. What comes after the stop is written if it happens to be verified in time too, and isn't
+owed: on a busy table there is always more.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.events.notifier import Notifier
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
-GOODBYE_S = 3.0
+LAST_NOTICES_S = 3.0
 """What sinks may take for the last notices, and then the manifest to say so."""
 
 
@@ -35,17 +35,17 @@ class Left(NamedTuple):
     """The archive's head; None if it has no base yet."""
     why: str
 
-    def tell(self, table: str) -> None:
+    def log(self, table: str) -> None:
         """One line in the log."""
         after = None if self.after is None else position_.text(self.after)
         if after is None:
-            goes_on = "the next start begins the first base anew"
+            goes_on = "the next start begins the first base again"
         else:
             goes_on = (
                 f"nothing is lost as long as the server's journal reaches back to {after}, "
                 "where the next start goes on"
             )
-        log.error(
+        _log.error(
             f"not written: {goes_on}",
             table=table,
             changes=self.changes,
@@ -73,10 +73,10 @@ class LastFlush:
         self._committer = committer
         self._notifier = notifier
         self._executor = executor
-        self._log = log.bind(table=table)
+        self._log = _log.bind(table=table)
         self._debt: int | None = None
         """Number of the last job that has to be committed; None until :meth:`run`."""
-        self._thrown_away_before = 0
+        self._discarded_before = 0
 
     def left(self, why: str | None = None) -> Left | None:
         """What isn't written of what should be; None if all is. ``why`` if something else than
@@ -85,8 +85,8 @@ class LastFlush:
         artifacts, changes = waiting.artifacts, waiting.changes
         if self._debt is None:
             changes += 0 if self._feed.cuts.changes.empty else self._feed.cuts.changes.depth
-        elif thrown_away := self._committer.thrown_away - self._thrown_away_before:
-            artifacts += thrown_away
+        elif discarded := self._committer.discarded - self._discarded_before:
+            artifacts += discarded
             why = why or "the table was changed before it was verified; a new base begins"
         if not artifacts and not changes:
             return None
@@ -107,7 +107,7 @@ class LastFlush:
         """
         deadline = asyncio.get_running_loop().time() + within
         self._feed.cuts.seal_all()
-        self._thrown_away_before = self._committer.thrown_away
+        self._discarded_before = self._committer.discarded
         self._debt = self._committer.newest
         await self._wait(self._paid(), deadline, [feeding, committing, failed])
         if left := self.left():
@@ -131,7 +131,7 @@ class LastFlush:
         self._feed.cuts.seal_all()
         if later := self._committer.cut_off():
             self._log.info("came after the stop, left to the next start", artifacts=later)
-            self._thrown_away_before = self._committer.thrown_away
+            self._discarded_before = self._committer.discarded
         await self._wait(self._committer.drained(), deadline, [committing])
 
     async def _wait(
@@ -157,14 +157,15 @@ class LastFlush:
                 ended.result()
 
     async def _finish_notices(self) -> None:
-        """Tell what can be told at once, and write it down, or the next start tells it again."""
+        """Send what notices can be sent at once, and record it; the next start sends what isn't
+        recorded."""
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._executor, self._notifier.settle, GOODBYE_S):
+        if not await loop.run_in_executor(self._executor, self._notifier.settle, LAST_NOTICES_S):
             self._log.warning("notices left; the next start sends them")
         if self._notifier.unrecorded:
             self._committer.record_notices()
             drained = asyncio.create_task(self._committer.drained())
-            await asyncio.wait([drained], timeout=GOODBYE_S)
+            await asyncio.wait([drained], timeout=LAST_NOTICES_S)
             drained.cancel()
 
     def _reason(self) -> str:
@@ -176,4 +177,4 @@ class LastFlush:
                 f"the server's verified position {position_.text(unverified.verified)} hasn't "
                 f"passed {position_.text(unverified.position)}"
             )
-        return "the time was over, or the writer was told to end at once"
+        return "the time was over, or the writer was asked to end at once"

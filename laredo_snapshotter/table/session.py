@@ -12,21 +12,21 @@ from laredo_archive.errors import ChecksumDiffers, Fenced
 from laredo_archive.manifest.head import Head
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
-from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
+from laredo_fanout.client.events import Handshake, SnapshotBegin
 from laredo_fanout.client.table_status import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
-from laredo_snapshotter.base.base_writer import BaseWriter, open_base
-from laredo_snapshotter.base.live_base import LiveBase, WaitingBase, why_new_epoch
+from laredo_snapshotter.base import base_job
+from laredo_snapshotter.base.base_job import BaseJob
+from laredo_snapshotter.base.continuing import same_shape, why_new_epoch
 from laredo_snapshotter.base.rebase import Rebase
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.diff.feed_ports import StreamedBase
-from laredo_snapshotter.diff.shape import same_shape
 from laredo_snapshotter.diff.verified import VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 REBASE_AGAIN = Backoff(initial=1.0, maximum=60.0)
 BEAT_S = 1.0
 JOURNAL_S = 5.0
-"""Between two looks at the server's journal while the stream is closed."""
+"""Between two checks of the server's journal while the stream is closed."""
 
 
 class WriterSession:
@@ -57,7 +57,7 @@ class WriterSession:
         epoch_committed: Callable[[int, datetime], None],
         wanted: Callable[[], bool],
     ) -> None:
-        """``notifier`` is woken after each commit; ``epoch_committed`` is told of each new
+        """``notifier`` is woken after each commit; ``epoch_committed`` is called with each new
         epoch and when its making began; ``wanted`` says whether somebody asks for one,
         whatever the triggers say.
         """
@@ -69,7 +69,7 @@ class WriterSession:
         self._wanted = wanted
         self._log = log.bind(table=config.name)
         self.verified = VerifiedPosition()
-        """Told by the feed, waited for by the committer."""
+        """Set by the feed, waited for by the committer."""
         self.committer = Committer(
             archive, config.name, config.formats.diff, executor, counters, verified=self.verified
         )
@@ -83,9 +83,9 @@ class WriterSession:
             position=None if head is None else head.position,
             history=None if head is None else head.history,
         )
-        self.base: BaseWriter | None = None
-        """The base that the live stream brings, while it does."""
-        self._waiting_base: WaitingBase | None = None
+        self.live_base: BaseJob | None = None
+        """The base that the live stream brings, until it is committed."""
+        self._live_base_commit: asyncio.Task[None] | None = None
         self.rebase: Rebase | None = None
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
@@ -105,7 +105,7 @@ class WriterSession:
         self._rebasing: asyncio.Task[None] | None = None
         self._rebase_failures = 0
         self._not_before = 0.0
-        self._look_again = 0.0
+        self._journal_check_at = 0.0
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
@@ -134,8 +134,8 @@ class WriterSession:
             tasks = [committing, feeding, beating, waking, waiting]
             if self._rebasing is not None:
                 tasks.append(self._rebasing)
-            if self._waiting_base is not None:
-                tasks.append(self._waiting_base.committing)
+            if self._live_base_commit is not None:
+                tasks.append(self._live_base_commit)
             await self.feed.stop(feeding)
             for task in tasks:
                 task.cancel()
@@ -191,12 +191,10 @@ class WriterSession:
 
     def fits(self, handshake: Handshake) -> bool:
         """Whether changes from this stream may follow the archive's head."""
-        waiting, head = self._waiting_base, usable(self._archive.head)
-        if waiting is not None:
+        base, head = self.live_base, usable(self._archive.head)
+        if base is not None and base.whole:
             # The archive ends with it as soon as it is committed.
-            return handshake.history == waiting.history and same_shape(
-                handshake.columns, waiting.columns
-            )
+            return handshake.history == base.history and same_shape(handshake.columns, base.columns)
         return (
             head is not None
             and handshake.history == head.history
@@ -214,7 +212,7 @@ class WriterSession:
     @property
     def base_waits(self) -> bool:
         """Whether the base of a new epoch is whole and not yet committed."""
-        return self._waiting_base is not None
+        return self.live_base is not None and self.live_base.whole
 
     async def begin_base(
         self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History
@@ -229,62 +227,48 @@ class WriterSession:
         if head is not None and head.history == history and position < head.position:
             raise StreamBehind(self._config.name, position, head.position)
 
-        began = datetime.now(UTC)
         reason = why_new_epoch(head, columns, history, begin.reason)
-        self.base = await open_base(
+        base = await base_job.begin(
             self._archive,
             self._config,
             self._executor,
+            self.committer,
             position=position,
             history=history,
             columns=columns,
+            continues=False,
+            reason=reason,
         )
+        self.live_base = base
+        self._live_base_commit = asyncio.create_task(self._commit_live_base(base))
         self._log.info(
             "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
         )
-        return LiveBase(
-            self.base, began, columns, history, reason, self._put_live_base, self._no_base
-        )
+        return base
 
-    def _no_base(self) -> None:
-        self.base = None
-
-    async def _put_live_base(self, whole: LiveBase, end: SnapshotEnd) -> None:
-        """The base that the live stream brought is whole: have it committed.
-
-        The stream goes on meanwhile: it brings the word that the base is right.
-        """
-        assert self.base is not None, "it was begun"
-        # Nobody tells when the snapshot's last transaction was committed: not after it began.
-        base = await self.base.finish(end, whole.began)
-        self.base = None
-        putting = self.committer.put_base(base, continues=False, reason=whole.reason)
-        committing = asyncio.create_task(self._commit_live_base(putting, whole.began))
-        self._waiting_base = WaitingBase(whole.history, whole.columns, committing)
-
-    async def _commit_live_base(self, putting: "asyncio.Future[object]", began: datetime) -> None:
+    async def _commit_live_base(self, base: BaseJob) -> None:
+        """Wait until it is committed. The stream goes on meanwhile: only it brings the position
+        up to which the base is verified."""
         try:
-            epoch = await self.committer.epoch_of(putting)
-        except NeverVerified as thrown:
-            self._log.warning("base thrown away", reason=str(thrown))
+            epoch = await base.epoch()
+        except NeverVerified as discarded:
+            self._log.warning("base discarded", reason=str(discarded))
         except Exception as failure:  # noqa: BLE001  # it ends this session
             if not self._failed.done():
                 self._failed.set_exception(failure)
             return
         else:
-            self._epoch_committed(epoch, began)
-        if (
-            self._waiting_base is not None
-            and self._waiting_base.committing is asyncio.current_task()
-        ):
-            self._waiting_base = None
+            self._epoch_committed(epoch, base.began)
+        finally:
+            if self.live_base is base:
+                self.live_base = None
 
     async def _beats(self) -> None:
         seen = self._config.seen_interval or BEAT_S
         while True:
             await asyncio.sleep(min(BEAT_S, seen / 2))
             self.beat()
-            await self._look_at_journal()
+            await self._check_journal()
 
     async def _after_commits(self) -> None:
         """Have what follows a commit begin at once: notices, and the base that a diff calls for."""
@@ -296,21 +280,21 @@ class WriterSession:
                 self.tick()
             await self.committer.progress()
 
-    async def _look_at_journal(self) -> None:
+    async def _check_journal(self) -> None:
         if self.feed.closed_because is None:
             self.journal = None
             return
         if self.journal is None:
             self.journal = JournalReach(self.feed.cuts.sequence)
-        elif time.monotonic() < self._look_again:
+        elif time.monotonic() < self._journal_check_at:
             return
-        self._look_again = time.monotonic() + JOURNAL_S
+        self._journal_check_at = time.monotonic() + JOURNAL_S
         try:
-            told = await table_status(self._config.endpoint, self._config.name)
+            status = await table_status(self._config.endpoint, self._config.name)
         except StreamError as refused:
             self._log.warning("journal not known", error=str(refused))
             return
-        reach = self.journal.look(told)
+        reach = self.journal.check(status)
         if reach.reaches is False:
             self._log.warning("the journal doesn't reach back any more", **reach._asdict())
 
@@ -334,14 +318,14 @@ class WriterSession:
             delay = REBASE_AGAIN.delay(self._rebase_failures)
             self._not_before = time.monotonic() + delay
             self.rebase_problem = str(failure)
-            told = not isinstance(failure, AssertionError | TypeError | ValueError)
+            expected = not isinstance(failure, AssertionError | TypeError | ValueError)
             self._log.warning(
                 "re-base failed",
                 reason=reason,
                 error=str(failure),
                 kind=type(failure).__name__,
                 retry_in_s=round(delay, 1),
-                exc_info=None if told else failure,
+                exc_info=None if expected else failure,
             )
         else:
             self._rebase_failures = 0

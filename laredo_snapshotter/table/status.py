@@ -23,7 +23,7 @@ def of(writer: TableWriter) -> TableStatus:
         ready=state is State.FOLLOWING and head is not None,
         problem=problem,
         writer_id=archive.claim.writer_id if archive is not None else None,
-        destinations=tuple(_destination(writer, place) for place in writer.places),
+        destinations=tuple(_destination(writer, location) for location in writer.locations),
         sinks=tuple(_sinks(writer)),
         cas_conflicts=writer.counts.cas_conflicts,
         **_of_head(head),
@@ -46,22 +46,22 @@ def _state(writer: TableWriter) -> tuple[State, str | None]:
     return State.COPYING, None
 
 
-def _destination(writer: TableWriter, place: str) -> DestinationStatus:
-    standing = writer.counts.availabilities.of(place)
-    collection = writer.collector.latest.get(place) if writer.collector is not None else None
+def _destination(writer: TableWriter, location: str) -> DestinationStatus:
+    availability = writer.counts.availabilities.of(location)
+    collection = writer.collector.latest.get(location) if writer.collector is not None else None
     state: Literal["level", "away", "unknown"] = "unknown"
-    if standing is not None and standing.problem is not None:
+    if availability is not None and availability.problem is not None:
         state = "away"
-    elif standing is not None and writer.archive is not None:
+    elif availability is not None and writer.archive is not None:
         state = "level"
     return DestinationStatus(
-        uri=writer.places[place],
-        place=place,
+        uri=writer.locations[location],
+        place=location,
         state=state,
-        since=standing.since if standing is not None and state != "unknown" else None,
-        problem=standing.problem if standing is not None else None,
-        head_position=writer.archive.heads.get(place) if writer.archive is not None else None,
-        errors=writer.counts.destination_errors[place],
+        since=availability.since if availability is not None and state != "unknown" else None,
+        problem=availability.problem if availability is not None else None,
+        head_position=writer.archive.heads.get(location) if writer.archive is not None else None,
+        errors=writer.counts.destination_errors[location],
         collection=collection.to_json() if collection is not None else None,
     )
 
@@ -141,7 +141,8 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
     feed, committer = session.feed, session.committer
     blocked, waiting = committer.blocked, committer.unverified
     reach = session.journal.latest if session.journal is not None else None
-    base_rows = session.base.rows if session.base is not None else None
+    base = session.live_base
+    base_rows = base.rows if base is not None and not base.whole else None
     return {
         "stream_position": feed.cuts.position,
         "history": None if feed.cuts.history is None else str(feed.cuts.history),

@@ -1,7 +1,7 @@
-"""One table's writer: claim the archive, live, and from one failure to the next try.
+"""One table's writer: claims the archive, then runs one session after another until stopped.
 
 The archive is the checkpoint: whatever goes wrong, the writer can begin again
-at the archive's head. Only what people must put right ends it for good.
+at the archive's head. Only what people must repair ends it for good.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from laredo_snapshotter.table.session import WriterSession
 log = structlog.get_logger(__name__)
 
 AGAIN = Backoff(initial=0.5, maximum=30.0)
-LONG_LIFE_S = 60.0
+LONG_SESSION_S = 60.0
 """A session that lasted so long says that what ended the ones before is over."""
 
 CLOSE_S = 5.0
@@ -86,7 +86,7 @@ class TableWriter:
         self.archive: TableArchive | None = None
         self.session: WriterSession | None = None
         self.notifier: Notifier | None = None
-        """Tells the sinks, from the claim on; also between two sessions."""
+        """Notifies the sinks, from the claim on; also between two sessions."""
         self.collector: Collector | None = None
         """Deletes what isn't needed, as long as the archive is ours."""
         self.counters = counters
@@ -95,11 +95,11 @@ class TableWriter:
         self._stores = stores
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
         self._collecting: asyncio.Task[None] | None = None
-        # Told once: resolving a directory's path asks its file system, which may hang later.
-        self.places = {place.place: place.uri for place in config.destinations}
-        """URIs by place, as configured."""
-        for place in self.places:
-            counters.destination(place)
+        # Configured once: resolving a directory's path asks its file system, which may hang later.
+        self.locations = {each.location: each.uri for each in config.destinations}
+        """URIs by location, as configured."""
+        for location in self.locations:
+            counters.destination(location)
         self._flush_timeout = flush_timeout
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
@@ -162,7 +162,7 @@ class TableWriter:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Write until stopped, or until something happened that only people can put right."""
+        """Write until stopped, or until something happened that only people can repair."""
         try:
             await self._write()
         finally:
@@ -173,14 +173,14 @@ class TableWriter:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                await self._live_once()
+                await self._run_session()
             except _Stopped:
                 break
             except FINAL as final:
                 self._end(State.FENCED if isinstance(final, Fenced) else State.FAILED, final)
                 return
             except Exception as failure:  # noqa: BLE001  # one table's failure leaves the others
-                failures = 1 if time.monotonic() - began > LONG_LIFE_S else failures + 1
+                failures = 1 if time.monotonic() - began > LONG_SESSION_S else failures + 1
                 await self._wait_again(failure, failures)
         self.state = State.STOPPED
         self._refuse_requests("the writer has stopped")
@@ -188,7 +188,7 @@ class TableWriter:
     async def _close(self) -> None:
         """Nothing goes on here any more; the archive stays as it is."""
         if self.notifier is not None and self.state is not State.FAILED:
-            # Of a writer that was fenced, the one that took over tells the rest.
+            # Of a writer that was fenced, the one that took over sends the rest.
             self.notifier.stop()
         if self._collecting is not None:
             self._collecting.cancel()
@@ -199,7 +199,7 @@ class TableWriter:
             await asyncio.wait([closing], timeout=CLOSE_S)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _live_once(self) -> None:
+    async def _run_session(self) -> None:
         if self.archive is None or self.notifier is None:
             self.state = State.STARTING
             destinations = await self._unless_stopped(self._destinations)
@@ -269,19 +269,19 @@ class TableWriter:
             raise
 
     async def _wait_again(self, failure: Exception, failures: int) -> None:
-        away = isinstance(failure, DestinationError | CommitUnavailable)
-        self.state = State.HOLDING if away else State.CONNECTING
+        unavailable = isinstance(failure, DestinationError | CommitUnavailable)
+        self.state = State.HOLDING if unavailable else State.CONNECTING
         self.problem = str(failure) or type(failure).__name__
         self.counters.restarted()
         delay = AGAIN.delay(failures)
-        told = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
+        expected = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
         self._log.error(
             "begins again",
             error=self.problem,
             kind=type(failure).__name__,
             attempt=failures,
             retry_in_s=round(delay, 2),
-            exc_info=None if told else failure,
+            exc_info=None if expected else failure,
         )
         try:
             await asyncio.wait_for(self._stopping.wait(), delay)

@@ -37,7 +37,7 @@ def test_a_diff_waits_until_the_boundary_has_passed_it(served: Served, writer: W
     writer.assert_equal()
 
 
-def test_what_is_never_verified_is_thrown_away(served: Served, writer: Writer) -> None:
+def test_what_is_never_verified_is_discarded(served: Served, writer: Writer) -> None:
     served.looks_by_itself = False
     verified = served.position
     last = served.commit("users", put(1, "of before the rewrite"))
@@ -49,7 +49,7 @@ def test_what_is_never_verified_is_thrown_away(served: Served, writer: Writer) -
     writer.wait_head(served.position)
     ends = [position.parse(each["to_position"]) for each in writer.artifacts()]
     assert not [end for end in ends if verified < end <= last]
-    assert writer.logged("thrown away, never verified")
+    assert writer.logged("discarded, never verified")
     writer.assert_equal()
 
 

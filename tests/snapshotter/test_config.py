@@ -266,7 +266,7 @@ def test_destinations_and_sinks_keep_their_order_and_their_profiles(tmp_path: Pa
                    {{ type = sns, topic_arn = {TOPIC}, credentials = here }} ]
         """,
     )
-    assert [place.place for place in table.destinations] == [
+    assert [each.location for each in table.destinations] == [
         "s3://archive/z/y/?endpoint=http://127.0.0.1:9000",
         "file:///a/",
         "s3://archive/",

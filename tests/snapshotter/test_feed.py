@@ -249,8 +249,8 @@ async def test_within_what_stands_for_many_transactions_nothing_is_cut() -> None
 async def test_nothing_is_seen_before_the_last_that_was_taken() -> None:
     verified = VerifiedPosition()
     feed = await live_feed(Collected(), 100, verified)
-    verified.tell(150)
+    verified.set(150)
     await feed.take(inserted(b"a", 200))
     assert feed.cuts.seen_position is None
-    verified.tell(200)
+    verified.set(200)
     assert feed.cuts.seen_position == 200

@@ -141,7 +141,7 @@ def test_check_finds_each_before_the_first_write(world: World) -> None:
         assert f"{good}: ok: {line}" in ended.stdout
     # What is tried there is removed again, and no table's archive is begun.
     assert world.writer.archive.names() == []
-    assert told[-1] == f"{len(told) - 1} looked at, {len(wrong)} wrong"
+    assert told[-1] == f"{len(told) - 1} checked, {len(wrong)} wrong"
 
 
 def test_the_writer_says_each_and_goes_on_once_it_is_put_right(world: World) -> None:

@@ -277,7 +277,7 @@ async def test_a_server_without_positions_is_refused(tmp_path: Path) -> None:
     async with playing([handshake(batches=False), Hold()]) as (endpoint, _):
         async with writing(tmp_path, endpoint) as world:
             problem = await world.until(lambda: world.writer.problem)
-        assert "doesn't tell positions" in problem
+        assert "doesn't send positions" in problem
 
 
 async def test_a_resumed_stream_of_another_table_shape_is_opened_afresh(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry, Manifest
 from laredo_model.position import Position
-from laredo_snapshotter.diff.trigger_history import fired, told
+from laredo_snapshotter.diff.trigger_history import fired, summary
 from laredo_snapshotter.triggers import Triggers
 
 START = datetime(2026, 6, 1, tzinfo=UTC)
@@ -92,9 +92,11 @@ def test_the_fraction_is_of_the_rows_at_that_time() -> None:
 
 
 def test_what_check_says() -> None:
-    assert told(Triggers(), None) == "how often they would fire shows once the archive has diffs"
-    assert told(Triggers(), archive(BASE)) == told(Triggers(), None)
-    assert "none would have fired" in told(Triggers(), DAY)
-    said = told(Triggers(max_diff_bytes=32 * MIB), DAY)
-    assert "over the archive's 24.0 h (1440 diffs, 12.1 GB) they would have fired 360 times" in said
-    assert "every 4.0 min (max_diff_bytes 360): 3.6 TB of bases, 10.0 GB each" in said
+    assert summary(Triggers(), None) == "how often they would fire shows once the archive has diffs"
+    assert summary(Triggers(), archive(BASE)) == summary(Triggers(), None)
+    assert "none would have fired" in summary(Triggers(), DAY)
+    found = summary(Triggers(max_diff_bytes=32 * MIB), DAY)
+    assert "over the archive's 24.0 h (1440 diffs, 12.1 GB) they would have fired 360 times" in (
+        found
+    )
+    assert "every 4.0 min (max_diff_bytes 360): 3.6 TB of bases, 10.0 GB each" in found

@@ -87,7 +87,7 @@ def complaints(guarded: Guarded, clients: Clients) -> list[str]:
     """What `check` finds wrong."""
     place = guarded.example.place
     findings = [*check_profile(clients, place.credentials), *check_bucket(clients, place)]
-    return [finding.said for finding in findings if not finding.good]
+    return [finding.detail for finding in findings if not finding.good]
 
 
 def test_a_writer_with_the_examples_rights_writes(guarded: Guarded) -> None:
