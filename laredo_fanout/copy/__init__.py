@@ -1,1 +1,1 @@
-"""Tables copied while the stream goes on, and copied anew."""
+"""The copy of tables, first and later ones, while the stream goes on."""

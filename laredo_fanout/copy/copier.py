@@ -1,4 +1,4 @@
-"""The connections that read the tables' rows: how many there are, what each reads, how fast, and
+"""The connections that read rows for copies: how many there are, what each reads, how fast, and
 what is done when one fails. What becomes of a chunk that was read: table_copies.py.
 """
 
@@ -45,7 +45,8 @@ class _Job:
 
 
 class Copier:
-    """Reads for all copies of one session of the stream; driven by the ingest loop, never waits."""
+    """Reads rows for all copies of one session of the stream; the ingest loop drives it, it never
+    waits."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Copier:
         job = _Job(copy, reading)
         self._jobs[reader] = job
         try:
-            reader.begin(copy.statement(reading), tells=copy.table.partitioned)
+            reader.begin(copy.statement(reading), with_leaves=copy.table.partitioned)
         except ReadFailed as failed:
             self._reading_failed(reader, job, failed)
 
@@ -179,9 +180,11 @@ class Copier:
         return False
 
     def _keep_leaves(self, job: _Job, reader: CopyReader) -> None:
-        told, reader.told = reader.told, None
-        if told is not None and not job.copy.machine.ended:
-            chunk_leaves.keep(told, job.copy.partitions, job.copy.shown_id, self._batch.transaction)
+        found, reader.leaves = reader.leaves, None
+        if found is not None and not job.copy.machine.ended:
+            chunk_leaves.keep(
+                found, job.copy.partitions, job.copy.shown_id, self._batch.transaction
+            )
 
     def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
         if not keys or self._is_ignored(job):

@@ -39,7 +39,7 @@ KEYS_A_CHUNK = 500
 
 
 class State(Enum):
-    """Where a table's copy stands."""
+    """A copy's state."""
 
     WAITING = auto()
     """Transactions that wrote to the table are still running, or its split points aren't known."""
@@ -153,7 +153,7 @@ _PHASES = {
 
 
 class IllegalTransition(Exception):
-    """The copy was told something that can't happen in its state: a defect of ours.
+    """An event that can't happen in the copy's state: a defect of ours.
 
     The server ends; the next start goes on from what is durable.
     """

@@ -1,4 +1,4 @@
-"""One connection that reads a range of rows, without ever waiting for the server.
+"""The reader of one chunk of a table: a COPY on one connection, which never waits for the server.
 
 COPY (SELECT key, line) in binary: no escapes to undo
 (https://www.postgresql.org/docs/current/sql-copy.html, Binary Format). It is
@@ -20,7 +20,7 @@ from laredo_model import select
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.copy.chunk_leaves import Told
+    from laredo_fanout.copy.chunk_leaves import ChunkLeaves
     from laredo_fanout.postgres.connections import Connection
 
 _READ_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _TRAILER = b"\xff\xff"
 
 
 class Progress(Enum):
-    """Where a reading stands."""
+    """How far the answer to one statement has come."""
 
     WAITING = auto()
     READING = auto()
@@ -39,7 +39,7 @@ class Progress(Enum):
 
 
 class ReadFailed(Exception):
-    """The server refused, or the connection was cut (``connection_lost``)."""
+    """PostgreSQL refused to read a chunk, or the connection was cut (``connection_lost``)."""
 
     def __init__(self, message: str, sqlstate: str, *, connection_lost: bool) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ def statement(table: SourceTable, condition: str) -> bytes:
         only=not table.partitioned,
     )
     if table.partitioned:
-        rows = chunk_leaves.telling(table, rows)
+        rows = chunk_leaves.with_leaves(table, rows)
     return (
         f"BEGIN READ ONLY; LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
         f" COPY ({rows}) TO STDOUT (FORMAT binary); COMMIT"
@@ -72,7 +72,7 @@ def statement(table: SourceTable, condition: str) -> bytes:
 
 
 def append_only_statement(table: SourceTable) -> bytes:
-    """What reads all rows of a table without a key, with a snapshot that is told first.
+    """What reads all rows of a table without a key, whose snapshot is sent first.
 
     The keys are empty.
     """
@@ -85,7 +85,7 @@ def append_only_statement(table: SourceTable) -> bytes:
     )
     rows = f"SELECT ''::text AS key, line FROM ({rows}) q"
     if table.partitioned:
-        rows = chunk_leaves.telling(table, rows)
+        rows = chunk_leaves.with_leaves(table, rows)
     return (
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
         f" LOCK TABLE {table.rows_sql} IN ACCESS SHARE MODE;"
@@ -95,19 +95,19 @@ def append_only_statement(table: SourceTable) -> bytes:
 
 
 class CopyReader:
-    """Reads one range at a time; about ``gulp_bytes`` at once."""
+    """One connection that reads one chunk after the other, about ``read_bytes`` at once."""
 
-    def __init__(self, connection: Connection, gulp_bytes: int = _READ_BYTES) -> None:
+    def __init__(self, connection: Connection, read_bytes: int = _READ_BYTES) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
-        self._socket_reader = SocketReader(self._pgconn, min(_READ_BYTES, gulp_bytes))
+        self._socket_reader = SocketReader(self._pgconn, min(_READ_BYTES, read_bytes))
         self._copying = False
-        self._tells = False
+        self._awaits_leaves = False
         self._failure: ReadFailed | None = None
         self.snapshot: str | None = None
         """The snapshot of an append-only table's reading, once it is there."""
-        self.told: Told | None = None
+        self.leaves: ChunkLeaves | None = None
         """The partitions that it may read, of a partitioned table; known before its first row."""
         self.progress = Progress.DONE
 
@@ -115,15 +115,15 @@ class CopyReader:
         """The socket, to wait for."""
         return self._pgconn.socket
 
-    def begin(self, command: bytes, *, tells: bool = False) -> None:
-        """Send the statement that :func:`statement` made; ``tells``: of a partitioned table.
+    def begin(self, command: bytes, *, with_leaves: bool = False) -> None:
+        """Send the statement that :func:`statement` made; ``with_leaves``: of a partitioned table.
 
         :raises ReadFailed: if the connection is gone.
         """
         self._copying = False
-        self._tells = tells
+        self._awaits_leaves = with_leaves
         self._failure = None
-        self.snapshot = self.told = None
+        self.snapshot = self.leaves = None
         self.progress = Progress.WAITING
         try:
             self._pgconn.send_query(command)
@@ -146,9 +146,9 @@ class CopyReader:
             self._socket_reader.read()
             if not self._copying:
                 self._next_result()
-            if self._copying and self._tells:
-                self._take_told()
-            if self._copying and not self._tells:
+            if self._copying and self._awaits_leaves:
+                self._take_leaves()
+            if self._copying and not self._awaits_leaves:
                 self._take(keys, lines)
         except psycopg.OperationalError as cut:
             raise self._lost(str(cut)) from cut
@@ -160,7 +160,7 @@ class CopyReader:
         """Close the connection; what it was reading ends."""
         self._connection.close()
 
-    def _take_told(self) -> None:
+    def _take_leaves(self) -> None:
         """What comes in front of the rows, if it has come."""
         while True:
             size, data = self._pgconn.get_copy_data(1)
@@ -172,14 +172,14 @@ class CopyReader:
             row = _without_header(data.tobytes())
             if not row:
                 continue
-            self.told = chunk_leaves.told(row)
-            if self.told is None:
+            self.leaves = chunk_leaves.parse(row)
+            if self.leaves is None:
                 raise ReadFailed(
                     "a row came before the partitions that it may be of",
                     "XX000",
                     connection_lost=False,
                 )
-            self._tells = False
+            self._awaits_leaves = False
             return
 
     def _take(self, keys: list[bytes], lines: list[bytes]) -> None:

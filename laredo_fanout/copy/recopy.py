@@ -1,4 +1,4 @@
-"""Re-copies that operators ask for, beside live tables whose readers go on.
+"""Re-copies: a live table is read again beside its readers, and what differs is repaired.
 
 The copy is a second incarnation, hidden, which takes the stream's changes as the live one
 does, and copied rows where none are yet. At its barrier both are consistent at one
@@ -7,7 +7,7 @@ ordinary changes. Until then the store holds the table's rows twice.
 
 The hidden incarnation's record says beside which one it is copied, so a restart goes on.
 Whatever ends the live incarnation (another schema, a lost slot) ends it too: the table is
-then copied anew anyway.
+then copied again anyway.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ BESIDE = "beside"
 
 
 class RecopyAsked(NamedTuple):
-    """Somebody wants this table re-copied; ``answer`` is done when that is durable.
-
-    Its exception is a :class:`RecopyRefused`, or a SourceUnavailable if the stream ended.
-    """
+    """An operator's request for a re-copy."""
 
     table: str
+    """Its qualified name."""
     answer: Future[None]
+    """Done when the request is durable. Its exception is a :class:`RecopyRefused`, or a
+    SourceUnavailable if the stream ended."""
 
     def is_awaited(self) -> bool:
         """Whether whoever asked is still there to be answered; ask once."""
@@ -89,8 +89,8 @@ class Recopies:
                 name,
                 "it is append-only: what is copied of it must leave out each transaction that its"
                 " snapshot shows, and its readers need them all meanwhile",
-                "to have it copied anew, take it out of the configuration, restart, put it back and"
-                " restart: its readers then get a new snapshot, its archive a new epoch",
+                "to have it copied again, take it out of the configuration, restart, put it back"
+                " and restart: its readers then get a new snapshot, its archive a new epoch",
             )
         copied = transaction.add_table(
             record.schema,
@@ -111,7 +111,7 @@ class Recopies:
             self._connect(tracked, beside, record.id)
             return
         transaction.drop_table(record.id)
-        self._gave_up(tracked, transaction, "the table is copied anew")
+        self._gave_up(tracked, transaction, "the table is copied again")
 
     def keep(
         self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copies: Copies

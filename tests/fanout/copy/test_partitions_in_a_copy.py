@@ -189,7 +189,7 @@ def test_a_known_partition_goes_between_the_chunks_of_a_re_copy(
 
 
 @on_versions(18, also=(16,))
-def test_told_although_it_came_after_the_snapshot(database: Database) -> None:
+def test_leaf_is_named_although_it_came_after_the_snapshot(database: Database) -> None:
     """A SELECT is planned with what is attached then, whatever its transaction's snapshot shows."""
     _run(database, *ROOT, *_FEW)
     with database.connect() as reading, reading.transaction():
@@ -199,12 +199,12 @@ def test_told_although_it_came_after_the_snapshot(database: Database) -> None:
         ).fetchall()
         _run(database, _ATTACH)
         table = cast("SourceTable", SimpleNamespace(oid=root))
-        select = chunk_leaves.telling(table, "SELECT v AS key, to_json(id) AS line FROM a")
+        select = chunk_leaves.with_leaves(table, "SELECT v AS key, to_json(id) AS line FROM a")
         with reading.cursor().copy(f"COPY ({select}) TO STDOUT (FORMAT binary)".encode()) as copy:
             rows = [bytes(row) for row in copy]
         assert any(b"ghost" in row for row in rows)
-        told = chunk_leaves.told(rows[0][19:])
-        assert told is not None and partition in told.leaves
+        found = chunk_leaves.parse(rows[0][19:])
+        assert found is not None and partition in found.leaves
 
 
 @on_versions(18, also=(16,))
