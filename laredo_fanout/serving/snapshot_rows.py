@@ -103,11 +103,11 @@ class SnapshotRows:
 
         :raises NoRoomToSpool: the client is slow and the disk too full to spool the rest.
         """
-        if self._failure is not None:
-            raise self._failure
         if self._left_over:
             return self._left_over.pop()
         async with self._lock:
+            if self._failure is not None:
+                raise self._failure
             keys, lines, size = self._gather()
         if not keys:
             return None

@@ -1,17 +1,19 @@
 """Clients that don't read: what they cost the others (nothing), and what becomes of them."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import grpc
 import pytest
 
 from laredo_fanout.serving import snapshot_rows
+from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, TableOptions
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Action
-from tests.support.processes import until
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import Stream, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -344,3 +346,29 @@ async def test_a_full_spool_ends_the_slow_client_only(
         code, details = await slow.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "spool_max_size" in details
         assert spooled(tmp_path) == []
+
+
+async def test_who_waits_for_rows_while_they_are_spooled_hears_why_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
+    waits = threading.Event()
+
+    def spill(self: Snapshot) -> None:
+        assert waits.wait(PATIENCE_S)
+        raise SpoolFailed(str(tmp_path), "no room")
+
+    monkeypatch.setattr(Snapshot, "spill", spill)
+    async with running(tmp_path) as world:
+        table = world.writer.publish(rows(0, 10))
+        directory = snapshot_rows.SpoolDirectory(tmp_path / "spool", 1 << 20)
+        reader = world.writer.store.reader()
+        async with snapshot_rows.SnapshotRows(reader, table, directory) as found:
+            spilling = asyncio.create_task(found._spill())
+            await until(lambda: found._writing)
+            reading = asyncio.create_task(found.next())
+            await asyncio.sleep(0)
+            waits.set()
+            with pytest.raises(NoRoomToSpool, match="no room"):
+                await reading
+            await spilling
