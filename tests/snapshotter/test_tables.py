@@ -24,10 +24,13 @@ def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served
     chance = random.Random(3)
     with Writer(tmp_path, served, "users", "orders", interval="100ms") as writer:
         writer.program.wait_ready()
+        last = {"users": 0, "orders": 0}
         while min(len(writer.kinds("users")), len(writer.kinds("orders"))) < 15:
-            served.commit(
-                chance.choice(["users", "orders"]), put(chance.randrange(50), f"{chance.random()}")
-            )
+            table = chance.choice(["users", "orders"])
+            last[table] = served.commit(table, put(chance.randrange(50), f"{chance.random()}"))
+        # What is left when it stops ends for each table where that table is.
+        for table, position in last.items():
+            writer.wait_head(position, table)
         assert writer.program.stop() == 0
         for table in ("users", "orders"):
             writer.assert_equal(table)
