@@ -21,7 +21,7 @@ from botocore.config import Config
 from benchmarks.counting_client import tell
 from benchmarks.s3_stores import BUCKET
 from laredo_archive import codec
-from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.table_archive import TableArchive
@@ -67,7 +67,7 @@ def opened(arguments: Namespace, calls: "Counter[str]") -> TableArchive:
     def count(called: Called) -> None:
         calls[called.operation] += 1
 
-    clients = Clients(on_call=count)
+    clients = AwsClients(on_call=count)
     prefix = token_hex(8)
     places = [
         S3Location(BUCKET, f"{prefix}/{number}", endpoint=endpoint, addressing="path")

@@ -20,7 +20,7 @@ from benchmarks.counting_client import tell
 from benchmarks.spark_memory import SparkMemory
 from laredo_spark import read_table, sync_table
 from laredo_spark.session import session
-from laredo_spark.sync.sync import Outcome
+from laredo_spark.sync.sync import SyncOutcome
 
 CORES = 2
 SYNCED_CHANGES = 1000
@@ -117,7 +117,7 @@ def sync(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
             with spark_archive.opened(archive) as opened:
                 spark_archive.commit(opened, made, SYNCED_CHANGES)
             merged = sync_table(spark, path, target=target)
-            if merged.outcome is not Outcome.MERGED:
+            if merged.outcome is not SyncOutcome.MERGED:
                 raise RuntimeError(str(merged))
             seconds.append(merged.seconds)
     return {"seconds": seconds[0], "again": seconds[1], "built": built.seconds}

@@ -13,7 +13,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from laredo_archive.codec import struct_rows as archived
 from laredo_archive.codec.split_line import splitter
-from laredo_archive.codec.struct_reader import RowReader
+from laredo_archive.codec.struct_reader import StructRowReader
 from laredo_archive.codec.values import INTEGERS, JSONS, number_text
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_model.column import Column
@@ -165,7 +165,7 @@ def _compare(
 def _of_table(what: str, types: dict[str, str], lines: list[bytes]) -> None:
     columns = [Column(name, kind) for name, kind in types.items()]
     generated = _Generated(columns)
-    encode, reader, structs = archived.encoder(columns), RowReader(columns, []), StructRows()
+    encode, reader, structs = archived.encoder(columns), StructRowReader(columns, []), StructRows()
     rows = [encode(line) for line in lines]
     assert [generated.restored(generated.exact(line)) for line in lines] == lines
     assert [generated.restored(row) for row in rows] == lines

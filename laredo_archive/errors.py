@@ -1,4 +1,4 @@
-"""What can go wrong with an archive.
+"""Errors of reading, writing and maintaining an archive.
 
 ArchiveError
 ├── ManifestError             the manifest of one destination can't be used as it is
@@ -6,10 +6,10 @@ ArchiveError
 │   ├── ManifestNewer         written by a later version of this program
 │   ├── ManifestLost          it was there, and is gone
 │   ├── PrefixMeant           the archive is at the prefix without its slash
-│   └── NotCollectable        it names nothing, so garbage can't be told from the rest
+│   └── NotCollectable        it names no artifacts, so nothing can be called garbage
 ├── ArtifactDamaged           an object isn't what its entry says
 ├── ArtifactMissing           an object that an entry names isn't there
-├── ArchiveMissing            no archive at that place
+├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
 ├── NoRoomToFetch            no room for an object that is fetched before it is read
@@ -32,7 +32,7 @@ ArchiveError
     ├── ConditionalWritesMissing  a store that can't compare and swap
     └── DestinationUnavailable  it can't be used now; try again later
         ├── NotAFile          a symbolic link, a FIFO: not what an object is
-        ├── TooLarge          a manifest that nobody of ours wrote
+        ├── TooLarge          a manifest larger than any writer of ours makes
         ├── DestinationFull
         ├── DestinationReadOnly
         └── DestinationDenied
@@ -60,7 +60,7 @@ class ManifestDamaged(ManifestError):
         super().__init__(
             where,
             f"the manifest is damaged: {reason}. Nothing was written; restore it from another"
-            " destination or a backup, or move it away to start this archive anew",
+            " destination or a backup, or move it elsewhere to start this archive again",
         )
         self.reason = reason
 
@@ -84,8 +84,8 @@ class ManifestLost(ManifestError):
     def __init__(self, where: str) -> None:
         super().__init__(
             where,
-            "the manifest that this writer claimed is gone. Nothing was written; see who or"
-            " what deleted it (or unmounted its volume), then start the writer again: it fills"
+            "the manifest that this writer claimed is gone. Nothing was written; find out what"
+            " deleted it (or unmounted its volume), then start the writer again: it fills"
             " the destination from the others",
         )
 
@@ -97,14 +97,14 @@ class PrefixMeant(ManifestError):
         super().__init__(
             where,
             f"this is the table's archive, and a key_prefix is a directory now, so a new one would"
-            f" begin at {wanted}. Nothing was written. To go on with it there, stop whoever writes"
-            f" and run: laredo-archive copy {where} {wanted} ; to begin a new one, move this"
-            " manifest away",
+            f" begin at {wanted}. Nothing was written. To go on with it there, stop its writer"
+            f" and run: laredo-archive copy {where} {wanted} ; to begin a new one, rename this"
+            " manifest",
         )
 
 
 class NotCollectable(ManifestError):
-    """There is no manifest, or an empty one, so garbage can't be told from the rest."""
+    """There is no manifest, or an empty one, so nothing can be called garbage."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(where, f"{reason}; nothing was deleted")
@@ -166,11 +166,11 @@ class PyarrowNeeded(ArchiveError):
 
 
 class NoRoomToFetch(ArchiveError):
-    """An object is put aside whole before it is read, and there is no room for it."""
+    """There is no room to spool an object, which is fetched whole before it is read."""
 
     def __init__(self, uri: str, directory: str, reason: object) -> None:
         super().__init__(
-            f"{uri}: no room in {directory} to put it aside ({reason}); free some disk space there"
+            f"{uri}: no room in {directory} to spool it ({reason}); free some disk space there"
         )
         self.uri = uri
 
@@ -180,7 +180,7 @@ class TemporarySpaceLacking(ArchiveError):
 
     def __init__(self, directory: str, reason: object) -> None:
         super().__init__(
-            f"{directory}: no room to sort in ({reason}); free some, or set TMPDIR to a place"
+            f"{directory}: no room to sort in ({reason}); free some, or set TMPDIR to a directory"
             " with as much space as the archive's unsorted files have"
         )
 
@@ -188,8 +188,8 @@ class TemporarySpaceLacking(ArchiveError):
 class DatabaseUnusable(ArchiveError):
     """The database that an archive is to be compared with can't be asked."""
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
+    def __init__(self, location: str, reason: str) -> None:
+        super().__init__(f"{location}: {reason}")
 
 
 class ExportRefused(ArchiveError):
@@ -225,7 +225,7 @@ class HistoriesDiffer(ArchiveError):
         super().__init__(
             f"{ahead} is ahead of {other}, and they don't fit together: {reason}. Nothing was"
             " copied; remove the destination that doesn't belong here from the configuration,"
-            " or move its objects away so that it is filled anew"
+            " or move its objects elsewhere so that it is filled again"
         )
 
 
@@ -263,13 +263,13 @@ class Fenced(ArchiveError):
 class CommitUnavailable(ArchiveError):
     """Nothing can be committed now because of the destination ``uri``: try again later."""
 
-    def __init__(self, table: str, uri: str, reason: object, place: str | None = None) -> None:
-        said = str(reason)
+    def __init__(self, table: str, uri: str, reason: object, location: str | None = None) -> None:
+        text = str(reason)
         super().__init__(
-            f"{table}: the commit waits for {said if uri in said else f'{uri}: {said}'}"
+            f"{table}: the commit waits for {text if uri in text else f'{uri}: {text}'}"
         )
         self.uri = uri
-        self.place = place
+        self.location = location
         """Of the destination, if it is known."""
 
 
@@ -286,7 +286,7 @@ class SpoolUnavailable(ArchiveError):
 class DestinationError(ArchiveError):
     """One destination, or one object in it."""
 
-    place: str | None = None
+    location: str | None = None
     """The destination's, where its URI doesn't say which it is."""
     others: "tuple[DestinationError, ...]" = ()
     """Of requests that were sent at the same time and failed too."""
@@ -295,9 +295,9 @@ class DestinationError(ArchiveError):
         super().__init__(message if uri in message else f"{uri}: {message}")
         self.uri = uri
 
-    def at(self, place: str | None) -> Self:
+    def at(self, location: str | None) -> Self:
         """The same, of the destination ``place``, unless it has one."""
-        self.place = self.place or place
+        self.location = self.location or location
         return self
 
 
@@ -318,7 +318,7 @@ class NameTaken(DestinationError):
 class CommitConflict(DestinationError):
     """The object isn't (any more) the version that was to be replaced.
 
-    It can also be our own swap, sent twice: only reading tells.
+    It can also be our own swap, sent twice: only reading the manifest decides.
     """
 
     def __init__(self, uri: str) -> None:
@@ -326,7 +326,7 @@ class CommitConflict(DestinationError):
 
 
 class CommitStateUnknown(DestinationError):
-    """The request may have taken effect, may yet do so, or not at all: only reading tells."""
+    """The request may have taken effect, may yet do so, or not at all: only reading decides."""
 
 
 class DestinationUnavailable(DestinationError):
@@ -365,7 +365,7 @@ class DestinationReadOnly(DestinationUnavailable):
 
 
 class DestinationDenied(DestinationUnavailable):
-    """This process may not do that there, as it is set up: somebody has to change that."""
+    """The credentials or file permissions don't allow it; an operator has to change them."""
 
 
 class ConditionalWritesMissing(DestinationError):

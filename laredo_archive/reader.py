@@ -1,4 +1,4 @@
-"""An archive as a reader sees it: the table at any boundary, and what changed between two.
+"""The public reader of an archive: the table at any boundary, and the changes between two.
 
 Memory doesn't grow with the table: rows and changes stream by in key order.
 """
@@ -14,10 +14,10 @@ from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.manifest.timeline import Boundary, Epoch
 from laredo_archive.read import fold, location
-from laredo_archive.read.artifact_reader import ArtifactFiles, Shape
+from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import Rows
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
 from laredo_model.change import Action, Change
@@ -35,14 +35,14 @@ class Archive:
     """One table's archive, read only.
 
     ``key_fields`` is the key of an archive whose manifest doesn't say; without
-    it such a table's key is ``id``. ``progress`` is told of what is read.
+    it such a table's key is ``id``. ``progress`` is called with what is read.
     """
 
     def __init__(
         self,
         found: FoundArchive,
         key_fields: Sequence[str] | None = None,
-        progress: Progress = UNWATCHED,
+        progress: ReadProgress = UNWATCHED,
     ) -> None:
         self.found = found
         self.key_fields = key_fields
@@ -53,7 +53,7 @@ class Archive:
     @classmethod
     def at(
         cls,
-        place: str,
+        uri: str,
         key_fields: Sequence[str] | None = None,
         access: S3Access | None = None,
     ) -> "Archive":
@@ -61,9 +61,9 @@ class Archive:
 
         :raises ArchiveMissing: if there is none.
         :raises ManifestError: if its manifest is damaged or newer than this program.
-        :raises DestinationError: if the place can't be read.
+        :raises DestinationError: if the location can't be read.
         """
-        return cls(location.find(place, access), key_fields)
+        return cls(location.find(uri, access), key_fields)
 
     @classmethod
     def open(
@@ -79,8 +79,8 @@ class Archive:
         manifest = location.read_manifest(self.found.destination, self.found.manifest_key)
         return Archive(self.found._replace(manifest=manifest), self.key_fields)
 
-    def watched(self, progress: Progress) -> "Archive":
-        """The same archive; ``progress`` is told of what is read from it."""
+    def watched(self, progress: ReadProgress) -> "Archive":
+        """The same archive; ``progress`` is called with what is read from it."""
         return Archive(self.found, self.key_fields, progress)
 
     @property
@@ -105,16 +105,16 @@ class Archive:
     ) -> Boundary:
         """The last boundary at or before ``as_of``; the head if that is None.
 
-        ``exact`` refuses an earlier one; ``epoch`` looks in that epoch only.
+        ``exact`` refuses an earlier one; ``epoch`` searches that epoch only.
 
         :raises NoSuchBoundary: if there is none, or ``as_of`` is later than the
             archive knows the table to be complete.
         """
         return timeline.find(self.manifest, self.uri, as_of, exact=exact, epoch=epoch)
 
-    def shape(self, boundary: Boundary) -> Shape:
+    def shape(self, boundary: Boundary) -> RowFields:
         """What is known of the rows at ``boundary``."""
-        return Shape.of(boundary.base, self.key_fields)
+        return RowFields.of(boundary.base, self.key_fields)
 
     def rows(self, boundary: Boundary) -> Iterator[Rows]:
         """The table at ``boundary``: keys beside lines, in key order, some thousand at a time.

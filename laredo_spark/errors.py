@@ -1,26 +1,22 @@
-"""What can go wrong between an archive and Spark.
+"""Errors of reading an archive with Spark.
 
 SparkReadError
 ├── OptionRefused     an option that can't be used
 ├── KeyMissing        the archive is of a table without a key
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
-├── BoundaryGone      what the DataFrame was to show has left the archive
-├── TypesUnfit        a row doesn't fit the types that the first rows showed
+├── BoundaryGone      the boundary that a DataFrame shows has left the archive
+├── TypesUnfit        a row doesn't fit the types inferred from the first rows
 ├── ChangesGone       the changes that a reader needs next aren't in the archive
-├── ArchiveBehind     the archive ends before where a reader already is
-├── OffsetUnreadable  a checkpoint of something else
-├── ColumnUnfit       a value of before doesn't fit the type that its column has now
-├── NotProvable       the archive says nothing that what is read could be compared with
-├── NotEqual          rows or checksum aren't what the archive says
-└── JavaMissing       there is no Java that Spark could run on
+├── ArchiveBehind     the archive ends before a reader's position
+├── OffsetUnreadable  a streaming checkpoint of another query
+├── ColumnUnfit       an old value doesn't fit the type that its column has now
+├── NotProvable       the manifest has neither row count nor checksum to compare with
+├── NotEqual          rows or checksum differ from the manifest's
+└── JavaMissing       no Java that Spark could run on
 
-What is wrong with the archive itself comes as an ArchiveError. What happens in a task
-reaches the driver inside of an exception of Spark's: ``said`` takes the message out of it.
+Errors of the archive itself are ArchiveErrors. An error in a task reaches the driver inside an
+exception of Spark's; :func:`laredo_spark.messages.own_message` takes its message out.
 """
-
-import re
-
-_RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 
 
 class SparkReadError(Exception):
@@ -46,7 +42,7 @@ class KeyMissing(SparkReadError):
 
 
 class ColumnsChanged(SparkReadError):
-    """The columns are others than when the DataFrame was made."""
+    """The archive's columns have changed since the DataFrame was made."""
 
     def __init__(self, where: str, before: str, now: str) -> None:
         super().__init__(
@@ -56,7 +52,7 @@ class ColumnsChanged(SparkReadError):
 
 
 class BoundaryGone(SparkReadError):
-    """The boundary that the DataFrame was to show has left the archive."""
+    """The boundary that the DataFrame shows has left the archive."""
 
     def __init__(self, where: str, boundary: str) -> None:
         super().__init__(
@@ -66,17 +62,17 @@ class BoundaryGone(SparkReadError):
 
 
 class TypesUnfit(SparkReadError):
-    """A row doesn't fit the types that the first rows showed."""
+    """A row doesn't fit the types that were inferred from the first rows."""
 
     def __init__(self, uri: str, reason: str, rows: int) -> None:
         super().__init__(
             f"{uri}: {reason}. The archive names no columns, so they were taken from {rows} rows;"
-            " have more of them looked at (option infer_rows)"
+            " infer from more of them (option infer_rows)"
         )
 
 
 class ChangesGone(SparkReadError):
-    """No diffs lead on from where the reader is: there is a gap."""
+    """No diffs continue from the reader's position: there is a gap."""
 
     def __init__(self, where: str, start: object, reason: str) -> None:
         super().__init__(
@@ -88,17 +84,17 @@ class ChangesGone(SparkReadError):
 
 
 class ArchiveBehind(SparkReadError):
-    """The archive ends before where a reader already is, in the same history."""
+    """The archive ends before the reader's position, in the same history."""
 
     def __init__(self, where: str, start: object, head: object) -> None:
         super().__init__(
             f"{where}: it ends at {head}, and {start} was read already. Is this an older copy?"
-            " Read the archive that was read before, or wait until this one is level"
+            " Read the archive that was read before, or wait until this one has caught up"
         )
 
 
 class OffsetUnreadable(SparkReadError):
-    """A streaming checkpoint that isn't of a stream of changes."""
+    """A streaming checkpoint that belongs to another query."""
 
     def __init__(self, offset: object) -> None:
         super().__init__(
@@ -108,7 +104,7 @@ class OffsetUnreadable(SparkReadError):
 
 
 class ColumnUnfit(SparkReadError):
-    """A column had another type, and one of its values doesn't fit the one that it has now."""
+    """A column's type changed, and one of its old values doesn't fit the present type."""
 
     def __init__(self, reason: str, column: str, before: str) -> None:
         super().__init__(
@@ -119,7 +115,7 @@ class ColumnUnfit(SparkReadError):
 
 
 class NotProvable(SparkReadError):
-    """The archive says nothing that what is read could be compared with."""
+    """The manifest has neither row count nor checksum to compare a table with."""
 
     def __init__(self, where: str, boundary: str) -> None:
         super().__init__(
@@ -129,19 +125,19 @@ class NotProvable(SparkReadError):
 
 
 class NotEqual(SparkReadError):
-    """The table that was read isn't the one that the archive describes."""
+    """The table that was read has other rows or another checksum than the manifest."""
 
-    def __init__(self, where: str, boundary: str, said: str, found: str) -> None:
+    def __init__(self, where: str, boundary: str, expected: str, found: str) -> None:
         super().__init__(
-            f"{where} at {boundary}: the archive says {said}, and what Spark read has {found}."
+            f"{where} at {boundary}: the manifest says {expected}, and what Spark read has {found}."
             " Check the files with laredo-archive verify"
         )
-        self.said = said
+        self.expected = expected
         self.found = found
 
 
 class JavaMissing(SparkReadError):
-    """There is no Java that Spark could run on."""
+    """No Java that Spark could run on was found."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -149,11 +145,3 @@ class JavaMissing(SparkReadError):
             " openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; macOS: brew"
             " install openjdk@17), or set JAVA_HOME to one that is there"
         )
-
-
-def said(failure: BaseException) -> str | None:
-    """The one message of ours in an exception, Spark's or our own; None if there is none."""
-    if type(failure).__module__.startswith("laredo_"):
-        return str(failure)
-    found: list[str] = _RAISED.findall(str(failure))
-    return found[-1] if found else None

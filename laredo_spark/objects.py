@@ -1,4 +1,4 @@
-"""An archive's objects as tasks read them: checked, and with one message if they can't be."""
+"""Reads an archive's objects in Spark's tasks, with their checksums compared."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator
@@ -6,10 +6,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
-from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.read import location
 from laredo_archive.read.artifact_reader import MISSING, Checked
@@ -26,52 +26,53 @@ _DRAIN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Objects:
-    """Where a read's objects are; plain values, so that tasks needn't read the manifest.
+    """The location of a read's objects; plain values, so that tasks needn't read the manifest."""
 
-    ``depth``: how many levels above the manifest its destination is. ``boundary`` is for
-    messages. ``inferred``: as in RowShape.
-    """
-
+    #: The options of the read.
     asked: ReadOptions
+    #: How many levels above the manifest its destination is.
     depth: int
+    #: Turns a manifest's key into the destination's.
     locate: Callable[[str], str]
+    #: The boundary that is read, for messages.
     boundary: str
+    #: Whether columns were inferred from rows, as in RowShape.
     inferred: bool = False
 
     @classmethod
     def of(
         cls, asked: ReadOptions, found: FoundArchive, boundary: object, inferred: bool = False
     ) -> "Objects":
-        """Those of an archive that was found."""
+        """The objects of an archive."""
         depth = found.key_prefix.count("/")
         return cls(asked, depth, found.locate, str(boundary), inferred)
 
     def opener(self) -> "SliceOpener":
-        """What opens slices, one after the other."""
-        place = location.parse(self.asked.path, self.asked.access())
-        destination, _ = place.seen_from(self.depth)
+        """An opener of slices, for one task."""
+        archive = location.parse(self.asked.path, self.asked.access())
+        destination, _ = archive.split_at(self.depth)
         return SliceOpener(self, destination)
 
 
 class SliceOpener:
-    """Opens slices; those that are expected, while the ones before are read."""
+    """Opens slices of objects; expected ones are fetched while earlier ones are read."""
 
     def __init__(self, objects: Objects, destination: Destination) -> None:
         self._objects = objects
         self._destination = destination
-        self._expected: dict[str, Slice] = {}
-        # A file is there at once, anything else takes a request.
+        self._expected: dict[str, ObjectSlice] = {}
+        # A local file needs no request.
         local = isinstance(destination, LocalDestination)
         self._ahead = None if local else ReadAhead(self._fetch)
 
-    def expect(self, parts: Iterable[Slice]) -> None:
-        """These will be opened next, in this order, and not read beyond their stops."""
+    def expect(self, parts: Iterable[ObjectSlice]) -> None:
+        """Announce the slices that are opened next, in this order, and read up to their stops."""
         if self._ahead is not None:
             self._expected = {_name(part): part for part in parts}
             self._ahead.expect(self._expected)
 
     @contextmanager
-    def __call__(self, part: Slice) -> Iterator[Source]:
+    def __call__(self, part: ObjectSlice) -> Iterator[ByteSource]:
         """An artifact's bytes from the slice's start on.
 
         Of a whole file the sha256 is checked, of a part its blocks' checksums.
@@ -81,41 +82,41 @@ class SliceOpener:
         """
         asked, inferred = self._objects.asked, self._objects.inferred
         uri = self._destination.uri_of(self._objects.locate(part.entry.key))
-        with closing(self._begun(part)) as source:
+        with closing(self._open_expected(part)) as source:
             checked = (
                 Checked(source, part.entry, uri) if part.whole else CheckedBlocks(source, part, uri)
             )
             try:
                 yield checked
             except (ValueError, ValueUnfit) as wrong:
-                # A damaged file is told by its checksum rather than by where it first hurt.
+                # A damaged file is reported by its checksum, not by the first parse error.
                 _drain(checked)
                 if inferred:
                     raise TypesUnfit(uri, str(wrong), asked.infer_rows) from None
                 raise ArtifactDamaged(uri, f"{wrong}. {CHECK_AND_CURE}") from None
             except ValueLacking as lacking:
-                raise lacking.placed(uri) from None
+                raise lacking.with_location(uri) from None
             except OSError as wrong:
                 raise ArtifactDamaged(uri, f"can't be read: {wrong}") from None
             _drain(checked)
 
-    def _begun(self, part: Slice) -> Opened:
+    def _open_expected(self, part: ObjectSlice) -> Opened:
         if self._ahead is not None and self._expected.get(_name(part)) == part:
             return self._ahead.open(_name(part))
-        return self._opened(part)
+        return self._open(part)
 
     def _fetch(self, name: str) -> BinaryIO:
         part = self._expected[name]
-        return self._opened(part) if part.whole else UpTo(self._opened(part), part.size_bytes)
+        return self._open(part) if part.whole else UpTo(self._open(part), part.size_bytes)
 
-    def _opened(self, part: Slice) -> BinaryIO:
+    def _open(self, part: ObjectSlice) -> BinaryIO:
         try:
             return self._destination.open(self._objects.locate(part.entry.key), part.start)
         except ArtifactMissing as missing:
-            return self._placed_anew(missing, part)
+            return self._open_moved(missing, part)
 
-    def _placed_anew(self, missing: ArtifactMissing, part: Slice) -> BinaryIO:
-        """The same bytes under the name that a later manifest has for them."""
+    def _open_moved(self, missing: ArtifactMissing, part: ObjectSlice) -> BinaryIO:
+        """Open the same bytes under the key that a later manifest has for them."""
         asked = self._objects.asked
         found = location.find(asked.path, asked.access())
         where = found.destination.uri_of(found.manifest_key)
@@ -128,14 +129,14 @@ class SliceOpener:
 
 
 class UpTo(io.RawIOBase, BinaryIO):
-    """The first bytes of a source: nothing is fetched that isn't read."""
+    """A source cut off after its first bytes, so that nothing else is fetched."""
 
     def __init__(self, source: BinaryIO, size_bytes: int) -> None:
         self._source = source
         self._left = size_bytes
 
     def read(self, size: int = -1, /) -> bytes:
-        """What is next, at most up to the end."""
+        """The next bytes, at most up to the cut."""
         data = self._source.read(self._left if size < 0 else min(size, self._left))
         self._left -= len(data)
         return data
@@ -146,7 +147,7 @@ class UpTo(io.RawIOBase, BinaryIO):
         super().close()
 
 
-def _name(part: Slice) -> str:
+def _name(part: ObjectSlice) -> str:
     return f"{part.start} {part.entry.key}"
 
 
@@ -156,24 +157,24 @@ def _entries(found: FoundArchive) -> Iterator[FormatEntry]:
 
 
 def _drain(source: Checked | CheckedBlocks) -> None:
-    """To the end of a whole file, or of a part's last block: there it is compared."""
+    """Read to the end of a whole file, or of a part's last block, where checksums are compared."""
     while left := _DRAIN_BYTES if isinstance(source, Checked) else source.left:
         if not source.read(min(left, _DRAIN_BYTES)):
             return
 
 
 class Sized(Protocol):
-    """What a task reads: a slice of an object, and whatever else is known of it."""
+    """A slice of an object, and whatever else a task knows of it."""
 
     @property
-    def part(self) -> Slice: ...
+    def part(self) -> ObjectSlice: ...
 
 
 Part = TypeVar("Part", bound=Sized)
 
 
 def gathered(parts: Iterable[Part], share: int) -> list[list[Part]]:
-    """They, in their order, in tasks of about ``share`` bytes; a larger one is a task alone."""
+    """Group parts, in their order, into tasks of about ``share`` bytes; a larger one is alone."""
     tasks: list[list[Part]] = []
     size = share
     for one in parts:

@@ -5,7 +5,7 @@
 | path | directory, file:, s3:// or s3a:// URI of the archive or its manifest.json | required |
 | as_of | a position (0/1A2B3C) or a time (ISO 8601): the last boundary at or before it | head |
 | exact | true: an earlier boundary than as_of is an error | false |
-| epoch | look in this epoch only | |
+| epoch | search this epoch only | |
 | history | the boundary's history; with it, as_of and exact mean that very boundary | |
 | format | read this format where it is: jsonl, protobuf, parquet (bases) | first that is there |
 | mode | table, or changes | table |
@@ -45,7 +45,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from laredo_archive import codec
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.codec.arrow.errors import TypingRefused
 from laredo_archive.codec.arrow.types import Special, Typing
 from laredo_archive.storage.access import Addressing, S3Access, profiles
@@ -73,10 +73,10 @@ _KNOWN = frozenset(
 _DEFAULT_TYPING = Typing()
 
 
-class Mode(StrEnum):
-    """What the rows of a DataFrame are.
+class ReadMode(StrEnum):
+    """The kind of rows that a read gives: the table's, or its changes.
 
-    ``BASE`` and ``DIFFS`` are what read_table() folds by a join where files aren't sorted.
+    ``BASE`` and ``DIFFS`` are for read_table(), which joins them where files aren't sorted.
     """
 
     TABLE = "table"
@@ -86,7 +86,7 @@ class Mode(StrEnum):
 
 
 class OnGap(StrEnum):
-    """What a reader of changes does where no diff leads on."""
+    """The behaviour of a reader of changes at a gap, where no diff continues."""
 
     FAIL = "fail"
     SNAPSHOT = "snapshot"
@@ -94,7 +94,7 @@ class OnGap(StrEnum):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What one read was asked for; plain values, so that tasks can be sent it."""
+    """The options of one read, by the names of the table above; plain values for tasks."""
 
     path: str
     as_of: Position | datetime | None = None
@@ -102,7 +102,7 @@ class ReadOptions:
     epoch: int | None = None
     history: str | None = None
     format_id: str | None = None
-    mode: Mode = Mode.TABLE
+    mode: ReadMode = ReadMode.TABLE
     lines: bool = False
     after: Position | datetime | None = None
     after_head: bool = False
@@ -126,16 +126,16 @@ class ReadOptions:
     external_id: str | None = None
 
     def access(self) -> S3Access:
-        """How S3 is reached.
+        """Profile, region and endpoint for S3.
 
         :raises ProfileError: if profile and role can't be used.
         """
         known, chosen = profiles(self.profile, self.role_arn, self.external_id, self.region)
-        return S3Access(Clients(known), chosen, self.region, self.endpoint, self.addressing)
+        return S3Access(AwsClients(known), chosen, self.region, self.endpoint, self.addressing)
 
 
 def as_options(given: Mapping[str, object]) -> dict[str, str]:
-    """Python's values as options have them; without those that are None."""
+    """Python values as option texts; None is left out."""
     return {name: _text(value) for name, value in given.items() if value is not None}
 
 
@@ -148,7 +148,7 @@ def _text(value: object) -> str:
 
 
 def parse(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a DataFrame reader, whose names Spark gives in lower case.
+    """Parse the options of a DataFrame reader, whose names Spark gives in lower case.
 
     :raises OptionRefused: naming the first that can't be used.
     """
@@ -168,7 +168,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         epoch=_number("epoch", options.get("epoch")),
         history=options.get("history"),
         format_id=_one_of("format", options.get("format"), FORMATS),
-        mode=Mode(_one_of("mode", options.get("mode"), list(Mode)) or Mode.TABLE),
+        mode=ReadMode(_one_of("mode", options.get("mode"), list(ReadMode)) or ReadMode.TABLE),
         lines=_flag("lines", options.get("lines", "false")),
         after=None if after == HEAD else _moment("after", after),
         after_head=after == HEAD,

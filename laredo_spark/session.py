@@ -1,4 +1,4 @@
-"""A Spark session for who has none yet: command lines, notebooks; Java is looked for first."""
+"""A Spark session for command lines and notebooks, made after a check of the installed Java."""
 
 import os
 import re
@@ -20,7 +20,7 @@ _PATIENCE_S = 60
 def session(
     name: str = "laredo", master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that there is, or one of its own with key look-ups pushed down.
+    """The active session, or a new one with filters on the key pushed down.
 
     ``master``: as Spark's own setting; without it, as spark-submit says, else all cores here.
     ``settings``: more of Spark's, by their names.
@@ -40,7 +40,7 @@ def session(
 
 
 def check_java() -> None:
-    """Ask the Java that Spark would take for its version.
+    """Check the version of the Java that Spark would run on.
 
     :raises JavaMissing: if there is none, or one that is too old.
     """

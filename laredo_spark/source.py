@@ -10,59 +10,59 @@ from laredo_spark import options
 from laredo_spark.changes.changes_read import Pinned, opened, pinned_now
 from laredo_spark.changes.changes_reader import ChangesReader, FilteredChangesReader
 from laredo_spark.errors import OptionRefused
-from laredo_spark.failure import in_one_message
-from laredo_spark.options import Mode
+from laredo_spark.messages import in_one_message
+from laredo_spark.options import ReadMode
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.read.table_reader import FilteredTableReader, TableReader
 from laredo_spark.read.unfolded_reader import UnfoldedReader, unfolded
 
 
 class LaredoDataSource(DataSource):
-    """One table of an archive; ``laredo_spark.options`` says which options there are."""
+    """The Spark data source of one table of an archive; its options: ``laredo_spark.options``."""
 
     _pinned: dict[str, str] | None = None
-    """The boundary that schema() saw: Spark sends this object on, so all reads of a DataFrame,
-    and both sides of a join with itself, see that one."""
+    """The options of the boundary that schema() found: Spark copies this object, so all reads of
+    a DataFrame, and both sides of a join with itself, read that boundary."""
     _changes: Pinned | None = None
     """The same, for changes."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in format()."""
+        """The name for format()."""
         return "laredo"
 
     @in_one_message
     def schema(self) -> StructType:
         """The columns at the boundary, with their exact types."""
         asked = options.parse(self.options)
-        if asked.mode is Mode.CHANGES:
+        if asked.mode is ReadMode.CHANGES:
             self._changes = pinned_now(opened(asked), asked)
             return self._changes.shape.spark_schema()
         table = TableRead.of(asked)
         self._pinned = table.pinned()
         found = table.spark_schema()
-        return unfolded(found) if asked.mode in (Mode.BASE, Mode.DIFFS) else found
+        return unfolded(found) if asked.mode in (ReadMode.BASE, ReadMode.DIFFS) else found
 
     @in_one_message
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What plans and reads."""
+        """The reader that plans and runs a batch read."""
         asked = options.parse({**self.options, **(self._pinned or {})})
-        if asked.mode is Mode.CHANGES:
+        if asked.mode is ReadMode.CHANGES:
             changes = FilteredChangesReader if asked.push_filters else ChangesReader
             return changes(asked, schema, self._changes)
-        if asked.mode in (Mode.BASE, Mode.DIFFS):
+        if asked.mode in (ReadMode.BASE, ReadMode.DIFFS):
             return UnfoldedReader(asked, schema)
         made = FilteredTableReader if asked.push_filters else TableReader
         return made(asked, schema)
 
     @in_one_message
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """What plans and reads a stream, which is one of changes."""
+        """The reader that plans and runs a stream of changes."""
         from laredo_spark.changes.stream import (
             ChangesStreamReader,  # needs PySpark 4.2; batch reads don't
         )
 
         asked = options.parse(self.options)
-        if asked.mode is not Mode.CHANGES:
+        if asked.mode is not ReadMode.CHANGES:
             raise OptionRefused("mode", asked.mode, "a stream is of changes: write mode = changes")
         return ChangesStreamReader(asked, schema, self._changes)

@@ -1,5 +1,5 @@
-"""AWS's services as this archive uses them: who calls, with which client, and what an answer means.
+"""Calls to AWS's services: credentials, clients, and explanations of failures.
 
-profile.py says who; clients.py makes the clients; explain.py tells failures apart.
+profile.py has credentials; clients.py makes the clients; explain.py classifies failures.
 Only modules that are imported lazily import boto3, which is an extra.
 """

@@ -1,4 +1,4 @@
-"""What to do next, by what went wrong."""
+"""The advice for each kind of failed call: what to do next."""
 
 import re
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _BY_KIND = {
     Cause.THROTTLED: "it is tried again by itself, more slowly; if this lasts, lengthen"
     " diff.interval, spread the tables over prefixes, or raise the quota",
     Cause.NO_SUCH_BUCKET: "create the bucket or correct its name; it isn't created for you",
-    Cause.NO_SUCH_KEY: "the object isn't there: see who or what deleted it (a lifecycle rule?)",
+    Cause.NO_SUCH_KEY: "the object isn't there: find out what deleted it (a lifecycle rule?)",
     Cause.NO_SUCH_UPLOAD: "the multipart upload was finished or aborted, by a late request, another"
     " writer or a lifecycle rule: the object is looked for, and uploaded again if it isn't there",
     Cause.PRECONDITION: "someone else changed or made the object: it is read again",
@@ -64,7 +64,7 @@ _OF_NOTICES = {
     Cause.LOST: "no answer came: the notice may have arrived; it is tried again, and"
     " may come twice",
 }
-"""Where it isn't S3's: a notice can't be looked up, and is small."""
+"""The advice for services other than S3: a notice can't be read back, and is small."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Situation:
     code: str | None
     words: str
     region: str | None
-    """Where the bucket is, if the answer said so."""
+    """The bucket's region, if the answer has it."""
     clocks: Clocks
     endpoint: str | None
     """What couldn't be connected to."""

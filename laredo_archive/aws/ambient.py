@@ -1,4 +1,4 @@
-"""Whoever the environment says: looked for at the first call, and again when it is over.
+"""The ambient credentials, found at the first call, and again when their session ends.
 
 Imported only when there is boto3, whose own way is to look once, as a client is made:
 where the metadata service doesn't answer in that moment, that client never signs.
@@ -37,7 +37,7 @@ class AmbientCredentials(Credentials):
         self._found: Credentials | None = None
 
     def end(self) -> None:
-        """A service says that the session is over: the next call looks again."""
+        """A service says that the session has expired: the next call finds credentials again."""
         self._found = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:

@@ -1,6 +1,6 @@
 """The clients of AWS's services: one for each profile, service, region and endpoint.
 
-They never repeat a request by themselves, since only who called knows whether it may
+They never repeat a request by themselves, since only the caller knows whether it may
 be: a lost answer to a conditional write has to be settled by reading.
 """
 
@@ -50,7 +50,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a profile is, as STS says."""
+    """The identity of a profile, from STS."""
 
     account: str
     arn: str
@@ -66,10 +66,10 @@ class _Wanted(NamedTuple):
 
 
 def ignore(called: Called) -> None:
-    """Tell nobody."""
+    """Ignore the event."""
 
 
-class Clients:
+class AwsClients:
     """Makes clients, and keeps them; safe for use by several threads.
 
     :raises ProfileError: if ``profiles`` contradict themselves.
@@ -155,7 +155,7 @@ class Clients:
         addressing: Addressing = "auto",
         connections: int = 10,
     ) -> Any:
-        """The one client for these arguments; asks nobody anything yet.
+        """The one client for these arguments; sends no request yet.
 
         ``credentials`` names a profile (None: ambient), ``addressing`` is S3's,
         ``connections`` is how many requests go out side by side.
@@ -175,7 +175,7 @@ class Clients:
             return self._clients[wanted]
 
     def identity(self, credentials: str | None = None) -> Identity:
-        """Who a profile is (sts:GetCallerIdentity, which needs no permission).
+        """The identity of a profile (sts:GetCallerIdentity, which needs no permission).
 
         :raises Exception: one of explain.failures().
         """
@@ -245,7 +245,7 @@ class Clients:
         if region is not None:
             return str(region)
         if endpoint is not None or service == "sts":
-            # Who names an endpoint needs a region only to sign with.
+            # With an endpoint a region is needed only to sign with.
             return "us-east-1"
         raise RegionUnknown(service, profile.name)
 

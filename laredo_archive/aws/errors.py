@@ -1,9 +1,9 @@
-"""What can go wrong before a service of AWS is asked at all.
+"""Errors before any request to AWS: a bad profile, a missing library, no region.
 
 AwsError
 ├── AwsMissing      boto3 isn't installed
 ├── ProfileError    a credentials profile that can't be used as it is written
-└── RegionUnknown   nothing says in which region to look
+└── RegionUnknown   no region is configured
 """
 
 from laredo_archive.errors import ArchiveError
@@ -37,7 +37,7 @@ class RegionUnknown(AwsError):
 
     def __init__(self, service: str, profile: str) -> None:
         super().__init__(
-            f"no region for {service} as profile {profile}: give region where the place is"
+            f"no region for {service} as profile {profile}: give region in its configuration"
             " configured or in the profile, or set AWS_REGION"
         )
         self.service = service

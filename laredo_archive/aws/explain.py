@@ -1,4 +1,4 @@
-"""A failed call, told so that its reader knows what to do: one line, and what kind it is.
+"""Explains a failed call to AWS: its kind, and one line that says what to do.
 
 Every exception that a client of clients.py raises goes through explain(): what the
 service answered (ClientError), and what kept it from answering (BotoCoreError).
@@ -10,9 +10,8 @@ from typing import Any
 
 from laredo_archive.aws.advice import Situation, advice_for
 from laredo_archive.aws.clocks import UNKNOWN, Clocks
-from laredo_archive.aws.explained import Explained
 from laredo_archive.aws.iam import iam_action
-from laredo_archive.aws.kinds import PASSING, Cause, kind_of
+from laredo_archive.aws.kinds import PASSING, Cause, Explained, kind_of
 
 _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
 
@@ -48,7 +47,7 @@ def failures() -> tuple[type[Exception], ...]:
 def explain(
     failure: Exception, *, service: str, operation: str, credentials: str | None, resource: str
 ) -> Explained:
-    """Tell ``failure``, of one of failures(), apart.
+    """Classify ``failure``, one of failures(), and explain it.
 
     ``operation`` is the API's (PutObject), ``credentials`` the profile's name, ``resource``
     what it was about: an s3:// URI, an ARN, a queue's URL.

@@ -1,10 +1,11 @@
-"""What a refusal is: the services' error codes, sorted by what has to be done about them.
+"""The kinds of failed calls: the services' error codes, sorted by what has to be done about them.
 
 Amazon S3 API reference, "Error responses"; the "Errors" of SNS Publish, SQS SendMessage,
 Kinesis PutRecord and STS AssumeRole in their API references; and each service's "Common
-errors". A store that only resembles S3 has codes of its own: then the HTTP status tells.
+errors". A store that only resembles S3 has codes of its own: then the HTTP status decides.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -123,7 +124,7 @@ _KIND_OF_STATUS = {
     501: Cause.NOT_IMPLEMENTED,
 }
 
-# Sentences that tell more than the code they come with.
+# Messages that are more specific than their code.
 _SENTENCES = {
     "Signature expired": Cause.CLOCK_SKEW,
     "Signature not yet current": Cause.CLOCK_SKEW,
@@ -154,7 +155,7 @@ def kind_of(
 
 def _by_status(status: int, region: str | None) -> Cause:
     if status == 400 and region is not None:
-        # The answer to a HEAD has no body, and so no code: the header alone tells.
+        # The answer to a HEAD has no body, and so no code: only the header has it.
         return Cause.WRONG_REGION
     return _KIND_OF_STATUS.get(status, Cause.SERVER if status >= 500 else Cause.OTHER)
 
@@ -164,3 +165,19 @@ _OF_THE_BUCKET = {"HeadBucket", "ListObjectsV2", "ListMultipartUploads", "GetBuc
 
 def _missing_in_s3(operation: str) -> Cause:
     return Cause.NO_SUCH_BUCKET if operation in _OF_THE_BUCKET else Cause.NO_SUCH_KEY
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A failed call, classified and explained."""
+
+    #: Why it failed.
+    kind: Cause
+    #: One line that says what to do.
+    message: str
+    #: The HTTP status; None without an answer.
+    status: int | None
+    #: The service's error code, if it gave one.
+    code: str | None
+    #: Whether the request, or a part of it, may have reached the service.
+    sent: bool

@@ -1,6 +1,6 @@
-"""Credentials profiles: who a program is when it calls AWS.
+"""Credentials profiles: the identities with which a program calls AWS.
 
-``ambient`` is whoever the environment says: variables, a container's or an
+``ambient`` is the identity of the environment: variables, a container's or an
 instance's role, or a named profile of the AWS configuration files.
 ``assume_role`` is a role that another profile, its ``base``, takes on.
 """
@@ -24,7 +24,7 @@ class Profile:
     """One named profile.
 
     ``base``: the profile that takes the role on; ambient if None. ``region``: that of STS,
-    and of every client of this profile that isn't told one. ``endpoint``: another STS than
+    and of every client of this profile without one. ``endpoint``: another STS than
     AWS's own; a role's base is asked if it has none. ``aws_profile``: a named profile of the
     AWS configuration files (ambient only).
     """
@@ -105,7 +105,7 @@ def _check_role(profile: Profile) -> None:
     if profile.name == AMBIENT.name:
         raise ProfileError(
             profile.name,
-            "ambient is the name of whoever the environment says; give the role another one",
+            "ambient is the name of the environment's identity; give the role another one",
         )
     if profile.aws_profile is not None:
         raise ProfileError(

@@ -14,8 +14,7 @@ from botocore.credentials import DeferredRefreshableCredentials
 
 from laredo_archive.aws.clocks import shown
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.explained import Explained
-from laredo_archive.aws.kinds import PASSING, Cause
+from laredo_archive.aws.kinds import PASSING, Cause, Explained
 from laredo_archive.aws.profile import Profile
 from laredo_archive.aws.role_refused import RoleRefused
 from laredo_model.retry import Backoff
@@ -93,7 +92,7 @@ class RoleSession:
         }
 
     def _refused(self, explained: Explained) -> RoleRefused:
-        # As long as the old session serves, botocore tells nobody.
+        # As long as the old session is valid, botocore reports no failure.
         log.warning("role not assumed", profile=self._profile.name, failure=explained.message)
         return RoleRefused(explained)
 

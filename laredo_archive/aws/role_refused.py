@@ -1,4 +1,4 @@
-"""That a role wasn't taken on, as botocore hands it to whoever called: it raises its own kind only.
+"""The error of a refused role, as a botocore exception: botocore passes on no other kind.
 
 Imported only when there is boto3.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError
 
 if TYPE_CHECKING:
-    from laredo_archive.aws.explained import Explained
+    from laredo_archive.aws.kinds import Explained
 
 
 class RoleRefused(BotoCoreError):

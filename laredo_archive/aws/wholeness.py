@@ -1,4 +1,4 @@
-"""Whether an answer is all there: botocore takes a body that was cut off, or is empty, for good.
+"""Checks that an answer is complete: botocore accepts a body that was cut off, or is empty.
 
 A listing that breaks off before its first byte would say that nothing is there.
 Imported only when there is boto3.

@@ -1,4 +1,4 @@
-"""``laredo-archive``: any archive from the command line."""
+"""``laredo-archive``: the command line for archives."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``laredo-archive verify | gc``: is an archive what it says, and what does nobody need?"""
+"""``laredo-archive verify | gc``: check an archive, and collect its garbage."""
 
 import sys
 from datetime import timedelta
@@ -16,9 +16,9 @@ from laredo_archive.cli.options import (
 from laredo_archive.cli.progress import shown
 from laredo_archive.errors import DatabaseUnusable, NotCollectable
 from laredo_archive.maintain import collect
-from laredo_archive.maintain.compare_postgres import Comparison, Verdict, compare
-from laredo_archive.maintain.verify import Report, verify
-from laredo_archive.read.progress import Progress
+from laredo_archive.maintain.compare_postgres import Comparison, ComparisonResult, compare
+from laredo_archive.maintain.verify import VerifyReport, verify
+from laredo_archive.read.progress import ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import S3Destination
@@ -52,7 +52,7 @@ SHOWN_REMARKS = 5
 @s3_options()
 def verify_archive(
     *,
-    place: str,
+    uri: str,
     dsn: str | None,
     lock: bool,
     wait_s: float,
@@ -67,7 +67,7 @@ def verify_archive(
     """
     if lock and dsn is None:
         raise click.UsageError("--lock is of use with --against only")
-    archive = opened(place, access, key_fields)
+    archive = opened(uri, access, key_fields)
     with shown(archive.uri) as progress:
         verdict = _compared(archive, dsn, lock, wait_s, progress)
         archive = archive.refreshed()
@@ -80,8 +80,8 @@ def verify_archive(
 
 
 def _compared(
-    archive: Archive, dsn: str | None, lock: bool, wait_s: float, progress: Progress
-) -> Verdict | None:
+    archive: Archive, dsn: str | None, lock: bool, wait_s: float, progress: ReadProgress
+) -> ComparisonResult | None:
     if dsn is None:
         return None
     try:
@@ -91,7 +91,9 @@ def _compared(
         sys.exit(UNUSABLE)
 
 
-def _print(archive: Archive, report: Report, verdict: Verdict | None, quiet: bool) -> None:
+def _print(
+    archive: Archive, report: VerifyReport, verdict: ComparisonResult | None, quiet: bool
+) -> None:
     for problem in report.problems:
         _say(f"problem: {problem}")
     if not quiet:
@@ -111,7 +113,7 @@ def _print(archive: Archive, report: Report, verdict: Verdict | None, quiet: boo
 
 
 def _say(line: str) -> None:
-    """What is said of an archive holds names that anybody may have given."""
+    """Print a line; names in an archive may hold control characters."""
     click.echo(printable(line))
 
 
@@ -134,10 +136,10 @@ def _say(line: str) -> None:
 )
 @s3_options(writing_options)
 def collect_garbage(
-    *, place: str, dry_run: bool, cut_off_hours: float, grace_hours: float, access: S3Access
+    *, uri: str, dry_run: bool, cut_off_hours: float, grace_hours: float, access: S3Access
 ) -> None:
     """Retire what no manifest names, delete what has been retired long enough."""
-    archive = opened(place, access)
+    archive = opened(uri, access)
     found = archive.found
     if found.is_renamed_copy:
         raise NotCollectable(
@@ -159,7 +161,7 @@ def collect_garbage(
         )
     would = "would be " if dry_run else ""
     for orphan in collected.orphans:
-        _say(f"{would}retired: {orphan.key} ({orphan.size_bytes:,} bytes, named by nobody)")
+        _say(f"{would}retired: {orphan.key} ({orphan.size_bytes:,} bytes, named by no entry)")
     for key in collected.deleted:
         _say(f"{would}deleted: {key}")
     _say(

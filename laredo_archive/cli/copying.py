@@ -1,4 +1,4 @@
-"""``laredo-archive copy``: a whole archive, from anywhere to anywhere."""
+"""``laredo-archive copy``: copy an archive to another directory or bucket."""
 
 import click
 
@@ -42,9 +42,9 @@ def copy_archive(
     found = location.find(source, access_of(ours))
     if not any(theirs[option] for option, _ in reading_options):
         theirs |= ours
-    place = location.parse(target, access_of(theirs))
+    target_location = location.parse(target, access_of(theirs))
     with shown(target) as progress:
-        copied = copy(found, place, take_over=take_over, progress=progress)
+        copied = copy(found, target_location, take_over=take_over, progress=progress)
     click.echo(printable(_summary(copied)))
 
 

@@ -1,4 +1,4 @@
-"""What a command says on stderr beside its errors: one line each, above the bar if there is one."""
+"""Logs of a command on stderr: one line each, above the progress bar if there is one."""
 
 import logging
 import sys
@@ -24,7 +24,7 @@ def set_up(*, verbose: bool) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.INFO if verbose else logging.WARNING
         ),
-        # Looked up for each line: while a bar is drawn, stderr is what keeps both apart.
+        # Found for each line: while a bar is drawn, stderr is replaced to keep both apart.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     if not verbose:

@@ -1,4 +1,4 @@
-"""What the commands of ``laredo-archive`` have in common: arguments, and how they fail."""
+"""The arguments and options that the commands of ``laredo-archive`` share, and their failures."""
 
 import functools
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
@@ -22,7 +22,7 @@ FAILED = 1
 
 
 class Commands(click.Group):
-    """A group whose commands fail with one line on stderr that names the place."""
+    """A group whose commands fail with one line on stderr that names the location."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
@@ -62,7 +62,7 @@ class AsOf(click.ParamType[Position | datetime]):
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-archive_argument = click.argument("place", metavar="ARCHIVE")
+archive_argument = click.argument("uri", metavar="ARCHIVE")
 as_of_option = click.option(
     "--as-of",
     type=AsOf(),
@@ -71,7 +71,7 @@ as_of_option = click.option(
 exact_option = click.option(
     "--exact", is_flag=True, help="Refuse a boundary earlier than what was asked for."
 )
-epoch_option = click.option("--epoch", type=int, help="Look in this epoch only.")
+epoch_option = click.option("--epoch", type=int, help="Search this epoch only.")
 key_option = click.option(
     "--key",
     "key_fields",
@@ -82,7 +82,7 @@ key_option = click.option(
 
 
 Option = tuple[str, dict[str, Any]]
-"""An option's name without its dashes, and what click is told of it."""
+"""An option's name without its dashes, and its arguments for click."""
 
 Values = dict[str, Any]
 """What was given for options, by their names."""
@@ -125,7 +125,7 @@ def s3_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Options of how S3 is reached; the command gets them as one S3Access, called ``name``.
 
-    ``side`` stands before each option's name, for a command that reaches two places, and
+    ``side`` is a prefix of each option's name, for a command with two locations, and
     ``made`` makes something else of the values.
     """
     options = [option for group in (reading_options, *more) for option in group]
@@ -157,7 +157,7 @@ def access_of(values: Values) -> S3Access:
         values["profile"], values["role-arn"], values["external-id"], values["region"]
     )
     return S3Access(
-        Clients(profiles),
+        AwsClients(profiles),
         credentials,
         region=values["region"],
         endpoint=values["endpoint-url"],
@@ -178,6 +178,6 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} TB"
 
 
-def opened(place: str, access: S3Access, key_fields: tuple[str, ...] = ()) -> Archive:
+def opened(uri: str, access: S3Access, key_fields: tuple[str, ...] = ()) -> Archive:
     """The archive that the command line names; raises like Archive.at."""
-    return Archive.at(place, key_fields or None, access)
+    return Archive.at(uri, key_fields or None, access)

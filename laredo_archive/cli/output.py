@@ -1,4 +1,4 @@
-"""Rows on stdout: byte for byte, but to a terminal without what that would obey."""
+"""Writes rows to stdout byte for byte; for a terminal control characters are escaped."""
 
 import sys
 from codecs import getincrementaldecoder
@@ -7,7 +7,7 @@ from typing import IO, Protocol
 from laredo_model.printable import printable_lines
 
 
-class Output(Protocol):
+class LineOutput(Protocol):
     """Takes whole lines, any number at once."""
 
     def write(self, data: bytes, /) -> object: ...
@@ -15,8 +15,8 @@ class Output(Protocol):
     def flush(self) -> object: ...
 
 
-def data_output() -> Output:
-    """Where rows go. JSON leaves C1 controls and bidirectional marks as they are."""
+def data_output() -> LineOutput:
+    """The output for rows. JSON leaves C1 controls and bidirectional marks as they are."""
     out = sys.stdout.buffer
     return _Terminal(out) if sys.stdout.isatty() else out
 

@@ -1,4 +1,4 @@
-"""A bar on the terminal: what is being done, how much of it, how fast, and how long yet."""
+"""A progress bar on the terminal: the step, the share done, the speed, the time left."""
 
 import sys
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_model.printable import printable
 
 
 @contextmanager
-def shown(what: str) -> Iterator[Progress]:
+def shown(what: str) -> Iterator[ReadProgress]:
     """Progress that is drawn on stderr if that is a terminal, and wiped away at the end."""
     if not sys.stderr.isatty():
         yield UNWATCHED
@@ -42,7 +42,7 @@ def shown(what: str) -> Iterator[Progress]:
 
 
 class _Bytes(DownloadColumn):
-    """Nothing, as long as nobody knows how much there will be."""
+    """An empty column until the total is known."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total else Text()

@@ -1,4 +1,4 @@
-"""``laredo-archive ls | cat | diff | export``: what is in an archive."""
+"""``laredo-archive ls | cat | diff | export``: list and print an archive's rows and changes."""
 
 import sys
 from datetime import datetime
@@ -41,9 +41,9 @@ Moment = Position | datetime
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
 @s3_options()
-def list_artifacts(*, place: str, as_json: bool, access: S3Access) -> None:
+def list_artifacts(*, uri: str, as_json: bool, access: S3Access) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line."""
-    archive = opened(place, access)
+    archive = opened(uri, access)
     if as_json or not sys.stdout.isatty():
         out = data_output()
         for artifact in archive.manifest.artifacts:
@@ -137,7 +137,7 @@ def _time(moment: datetime) -> str:
 @s3_options()
 def print_rows(
     *,
-    place: str,
+    uri: str,
     as_of: Moment | None,
     exact: bool,
     epoch: int | None,
@@ -145,7 +145,7 @@ def print_rows(
     access: S3Access,
 ) -> None:
     """Print the table's rows, one JSON object a line, in key order."""
-    archive = opened(place, access, key_fields)
+    archive = opened(uri, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
     out = data_output()
     for _, lines in archive.rows(boundary):
@@ -162,7 +162,7 @@ def print_rows(
 @s3_options()
 def print_changes(
     *,
-    place: str,
+    uri: str,
     start: Moment,
     end: Moment | None,
     exact: bool,
@@ -173,12 +173,12 @@ def print_changes(
 
     After a TRUNCATE between the two, that comes first and the rest is INSERT.
     """
-    archive = opened(place, access, key_fields)
+    archive = opened(uri, access, key_fields)
     first = archive.boundary(start, exact=exact)
     last = archive.boundary(end, exact=exact)
     truncated, changes = archive.changes(first, last)
     out = data_output()
-    encoder = jsonl.DiffEncoder(out)
+    encoder = jsonl.JsonlDiffEncoder(out)
     if truncated:
         encoder.truncate()
     try:
@@ -207,7 +207,7 @@ def print_changes(
 @s3_options()
 def export_table(
     *,
-    place: str,
+    uri: str,
     target: Path,
     format_id: str | None,
     force: bool,
@@ -222,15 +222,15 @@ def export_table(
     if chosen is None:
         known = ", ".join(exporting.EXTENSIONS)
         raise click.UsageError(f"{target} doesn't end in {known}; say --format")
-    archive = opened(place, access, key_fields)
+    archive = opened(uri, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
     with shown(archive.uri) as progress:
         written = exporting.export(
             archive, boundary, target, chosen, replace=force, progress=progress
         )
-    said = (
+    text = (
         f"{target}: {written.rows} rows of {archive.manifest.table} at {boundary},"
         f" {size_text(written.size_bytes)}, sha256 {written.sha256},"
         f" state checksum {written.state_checksum}"
     )
-    click.echo(printable(said))
+    click.echo(printable(text))

@@ -1,14 +1,14 @@
-"""Artifacts as files: rows and changes to bytes and back, by format id."""
+"""Encodes rows and changes to files and decodes them, by format id."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
 from laredo_archive.codec import jsonl, protobuf
-from laredo_archive.codec.blocks import Source
+from laredo_archive.codec.blocks import ByteSource
 from laredo_archive.codec.errors import BadBytes, CodecError, PyarrowMissing, UnknownFormat
-from laredo_archive.codec.narrowed import Bounds
-from laredo_archive.codec.output import Encoded, Sink
+from laredo_archive.codec.narrowed import KeyBounds
+from laredo_archive.codec.output import ByteSink, EncodedFile
 from laredo_model.change import Change
 from laredo_model.column import Column, key_columns
 
@@ -29,13 +29,13 @@ __all__ = [
     "EXACT_FORMATS",
     "FORMATS",
     "BadBytes",
+    "ByteSink",
+    "ByteSource",
     "CodecError",
     "DiffEncoder",
-    "Encoded",
+    "EncodedFile",
     "PyarrowMissing",
-    "Sink",
     "SnapshotEncoder",
-    "Source",
     "UnknownFormat",
     "check_diff_format",
     "check_format",
@@ -54,7 +54,7 @@ class SnapshotEncoder(Protocol):
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None: ...
 
-    def close(self) -> Encoded: ...
+    def close(self) -> EncodedFile: ...
 
 
 class DiffEncoder(Protocol):
@@ -64,7 +64,7 @@ class DiffEncoder(Protocol):
 
     def write(self, changes: Iterable[Change]) -> None: ...
 
-    def close(self) -> Encoded: ...
+    def close(self) -> EncodedFile: ...
 
 
 def check_format(format_id: str) -> None:
@@ -90,7 +90,7 @@ def check_diff_format(format_id: str) -> None:
         raise UnknownFormat(format_id, sorted(DIFF_FORMATS))
 
 
-def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> SnapshotEncoder:
+def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) -> SnapshotEncoder:
     """What writes a snapshot of this format into ``sink``.
 
     :raises UnknownFormat: if no codec here knows the format.
@@ -100,27 +100,27 @@ def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> S
     if format_id == PARQUET:
         from laredo_archive.codec import parquet
 
-        return parquet.SnapshotEncoder(sink, columns)
+        return parquet.ParquetSnapshotEncoder(sink, columns)
     if format_id == JSONL:
-        return jsonl.SnapshotEncoder(sink, columns)
-    return protobuf.SnapshotEncoder(sink, columns)
+        return jsonl.JsonlSnapshotEncoder(sink, columns)
+    return protobuf.ProtobufSnapshotEncoder(sink, columns)
 
 
-def diff_encoder(format_id: str, columns: Sequence[Column], sink: Sink) -> DiffEncoder:
+def diff_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) -> DiffEncoder:
     """What writes a diff of this format into ``sink``.
 
     :raises UnknownFormat: if no codec here knows the format.
     """
     check_diff_format(format_id)
     if format_id == JSONL:
-        return jsonl.DiffEncoder(sink)
-    return protobuf.DiffEncoder(sink, columns)
+        return jsonl.JsonlDiffEncoder(sink)
+    return protobuf.ProtobufDiffEncoder(sink, columns)
 
 
 def read_snapshot(
     format_id: str,
     columns: Sequence[Column] | None,
-    stream: Source,
+    stream: ByteSource,
     start: int | None = None,
     stop: int | None = None,
     *,
@@ -147,7 +147,7 @@ def read_snapshot(
 
 
 def read_lines(
-    format_id: str, columns: Sequence[Column], stream: Source, keys: Bounds
+    format_id: str, columns: Sequence[Column], stream: ByteSource, keys: KeyBounds
 ) -> Iterator[bytes]:
     """Of a sorted snapshot the lines whose keys are among ``keys``.
 
@@ -164,8 +164,8 @@ def read_lines(
 def read_new_rows(
     format_id: str,
     columns: Sequence[Column],
-    stream: Source,
-    keys: Bounds,
+    stream: ByteSource,
+    keys: KeyBounds,
     known: Container[bytes],
 ) -> dict[bytes, bytes | None]:
     """Of a sorted diff the last row of each key that is among ``keys``; None: deleted.
@@ -184,7 +184,7 @@ def read_new_rows(
 def read_diff(
     format_id: str,
     columns: Sequence[Column] | None,
-    stream: Source,
+    stream: ByteSource,
     start: int | None = None,
     stop: int | None = None,
 ) -> Iterator[Change]:

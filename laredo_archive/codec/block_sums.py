@@ -64,9 +64,9 @@ class BlockSums:
 def combined(first: int, second: int, size: int) -> int:
     """The CRC-32 of two pieces one after the other; ``size``: bytes of the second."""
     power, bits = _ONE, size * 8
-    for place in range(bits.bit_length()):
-        if bits >> place & 1:
-            power = _times(power, _squared(place))
+    for bit in range(bits.bit_length()):
+        if bits >> bit & 1:
+            power = _times(power, _squared(bit))
     return _times(power, first) ^ second
 
 
@@ -77,10 +77,10 @@ def _squared(times: int) -> int:
 
 
 def _times(a: int, b: int) -> int:
-    product, place = 0, _ONE
-    while place:
-        if a & place:
+    product, bit = 0, _ONE
+    while bit:
+        if a & bit:
             product ^= b
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-        place >>= 1
+        bit >>= 1
     return product

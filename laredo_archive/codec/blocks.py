@@ -10,13 +10,13 @@ MAX_RECORD = 2 * 1024 * 1024 * 1024
 """Bytes. PostgreSQL's values end at 1 GB; a longer line or message is damage."""
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Where bytes come from: a file open for reading, a download."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-def ranged(stream: Source, start: int | None, stop: int | None) -> Iterator[bytes]:
+def ranged(stream: ByteSource, start: int | None, stop: int | None) -> Iterator[bytes]:
     """The bytes from ``start`` to before ``stop``, in pieces.
 
     ``start`` is sought for, so only a seekable stream may have one.
@@ -58,7 +58,7 @@ def lines(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield [last]
 
 
-def line_blocks(stream: Source, size: int) -> Iterator[bytes]:
+def line_blocks(stream: ByteSource, size: int) -> Iterator[bytes]:
     """Blocks of whole lines, about ``size`` bytes each, that end with a newline.
 
     :raises BadBytes: at a line longer than any row.

@@ -1,4 +1,4 @@
-"""What can be wrong with a file's bytes. Who knows its name says which file it is.
+"""Errors of a file's bytes; the caller, which knows the file, adds its name.
 
 CodecError (ValueError)
 ├── BadBytes          not what the format says, or cut off

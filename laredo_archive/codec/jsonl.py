@@ -11,10 +11,16 @@ from itertools import chain, islice
 import orjson
 
 from laredo_archive.codec import blocks, narrowed
-from laredo_archive.codec.blocks import Source
+from laredo_archive.codec.blocks import ByteSource
 from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.narrowed import Bounds
-from laredo_archive.codec.output import DIFF_BLOCK, SNAPSHOT_BLOCK, Encoded, Output, Sink
+from laredo_archive.codec.narrowed import KeyBounds
+from laredo_archive.codec.output import (
+    DIFF_BLOCK,
+    SNAPSHOT_BLOCK,
+    ByteSink,
+    EncodedFile,
+    FileWriter,
+)
 from laredo_archive.codec.row_keys import RowKeys, compact
 from laredo_model import line as lines_
 from laredo_model.change import TRUNCATION, Action, Change
@@ -40,26 +46,26 @@ NEW_ROWS_BLOCK = 1 << 20
 LINES_BLOCK = 4 << 20
 
 
-class SnapshotEncoder:
+class JsonlSnapshotEncoder:
     """Rows into a jsonl snapshot."""
 
-    def __init__(self, sink: Sink, columns: Sequence[Column] = ()) -> None:
-        self._output = Output(sink, SNAPSHOT_BLOCK, columns)
+    def __init__(self, sink: ByteSink, columns: Sequence[Column] = ()) -> None:
+        self._output = FileWriter(sink, SNAPSHOT_BLOCK, columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """The next rows; memory for their bytes once more is taken."""
         self._output.put(keys, b"\n".join([*lines, b""]), lambda: (len(row) + 1 for row in lines))
 
-    def close(self) -> Encoded:
+    def close(self) -> EncodedFile:
         """What became of the file; the sink stays open."""
         return self._output.close()
 
 
-class DiffEncoder:
+class JsonlDiffEncoder:
     """Net changes into a jsonl diff."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._output = Output(sink, DIFF_BLOCK)
+    def __init__(self, sink: ByteSink) -> None:
+        self._output = FileWriter(sink, DIFF_BLOCK)
 
     def truncate(self) -> None:
         """The table was emptied in the diff's window: comes before every change."""
@@ -73,7 +79,7 @@ class DiffEncoder:
             keys = [change.key for change in batch]
             self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
 
-    def close(self) -> Encoded:
+    def close(self) -> EncodedFile:
         """What became of the file; the sink stays open."""
         return self._output.close()
 
@@ -89,7 +95,7 @@ def _change_line(change: Change) -> bytes:
 
 
 def read_snapshot(
-    stream: Source,
+    stream: ByteSource,
     columns: Sequence[Column] | None,
     key_fields: Sequence[str],
     start: int | None = None,
@@ -109,7 +115,7 @@ def read_snapshot(
 
 
 def read_lines(
-    stream: Source, columns: Sequence[Column], key_fields: Sequence[str], keys: Bounds
+    stream: ByteSource, columns: Sequence[Column], key_fields: Sequence[str], keys: KeyBounds
 ) -> Iterator[bytes]:
     """The lines of ``keys``, some megabytes at a time.
 
@@ -128,7 +134,7 @@ def read_lines(
 
 
 def read_diff(
-    stream: Source, start: int | None = None, stop: int | None = None
+    stream: ByteSource, start: int | None = None, stop: int | None = None
 ) -> Iterator[Change]:
     """The changes, in the file's order.
 
@@ -137,7 +143,7 @@ def read_diff(
     return map(_parse_change, chain.from_iterable(_whole_lines(stream, start, stop)))
 
 
-def _whole_lines(stream: Source, start: int | None, stop: int | None) -> Iterator[list[bytes]]:
+def _whole_lines(stream: ByteSource, start: int | None, stop: int | None) -> Iterator[list[bytes]]:
     for batch in blocks.lines(blocks.ranged(stream, start, stop)):
         whole = [line for line in batch if line] if b"" in batch else batch
         if whole:
@@ -145,7 +151,7 @@ def _whole_lines(stream: Source, start: int | None, stop: int | None) -> Iterato
 
 
 def read_new_rows(
-    stream: Source, keys: Bounds, known: Container[bytes]
+    stream: ByteSource, keys: KeyBounds, known: Container[bytes]
 ) -> dict[bytes, bytes | None]:
     """The last new row of each of ``keys`` that isn't ``known``.
 

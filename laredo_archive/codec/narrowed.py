@@ -9,7 +9,7 @@ _ABOVE_ALL = b"\xff"
 """No UTF-8 has this byte."""
 
 
-class Bounds(Protocol):
+class KeyBounds(Protocol):
     """A range of keys, as ranges.KeyRange: from ``low`` to before ``high``; None: no such end."""
 
     @property
@@ -19,7 +19,7 @@ class Bounds(Protocol):
     def high(self) -> bytes | None: ...
 
 
-def lines(block: bytes, keys: Bounds, key_at: Callable[[bytes, int], bytes]) -> bytes:
+def lines(block: bytes, keys: KeyBounds, key_at: Callable[[bytes, int], bytes]) -> bytes:
     """The lines of ``block`` whose keys are among ``keys``.
 
     ``block`` ends with a newline; ``key_at``: the key of the line that begins there.
@@ -29,7 +29,7 @@ def lines(block: bytes, keys: Bounds, key_at: Callable[[bytes, int], bytes]) -> 
     return block if stop - start == len(block) else block[start:stop]
 
 
-def records(some: Sequence[T], keys: Bounds, key_of: Callable[[T], bytes]) -> Sequence[T]:
+def records(some: Sequence[T], keys: KeyBounds, key_of: Callable[[T], bytes]) -> Sequence[T]:
     """Those whose keys are among ``keys``."""
     start = 0 if keys.low is None else bisect_left(some, keys.low, key=key_of)
     stop = len(some) if keys.high is None else bisect_left(some, keys.high, key=key_of)

@@ -1,4 +1,4 @@
-"""What every encoder keeps while it writes: size, sha256, order and splits.
+"""Writes an encoder's bytes, and computes their size, sha256, order and splits.
 
 Splits are (row key, byte offset) pairs about every block of a file, so that a
 reader can take one key range of it (docs/archive-format.md).
@@ -22,14 +22,14 @@ MAX_SORTED_KEY = 511
 their order; a file that holds one doesn't claim to be sorted."""
 
 
-class Sink(Protocol):
-    """Where bytes go: a file open for writing, an upload. Takes all of them or raises."""
+class ByteSink(Protocol):
+    """The target of encoded bytes: an open file, an upload. It takes all of them or raises."""
 
     def write(self, data: bytes, /) -> object: ...
 
 
-class Encoded(NamedTuple):
-    """What became of a file: ``records`` is its rows, or its changes without the TRUNCATE line.
+class EncodedFile(NamedTuple):
+    """A finished file: ``records`` counts its rows, or its changes without the TRUNCATE line.
 
     ``blocks`` are there with the splits: what lies between two of them is one block, or some.
     """
@@ -46,10 +46,10 @@ def _anywhere(key: bytes) -> bool:
     return True
 
 
-class Output:
-    """Passes bytes on to ``sink`` and keeps account of them."""
+class FileWriter:
+    """Writes bytes to ``sink``, and computes their sha256, splits and blocks."""
 
-    def __init__(self, sink: Sink, block: int, columns: Sequence[Column] = ()) -> None:
+    def __init__(self, sink: ByteSink, block: int, columns: Sequence[Column] = ()) -> None:
         self._sink = sink
         # Equal rows of a table without a key are numbered from the first of them on.
         self._may_split = begins_equal_rows if columns and not key_columns(columns) else _anywhere
@@ -69,7 +69,7 @@ class Output:
         self._pass_on(data)
 
     def put(self, keys: Sequence[bytes], data: bytes, sizes: Callable[[], Iterable[int]]) -> None:
-        """Rows with these keys, as ``data``; ``sizes`` tells each row's bytes, when asked."""
+        """Write rows with these keys, as ``data``; ``sizes`` gives each row's bytes, if needed."""
         if not keys:
             return
         self.count(keys)
@@ -101,11 +101,11 @@ class Output:
         self._sums.cut(self._passed.size)
         self._pass_on(data)
 
-    def close(self) -> Encoded:
+    def close(self) -> EncodedFile:
         """The account. The sink stays open: it is the caller's."""
         enough = self._passed.size >= 2 * self._least_block and self._blocks != 1
         splits = self._splits if self._sorted and enough else []
-        return Encoded(
+        return EncodedFile(
             self._passed.size,
             self._passed.hex(),
             self._sorted,

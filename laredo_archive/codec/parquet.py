@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
 from laredo_archive.codec.arrow.stored import RowStorer
-from laredo_archive.codec.blocks import Source
+from laredo_archive.codec.blocks import ByteSource
 from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.output import SNAPSHOT_BLOCK, Encoded, Output, Sink
+from laredo_archive.codec.output import SNAPSHOT_BLOCK, ByteSink, EncodedFile, FileWriter
 from laredo_archive.codec.ranged_file import put_aside
 from laredo_archive.codec.row_keys import RowKeys
 from laredo_model.column import Column
@@ -26,11 +26,11 @@ _BATCH_BYTES = 2 << 20
 _WHOLE_GROUP = 1 << 31
 
 
-class SnapshotEncoder:
+class ParquetSnapshotEncoder:
     """Rows into a parquet snapshot. Memory: a row group's lines, a few times over."""
 
-    def __init__(self, sink: Sink, columns: Sequence[Column]) -> None:
-        self._output = Output(sink, 0, columns)
+    def __init__(self, sink: ByteSink, columns: Sequence[Column]) -> None:
+        self._output = FileWriter(sink, 0, columns)
         self._columns = columns
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -58,7 +58,7 @@ class SnapshotEncoder:
         if self._group_bytes >= SNAPSHOT_BLOCK:
             self._end_group()
 
-    def close(self) -> Encoded:
+    def close(self) -> EncodedFile:
         """What became of the file; the sink stays open."""
         self._store()
         if self._group:
@@ -124,7 +124,7 @@ class _Pages:
 
 
 def read_snapshot(
-    stream: Source,
+    stream: ByteSource,
     columns: Sequence[Column] | None,
     key_fields: Sequence[str],
     start: int | None = None,
@@ -132,10 +132,10 @@ def read_snapshot(
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """The rows, keys beside lines, some thousand at a time.
 
-    A stream that isn't seekable is put aside first.
+    A stream that isn't seekable is spooled first.
 
     :raises BadBytes: if it isn't a parquet file with these columns.
-    :raises TemporarySpaceLacking: if there is no room to put it aside.
+    :raises TemporarySpaceLacking: if there is no room to spool it.
     """
     seekable = getattr(stream, "seekable", None)
     if seekable is not None and seekable():

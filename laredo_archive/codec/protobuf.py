@@ -8,11 +8,17 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice
 
 from laredo_archive.codec import blocks, narrowed, struct_rows, varint
-from laredo_archive.codec.blocks import Source
+from laredo_archive.codec.blocks import ByteSource
 from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.narrowed import Bounds
-from laredo_archive.codec.output import DIFF_BLOCK, SNAPSHOT_BLOCK, Encoded, Output, Sink
-from laredo_archive.codec.struct_reader import RowReader
+from laredo_archive.codec.narrowed import KeyBounds
+from laredo_archive.codec.output import (
+    DIFF_BLOCK,
+    SNAPSHOT_BLOCK,
+    ByteSink,
+    EncodedFile,
+    FileWriter,
+)
+from laredo_archive.codec.struct_reader import StructRowReader
 from laredo_archive.codec.varint import varint as length
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.column import Column
@@ -28,11 +34,11 @@ _TRUNCATE = bytes([_ACTION, 8]) + b"TRUNCATE"
 _ACTIONS = {action.name.encode(): action for action in Action}
 
 
-class SnapshotEncoder:
+class ProtobufSnapshotEncoder:
     """Rows into a protobuf snapshot."""
 
-    def __init__(self, sink: Sink, columns: Sequence[Column]) -> None:
-        self._output = Output(sink, SNAPSHOT_BLOCK, columns)
+    def __init__(self, sink: ByteSink, columns: Sequence[Column]) -> None:
+        self._output = FileWriter(sink, SNAPSHOT_BLOCK, columns)
         self._encode = struct_rows.encoder(columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
@@ -46,16 +52,16 @@ class SnapshotEncoder:
             rows.append(length(1 + len(size) + len(struct)) + b"\x0a" + size + struct)
         self._output.put(keys, b"".join(rows), lambda: map(len, rows))
 
-    def close(self) -> Encoded:
+    def close(self) -> EncodedFile:
         """What became of the file; the sink stays open."""
         return self._output.close()
 
 
-class DiffEncoder:
+class ProtobufDiffEncoder:
     """Net changes into a protobuf diff."""
 
-    def __init__(self, sink: Sink, columns: Sequence[Column]) -> None:
-        self._output = Output(sink, DIFF_BLOCK)
+    def __init__(self, sink: ByteSink, columns: Sequence[Column]) -> None:
+        self._output = FileWriter(sink, DIFF_BLOCK)
         self._encode = struct_rows.encoder(columns)
 
     def truncate(self) -> None:
@@ -73,7 +79,7 @@ class DiffEncoder:
             keys = [change.key for change in batch]
             self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
 
-    def close(self) -> Encoded:
+    def close(self) -> EncodedFile:
         """What became of the file; the sink stays open."""
         return self._output.close()
 
@@ -91,7 +97,7 @@ def _change_message(change: Change, encode: Callable[[bytes], bytes]) -> bytes:
 
 
 def read_snapshot(
-    stream: Source,
+    stream: ByteSource,
     columns: Sequence[Column] | None,
     key_fields: Sequence[str],
     start: int | None = None,
@@ -101,14 +107,14 @@ def read_snapshot(
 
     :raises BadBytes: at a message that isn't a row.
     """
-    reader = RowReader(columns, key_fields)
+    reader = StructRowReader(columns, key_fields)
     for batch in blocks.messages(blocks.ranged(stream, start, stop)):
         pairs = [_row(message, reader) for message in batch]
         yield [key for key, _ in pairs], [line for _, line in pairs]
 
 
 def read_lines(
-    stream: Source, columns: Sequence[Column], key_fields: Sequence[str], keys: Bounds
+    stream: ByteSource, columns: Sequence[Column], key_fields: Sequence[str], keys: KeyBounds
 ) -> Iterator[bytes]:
     """The lines of ``keys``, a block at a time.
 
@@ -116,7 +122,7 @@ def read_lines(
 
     :raises BadBytes: at a message that isn't a row; not each message is looked at.
     """
-    reader = RowReader(columns, key_fields)
+    reader = StructRowReader(columns, key_fields)
 
     def key_of(message: bytes) -> bytes:
         return _row(message, reader)[0]
@@ -126,7 +132,7 @@ def read_lines(
         yield b"\n".join([*(_row(message, reader)[1] for message in some), b""])
 
 
-def _row(message: bytes, reader: RowReader) -> tuple[bytes, bytes]:
+def _row(message: bytes, reader: StructRowReader) -> tuple[bytes, bytes]:
     start, end = _part(message, 0, _ROW)
     if end != len(message):
         raise BadBytes(f"not a row: {message[:80]!r}")
@@ -134,7 +140,7 @@ def _row(message: bytes, reader: RowReader) -> tuple[bytes, bytes]:
 
 
 def read_diff(
-    stream: Source,
+    stream: ByteSource,
     columns: Sequence[Column] | None,
     start: int | None = None,
     stop: int | None = None,
@@ -143,16 +149,16 @@ def read_diff(
 
     :raises BadBytes: at a message that isn't a change.
     """
-    reader = RowReader(columns, ())
+    reader = StructRowReader(columns, ())
     for batch in blocks.messages(blocks.ranged(stream, start, stop)):
         for message in batch:
             yield _change(message, reader)
 
 
 def read_new_rows(
-    stream: Source,
+    stream: ByteSource,
     columns: Sequence[Column] | None,
-    keys: Bounds,
+    keys: KeyBounds,
     known: Container[bytes],
 ) -> dict[bytes, bytes | None]:
     """The last new row of each of ``keys`` that isn't ``known``.
@@ -161,7 +167,7 @@ def read_new_rows(
 
     :raises BadBytes: at a message that isn't a change; not each message is looked at.
     """
-    reader = RowReader(columns, ())
+    reader = StructRowReader(columns, ())
     found: dict[bytes, bytes | None] = {}
     for batch in blocks.messages(blocks.ranged(stream, None, None)):
         for message in narrowed.records(batch, keys, _change_key):
@@ -175,7 +181,7 @@ def _change_key(message: bytes) -> bytes:
     return _parts(message)[1]
 
 
-def _change(message: bytes, reader: RowReader) -> Change:
+def _change(message: bytes, reader: StructRowReader) -> Change:
     action, key, old, new = _parts(message)
     if action is Action.TRUNCATE:
         return TRUNCATION

@@ -1,4 +1,4 @@
-"""An object as a seekable file, for formats that are read from several places."""
+"""An object as a seekable file, for formats that are read at several positions."""
 
 import io
 import tempfile
@@ -7,22 +7,22 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from shutil import copyfileobj
 from typing import BinaryIO, cast
 
-from laredo_archive.codec.blocks import READ_BYTES, Source
+from laredo_archive.codec.blocks import READ_BYTES, ByteSource
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.errors import TemporarySpaceLacking
 
-OpenAt = Callable[[int], AbstractContextManager[Source]]
+OpenAt = Callable[[int], AbstractContextManager[ByteSource]]
 """The object's bytes from an offset on."""
 
 _BUFFER_BYTES = 32 << 10
 _SKIPPED_BYTES = 256 << 10
 """A smaller gap is read through: another request takes longer."""
 _MEMORY_BYTES = 16 << 20
-"""A smaller object isn't put aside on disk."""
+"""A smaller object is buffered in memory, not spooled to disk."""
 
 
 def ranged(open_at: OpenAt, size_bytes: int) -> BinaryIO:
-    """The object; it is opened anew wherever reading goes on somewhere else.
+    """A seekable object; a seek opens it again at the new position.
 
     Reading raises BadBytes where the object ends before ``size_bytes``.
     """
@@ -30,7 +30,7 @@ def ranged(open_at: OpenAt, size_bytes: int) -> BinaryIO:
 
 
 @contextmanager
-def put_aside(source: Source) -> Iterator[BinaryIO]:
+def put_aside(source: ByteSource) -> Iterator[BinaryIO]:
     """The object in a temporary file: all of ``source`` is read first.
 
     :raises TemporarySpaceLacking: if there is no room for it.
@@ -71,7 +71,7 @@ class _Ranged(Seekable):
     def __init__(self, open_at: OpenAt, size_bytes: int) -> None:
         super().__init__(size_bytes)
         self._open_at = open_at
-        self._source: Source | None = None
+        self._source: ByteSource | None = None
         self._source_at = 0
         self._opened = ExitStack()
 
@@ -86,7 +86,7 @@ class _Ranged(Seekable):
         self._at = self._source_at = self._at + len(data)
         return len(data)
 
-    def _opened_here(self) -> Source:
+    def _opened_here(self) -> ByteSource:
         """What gives the bytes from here on."""
         source, gap = self._source, self._at - self._source_at
         while source is not None and 0 < gap <= _SKIPPED_BYTES:

@@ -1,4 +1,4 @@
-"""Keys out of lines, at the speed of a regular expression where a line allows it."""
+"""Extracts keys from lines, by a regular expression where a line allows it."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""google.protobuf.Struct into lines: the way back of ``struct_rows``.
+"""Converts google.protobuf.Struct to lines: the inverse of ``struct_rows``.
 
 Without columns (archives of other writers) values are read as they are, numbers
 by their value, and columns stand in the order of their names.
@@ -37,7 +37,7 @@ _NOT_TEXT = JSONS | INTEGERS | FLOAT_DIGITS.keys()
 _NULL, _NUMBER, _STRING, _BOOL, _STRUCT, _LIST, _ENTRY = 0x08, 0x11, 0x1A, 0x20, 0x2A, 0x32, 0x0A
 
 
-class RowReader:
+class StructRowReader:
     """Reads rows of one table, whose columns are known or not (None)."""
 
     def __init__(self, columns: Sequence[Column] | None, key_fields: Sequence[str]) -> None:

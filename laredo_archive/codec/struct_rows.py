@@ -1,4 +1,4 @@
-"""Rows as google.protobuf.Struct and back, byte for byte.
+"""Converts rows to google.protobuf.Struct and back, byte for byte.
 
 Struct's numbers are doubles, so by a column's type (docs/archive-format.md, protobuf):
 

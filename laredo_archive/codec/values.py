@@ -1,4 +1,4 @@
-"""Which columns' values a Struct can't say without the column's type, and how numbers print."""
+"""The column types whose values a Struct holds only as text, and the digits of numbers."""
 
 import re
 

@@ -1,1 +1,1 @@
-"""What is done to whole archives: proven, compared, copied, exported, and rid of garbage."""
+"""Maintenance of whole archives: verify, compare, copy, export, collect garbage."""

@@ -1,11 +1,11 @@
-"""The collector: what no manifest needs any more (docs/commit-protocol.md, Retention and garbage).
+"""The collector: deletes objects that no manifest names (docs/commit-protocol.md, Retention).
 
 Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names,
 older than the cut-off, is entered into ``retired``. An entry that has been there
 for longer than the grace period is deleted. Both steps go by the store's Date.
 
 Only objects whose names have the form that writers give them (``naming.is_own``) are ever
-entered or deleted, whatever a manifest says: the rest of a location is somebody else's.
+entered or deleted, whatever a manifest says: the rest of a location belongs to other programs.
 
 A deletion is announced in the manifest before it is sent: the entry gets this
 run's token. Another run leaves it alone for a whole grace period, so that no
@@ -29,7 +29,7 @@ from laredo_archive.errors import (
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Manifest, Retired
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 
@@ -39,7 +39,7 @@ DAY = timedelta(days=1)
 LISTED_AT_ONCE = 1000
 NO_DIRECTORY = (
     "this archive has no directory of its own in its destination (its key_prefix is empty, or"
-    " doesn't end in /), so what is beside it can't be told from its garbage. Copy it below a"
+    " doesn't end in /), so its garbage can't be distinguished from its neighbours. Copy it below a"
     " name of its own (laredo-archive copy FROM TO) and let the writer go on there"
 )
 
@@ -76,12 +76,12 @@ def collect(
     policy: Policy | None = None,
     dry_run: bool = False,
     environment: Environment | None = None,
-    progress: Progress = UNWATCHED,
+    progress: ReadProgress = UNWATCHED,
     on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
-    """One run over one table's archive in one destination, whoever writes it.
+    """Collect the garbage of one table's archive in one destination, beside its writer.
 
-    ``on_deleted`` is told of each key that was deleted, also by a run that fails later.
+    ``on_deleted`` is called with each deleted key, also by a run that fails later.
 
     :raises NotCollectable: if there is no manifest, or one without artifacts, or the
         archive has no directory of its own (``key_prefix`` is empty, or doesn't end in ``/``).
@@ -91,18 +91,18 @@ def collect(
     store = ManifestStore(destination, table, key_prefix, environment or Environment(), Counts())
     if not key_prefix.endswith("/"):
         raise NotCollectable(store.uri, NO_DIRECTORY)
-    run = _Run(store, key_prefix, policy or Policy(), progress, dry_run=dry_run)
+    run = _CollectorRun(store, key_prefix, policy or Policy(), progress, dry_run=dry_run)
     run.on_deleted = on_deleted
     return run.run()
 
 
-class _Run:
+class _CollectorRun:
     def __init__(
         self,
         store: ManifestStore,
         prefix: str,
         policy: Policy,
-        progress: Progress,
+        progress: ReadProgress,
         *,
         dry_run: bool,
     ) -> None:
@@ -247,7 +247,7 @@ class _Run:
 
     def _report(self) -> None:
         log.info(
-            "garbage collected" if not self._result.dry_run else "garbage looked at",
+            "garbage collected" if not self._result.dry_run else "garbage listed",
             manifest=self._store.uri,
             orphans=len(self._result.orphans),
             deleted=len(self._result.deleted),

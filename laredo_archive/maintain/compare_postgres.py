@@ -1,4 +1,4 @@
-"""An archive proven against PostgreSQL (docs/commit-protocol.md, Proof).
+"""Compares an archive with its table in PostgreSQL (docs/commit-protocol.md, Proof).
 
 The database says what its table is at some moment between two positions. If that
 is what the archive says of a boundary there, they are equal. If the archive knows
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from laredo_archive.errors import DatabaseUnusable, NoSuchBoundary
-from laredo_archive.maintain.postgres_table import Database, Measured, Table
+from laredo_archive.maintain.postgres_table import ComparedTable, Database, Measured
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
@@ -31,10 +31,12 @@ class Comparison(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """An outcome and its grounds, for people."""
+class ComparisonResult:
+    """The outcome of a comparison, and its reason."""
 
+    #: Equal, different or undecided.
     outcome: Comparison
+    #: Why, as a sentence.
     reason: str
 
 
@@ -45,7 +47,7 @@ def compare(
     lock: bool = False,
     wait_s: float = 0,
     progress: Callable[[str], None] = lambda _: None,
-) -> Verdict:
+) -> ComparisonResult:
     """Compare the table with its archive, which is read again for up to ``wait_s`` seconds.
 
     ``lock`` keeps writers out of the table meanwhile, so that it is always decided
@@ -68,7 +70,7 @@ def compare(
         table = database.table(archive.manifest.table, head.columns)
         if table.differing:
             names = ", ".join(table.differing)
-            return Verdict(
+            return ComparisonResult(
                 Comparison.UNDECIDED,
                 f"the table's columns aren't those of the archive's last epoch ({names}): the"
                 " archive hasn't followed a schema change yet",
@@ -83,16 +85,16 @@ def compare(
         return _with_extra(verdict, table)
 
 
-def _with_extra(verdict: Verdict, table: Table) -> Verdict:
+def _with_extra(verdict: ComparisonResult, table: ComparedTable) -> ComparisonResult:
     if not table.extra:
         return verdict
     names = ", ".join(table.extra)
-    return Verdict(
+    return ComparisonResult(
         verdict.outcome, f"{verdict.reason} (leaving out {names}, which the archive doesn't have)"
     )
 
 
-def _foreign(archive: Archive, history: History) -> Verdict | None:
+def _foreign(archive: Archive, history: History) -> ComparisonResult | None:
     own = archive.boundary().history
     # Whether it went back is nothing that a database knows of itself.
     if own is None or own._replace(restored=0) == history:
@@ -101,13 +103,13 @@ def _foreign(archive: Archive, history: History) -> Verdict | None:
         raise DatabaseUnusable(
             "the database", f"it is of history {history}, the archive of {own}: another database"
         )
-    return Verdict(
+    return ComparisonResult(
         Comparison.UNDECIDED,
         f"the database is on timeline {history.timeline}, the archive still on {own.timeline}",
     )
 
 
-Decide = Callable[[Archive, Measured], Verdict | None]
+Decide = Callable[[Archive, Measured], ComparisonResult | None]
 
 
 def _await(
@@ -116,7 +118,7 @@ def _await(
     wait_s: float,
     progress: Callable[[str], None],
     decide_now: Decide,
-) -> Verdict:
+) -> ComparisonResult:
     end = time.monotonic() + wait_s
     while True:
         archive = archive.refreshed()
@@ -127,7 +129,7 @@ def _await(
         goal = positions.text(measured.before)
         left = end - time.monotonic()
         if left <= 0:
-            return Verdict(
+            return ComparisonResult(
                 Comparison.UNDECIDED,
                 f"the archive has seen the table up to {seen}, the database was at {goal}"
                 f" ({_described(measured.rows, measured.checksum)}); is the snapshotter running?"
@@ -137,17 +139,17 @@ def _await(
         time.sleep(min(POLL_S, left))
 
 
-def decide(archive: Archive, measured: Measured) -> Verdict | None:
-    """What can be said of a table measured between two positions; None: nothing yet."""
+def decide(archive: Archive, measured: Measured) -> ComparisonResult | None:
+    """The result for a table measured between two positions; None: undecided so far."""
     head = archive.boundary()
     known = _known(archive, measured)
     if known is not None:
         return _verdict(known, measured)
     for boundary in _near(archive, measured):
         if _same(boundary, measured):
-            return Verdict(Comparison.EQUAL, f"as the archive has it at {_text(boundary)}")
+            return ComparisonResult(Comparison.EQUAL, f"as the archive has it at {_text(boundary)}")
     if head.position >= measured.before:
-        return Verdict(
+        return ComparisonResult(
             Comparison.UNDECIDED,
             f"the table changed around {positions.text(measured.before)}, where no artifact ends;"
             " try again, or with --lock",
@@ -165,21 +167,21 @@ def _known(archive: Archive, measured: Measured) -> Boundary | None:
     return exactly[-1] if exactly else None
 
 
-def _verdict(known: Boundary, measured: Measured) -> Verdict:
+def _verdict(known: Boundary, measured: Measured) -> ComparisonResult:
     if _same(known, measured):
-        return Verdict(Comparison.EQUAL, f"as the archive has it at {_text(known)}")
+        return ComparisonResult(Comparison.EQUAL, f"as the archive has it at {_text(known)}")
     if measured.writers:
         pids = ", ".join(map(str, measured.writers))
-        return Verdict(
+        return ComparisonResult(
             Comparison.UNDECIDED,
             f"transactions were writing to the table (pid {pids}), and what they committed"
             " may not have been visible yet; try again, or with --lock",
         )
-    return Verdict(Comparison.DIFFERENT, _difference(known, measured))
+    return ComparisonResult(Comparison.DIFFERENT, _difference(known, measured))
 
 
-def decide_locked(archive: Archive, measured: Measured) -> Verdict | None:
-    """The same, of a table that nobody has written to since it was measured."""
+def decide_locked(archive: Archive, measured: Measured) -> ComparisonResult | None:
+    """The result for a table that wasn't written to since it was measured."""
     head = archive.boundary()
     if _same(head, measured) or _seen(archive) >= measured.before:
         return _verdict(head, measured)

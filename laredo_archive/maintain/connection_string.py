@@ -1,4 +1,4 @@
-"""Connection strings of PostgreSQL, as libpq itself reads them, and what is shown of them.
+"""Parses PostgreSQL's connection strings with libpq, and shows them without secrets.
 
 A password may stand in several places, and where a string is mistyped anywhere. So only what names
 the database is shown, and what libpq says of a string that it can't read, never.
@@ -33,7 +33,7 @@ def parsed(dsn: str) -> dict[str, Any]:
 
 
 def shown(dsn: str) -> str:
-    """What may be shown of it: where the database is, and who connects."""
+    """The parameters without a secret: host, database and user."""
     try:
         parameters = parsed(dsn)
     except ValueError:

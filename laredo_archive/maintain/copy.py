@@ -1,10 +1,10 @@
-"""An archive copied to another place: every object checked on the way, the manifest last.
+"""Copies an archive to another location: every object is checked, the manifest comes last.
 
-The target becomes what the source is, as a destination that is brought level does
+The target becomes what the source is, as a destination that is reconciled does
 (commit protocol, 2): a later copy adds what is new, and retires what has left. But
 a copy is no writer. It claims nothing and leaves no ``writer_id``, so that no writer
 takes the copy for its own work; and it goes only where no archive is, or an earlier
-state of the same one that no writer has claimed. Whoever claims the target meanwhile
+state of the same one that no writer has claimed. A writer that claims the target meanwhile
 wins: then the copy's swap is lost, and it stops.
 
 Nothing is noted of a copy under way. One that was ended, at any moment, is begun
@@ -31,13 +31,13 @@ from laredo_archive.errors import (
 from laredo_archive.failpoint import reach
 from laredo_archive.maintain.collect import DAY
 from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
-from laredo_archive.maintain.copy_target import Target, following, refuse_unfit, target_at
+from laredo_archive.maintain.copy_target import CopyTarget, following, refuse_unfit, target_at
 from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.read import location
-from laredo_archive.read.location import FoundArchive, Place
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.location import ArchiveLocation, FoundArchive
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_archive.write.reconcile import by_content, identity
@@ -46,16 +46,20 @@ from laredo_archive.write.uploads import stored
 log = structlog.get_logger(__name__)
 
 ROUNDS = 20
-"""Times that a copy is planned anew because the source has retired what it was copying."""
+"""Times that a copy is planned again because the source has retired what it was copying."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """What came of a copy. ``kept``: objects that the manifest here named before."""
+    """A finished copy."""
 
+    #: The copy's manifest.
     uri: str
+    #: Its content.
     manifest: Manifest
+    #: What was copied.
     tally: Tally
+    #: Objects that the target had named before.
     kept: int
 
 
@@ -70,13 +74,13 @@ class _Slot(NamedTuple):
 
 def copy(
     source: FoundArchive,
-    place: Place,
+    target_location: ArchiveLocation,
     *,
     take_over: bool = False,
-    progress: Progress = UNWATCHED,
+    progress: ReadProgress = UNWATCHED,
     environment: Environment | None = None,
 ) -> Copied:
-    """Make ``place`` the same archive as ``source``.
+    """Make the archive at ``target_location`` the same as ``source``.
 
     ``take_over``: also where a writer has claimed the archive; should it still be at
     work there, it is fenced.
@@ -86,7 +90,7 @@ def copy(
         manifest is as it was.
     :raises ArchiveError: if a manifest can't be read, or the target's not be written.
     """
-    target = target_at(place, source)
+    target = target_at(target_location, source)
     return _Copy(source, target, take_over, progress, environment or Environment()).run()
 
 
@@ -94,9 +98,9 @@ class _Copy:
     def __init__(
         self,
         source: FoundArchive,
-        target: Target,
+        target: CopyTarget,
         take_over: bool,
-        progress: Progress,
+        progress: ReadProgress,
         environment: Environment,
     ) -> None:
         self._source = source
@@ -179,7 +183,7 @@ class _Copy:
     def _names_there(
         self, slots: Sequence[_Slot], own: Manifest, sizes: Mapping[str, int]
     ) -> dict[str, str]:
-        """By the source's key, the name here of each object that is in its place."""
+        """By the source's key, the target's key of each object that is already copied."""
         retired = own.retired_keys()
         names: dict[str, str] = {}
         for _, _, entry, own_key in slots:

@@ -1,4 +1,4 @@
-"""Objects carried from one destination to another: checked on the way, several at a time."""
+"""Copies objects from one destination to another, several at a time, and checks them."""
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.read.progress import Progress
+from laredo_archive.read.progress import ReadProgress
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.manifest_store import Environment
-from laredo_archive.write.uploads import Content, holds, is_there, place, sha256_of
+from laredo_archive.write.uploads import Content, holds, is_there, sha256_of, store_object
 
 LARGE_BYTES = 8 << 20
 LARGE_AT_ONCE = 2
@@ -23,18 +23,23 @@ SMALL_AT_ONCE = 8
 
 
 class Load(NamedTuple):
-    """One object: what it is there, and the name that it should get here."""
+    """One object to copy."""
 
+    #: The bytes to copy.
     content: Content
+    #: The key that it should get.
     name: str
 
 
 @dataclass
 class Tally:
-    """What was done so far. ``adopted`` were there already, byte for byte."""
+    """Counts of a copy so far."""
 
+    #: Objects copied.
     copied: int = 0
+    #: Objects that were there already, byte for byte.
     adopted: int = 0
+    #: Bytes copied.
     size_bytes: int = 0
     """Of what was copied."""
 
@@ -51,7 +56,7 @@ class Carrier:
         destination: Destination,
         new_names: NewNames,
         environment: Environment,
-        progress: Progress,
+        progress: ReadProgress,
     ) -> None:
         self.tally = Tally()
         self.names: dict[str, str] = {}
@@ -67,7 +72,7 @@ class Carrier:
         ``there`` are the names that are taken; those in ``avoid`` aren't adopted either.
 
         :raises ArtifactDamaged, ArtifactMissing: if what is read isn't what it should be.
-        :raises DestinationError: if one of the two places is away, or full.
+        :raises DestinationError: if one of the two is unavailable, or full.
         """
         ending = threading.Event()
         carried = [_Carried(load, self._progress, ending) for load in loads]
@@ -109,7 +114,7 @@ class Carrier:
         if name in there or name in avoid:
             name = self._new_names.instead_of(name)
         self._progress.step(name)
-        name = place(
+        name = store_object(
             self._destination,
             name,
             replace(one.load.content, open=one.open),
@@ -121,10 +126,10 @@ class Carrier:
             self.names[one.load.content.origin] = name
             self.tally.copied += 1
             self.tally.size_bytes += one.load.content.size_bytes
-        reach("copy.placed")
+        reach("copy.uploaded")
 
     def _is_same(self, name: str, one: "_Carried") -> bool:
-        """Whether what is there came from somebody, most likely an earlier try, who copied it."""
+        """Whether the existing object is the same, most likely from an earlier try."""
         content = one.load.content
         if not is_there(self._destination, name, content.size_bytes):
             return False
@@ -140,7 +145,7 @@ class Carrier:
 class _Carried:
     """One load on its way, its part of the progress, and when to give it up."""
 
-    def __init__(self, load: Load, progress: Progress, ending: threading.Event) -> None:
+    def __init__(self, load: Load, progress: ReadProgress, ending: threading.Event) -> None:
         self.load = load
         self.left = load.content.size_bytes
         self.ending = ending
@@ -159,14 +164,14 @@ class _Carried:
         self._progress.advance(counted)
 
     @contextmanager
-    def open(self) -> Iterator[Source]:
+    def open(self) -> Iterator[ByteSource]:
         """What is to be copied."""
         with self.load.content.open() as source:
             yield _Watched(source, self)
 
 
 class _Watched:
-    def __init__(self, source: Source, one: _Carried) -> None:
+    def __init__(self, source: ByteSource, one: _Carried) -> None:
         self._source = source
         self._one = one
 

@@ -1,4 +1,4 @@
-"""What a copy may become: where its objects go, what it is refused for, what its manifest says."""
+"""The target of a copy: its key prefix, its refusals, its next manifest."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,17 +9,19 @@ from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Artifact, Manifest, Retired
 from laredo_archive.manifest.notices import later
 from laredo_archive.read import location
-from laredo_archive.read.location import FoundArchive, Place
+from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.reconcile import unfit
 from laredo_model import position as positions
 
 
-class Target(NamedTuple):
-    """A destination, and the key prefix in it."""
+class CopyTarget(NamedTuple):
+    """The target of a copy."""
 
+    #: The destination.
     destination: Destination
+    #: The key prefix in it.
     key_prefix: str
 
     @property
@@ -28,44 +30,48 @@ class Target(NamedTuple):
         return self.destination.uri_of(object_keys.manifest_key(self.key_prefix))
 
 
-def target_at(place: Place, source: FoundArchive) -> Target:
-    """Where keys begin at ``place``: as the archive there has it, or as ``source`` has it.
+def target_at(target_location: ArchiveLocation, source: FoundArchive) -> CopyTarget:
+    """The key prefix at a location: that of its archive, or else of ``source``.
 
-    A place that ends with another name than the source's key prefix gets that name for it,
+    A location that ends with another name than the source's key prefix gets that name for it,
     so that a writer can be given the directory above as its destination.
 
     :raises CopyRefused: if there is another table's archive, or one that was moved, or the
-        two places lie in one another.
+        two archives overlap.
     :raises DestinationUnavailable: if it can't be written, or its manifest not be swapped.
     """
     try:
-        there = location.found(place)
+        there = location.found(target_location)
     except ArchiveMissing:
         there = None
     if there is None or not there.manifest.artifacts:
-        depth = place.depth_of([source.manifest_key])
-        target = Target(*place.seen_from(min(1, len(place.parts)) if depth is None else depth))
+        depth = target_location.depth_of([source.manifest_key])
+        target = CopyTarget(
+            *target_location.split_at(
+                min(1, len(target_location.parts)) if depth is None else depth
+            )
+        )
     elif there.manifest.table != source.manifest.table:
         raise CopyRefused(
             there.destination.uri_of(there.manifest_key),
             f"there is the archive of {there.manifest.table}, not of {source.manifest.table}; copy"
-            " to another place",
+            " to another location",
         )
     elif there.is_renamed_copy:
         raise CopyRefused(
             there.destination.uri_of(there.manifest_key),
             "the objects there have other names than their manifest says (was it moved?); copy to"
-            " an empty place",
+            " an empty location",
         )
     else:
-        target = Target(there.destination, there.key_prefix)
-    _refuse_overlap(Target(source.destination, source.key_prefix), target)
+        target = CopyTarget(there.destination, there.key_prefix)
+    _refuse_overlap(CopyTarget(source.destination, source.key_prefix), target)
     if isinstance(target.destination, S3Destination):
         target.destination.probe()
     return target
 
 
-def _refuse_overlap(source: Target, target: Target) -> None:
+def _refuse_overlap(source: CopyTarget, target: CopyTarget) -> None:
     ours, theirs = _extent(source), _extent(target)
     if ours[0] == theirs[0] and (_is_within(ours[1], theirs[1]) or _is_within(theirs[1], ours[1])):
         raise CopyRefused(
@@ -78,16 +84,16 @@ def _is_within(inner: str, outer: str) -> bool:
     return inner == outer or (outer.endswith("/") and inner.startswith(outer))
 
 
-def _extent(target: Target) -> tuple[str, str]:
+def _extent(target: CopyTarget) -> tuple[str, str]:
     """The service, and what all URIs of the archive begin with."""
     destination = target.destination
-    return destination.place.removeprefix(destination.uri), target.uri.removesuffix(
+    return destination.location.removeprefix(destination.uri), target.uri.removesuffix(
         object_keys.MANIFEST
     )
 
 
 def refuse_unfit(
-    target: Target, source: Manifest, own: Manifest, where: str, *, take_over: bool
+    target: CopyTarget, source: Manifest, own: Manifest, where: str, *, take_over: bool
 ) -> None:
     """See that ``own``, which is there, may become ``source``, which is at ``where``.
 
@@ -97,20 +103,20 @@ def refuse_unfit(
         raise CopyRefused(
             target.uri,
             f"writer {own.writer_id} (term {own.writer_term}) has claimed it, and may be at work"
-            " there; copy to another place. If it is stopped for good, --take-over copies all the"
-            " same, and shuts it out should it still live",
+            " there; copy to another location. If it is stopped for good, --take-over copies all"
+            " the same, and shuts it out should it still live",
         )
     if source.head is not None and own.head is not None and own.head > source.head:
         raise CopyRefused(
             target.uri,
             f"it is ahead: it ends at {_head(own)}, and {where} at {_head(source)}; copy the other"
-            " way round, or to another place",
+            " way round, or to another location",
         )
     reason = unfit(source, own)
     if reason is not None:
         raise CopyRefused(
             target.uri,
-            f"what is there isn't an earlier state of {where}: {reason}; copy to another place",
+            f"what is there isn't an earlier state of {where}: {reason}; copy to another location",
         )
 
 
@@ -124,7 +130,7 @@ def following(
 ) -> Manifest | None:
     """``own`` as a copy of ``source`` with ``artifacts``; None if it is that already.
 
-    Nobody writes it: a writer_id that stood here too would let its writer go on in a copy
+    It has no writer: with the source's writer_id that writer would go on in the copy
     as if it were its own. The term only grows, so a writer that was shut out stays out.
     ``unneeded`` are keys of objects that were copied for nothing.
     """

@@ -1,4 +1,4 @@
-"""A table at a boundary, as one file: to load elsewhere, or to keep.
+"""Exports a table at a boundary as one file: to load elsewhere, or to keep.
 
 jsonl, protobuf and parquet are the archive's own snapshot formats; csv is for
 ``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which gives back the same rows.
@@ -19,9 +19,9 @@ from laredo_archive import codec
 from laredo_archive.codec.split_line import splitter
 from laredo_archive.errors import ArtifactDamaged, ExportRefused
 from laredo_archive.manifest.timeline import Boundary
-from laredo_archive.read.artifact_reader import Shape
+from laredo_archive.read.artifact_reader import RowFields
 from laredo_archive.read.fold import Rows
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
@@ -43,11 +43,14 @@ _NEEDS_QUOTES = re.compile(r'[",\r\n]')
 
 
 class Exported(NamedTuple):
-    """What was written; the checksum is the state's, and was compared with the archive's."""
+    """A finished export."""
 
+    #: The rows written.
     rows: int
+    #: The file's size.
     size_bytes: int
     sha256: str
+    #: The rows' checksum, equal to the manifest's.
     state_checksum: str
 
 
@@ -58,7 +61,7 @@ def export(
     format_id: str,
     *,
     replace: bool = False,
-    progress: Progress = UNWATCHED,
+    progress: ReadProgress = UNWATCHED,
 ) -> Exported:
     """Write the table at ``boundary`` to ``target``, which appears whole or not at all.
 
@@ -90,23 +93,26 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
     write, end = _writer(archive, archive.shape(boundary), hashing, format_id)
     for keys, lines in archive.rows(boundary):
         checksum.add(lines)
-        with _told(archive, f"at {boundary}, from the key {keys[0][:80]!r} on", format_id):
+        with _as_damage(archive, f"at {boundary}, from the key {keys[0][:80]!r} on", format_id):
             write((keys, lines))
-    with _told(archive, f"at {boundary}", format_id):
+    with _as_damage(archive, f"at {boundary}", format_id):
         end()
-    said = boundary.last
-    if said.state_checksum not in (None, checksum.hex()) or said.rows not in (None, checksum.rows):
+    expected = boundary.last
+    if expected.state_checksum not in (None, checksum.hex()) or expected.rows not in (
+        None,
+        checksum.rows,
+    ):
         raise ExportRefused(
             archive.uri,
-            f"at {boundary} its rows give {checksum!r}, the manifest says {said.rows} rows,"
-            f" {said.state_checksum}; see laredo-archive verify",
+            f"at {boundary} its rows give {checksum!r}, the manifest says {expected.rows} rows,"
+            f" {expected.state_checksum}; see laredo-archive verify",
         )
     return Exported(checksum.rows, hashing.digest.size, hashing.digest.hex(), checksum.hex())
 
 
 @contextmanager
-def _told(archive: Archive, where: str, format_id: str) -> Iterator[None]:
-    """:raises ArtifactDamaged: in the place of what a row's text raises that is none."""
+def _as_damage(archive: Archive, where: str, format_id: str) -> Iterator[None]:
+    """:raises ArtifactDamaged: instead of what a damaged row raises."""
     try:
         yield
     except ValueError as wrong:
@@ -118,7 +124,7 @@ def _told(archive: Archive, where: str, format_id: str) -> Iterator[None]:
 
 
 def _writer(
-    archive: Archive, shape: Shape, sink: "_Hashing", format_id: str
+    archive: Archive, shape: RowFields, sink: "_Hashing", format_id: str
 ) -> tuple[Callable[[Rows], None], Callable[[], object]]:
     """What takes the rows, and what ends the file."""
     if format_id == CSV:
@@ -142,7 +148,7 @@ class _Hashing:
         self.digest.update(data)
 
 
-def _csv_writer(shape: Shape, sink: "_Hashing") -> Callable[[Rows], None]:
+def _csv_writer(shape: RowFields, sink: "_Hashing") -> Callable[[Rows], None]:
     types = {column.name: column.type for column in shape.columns or ()}
     names: list[str] = list(types)
     if names:

@@ -1,4 +1,4 @@
-"""What PostgreSQL itself says of a table: rows and checksum, and between which positions.
+"""Measures a table in PostgreSQL: row count and checksum, between two positions.
 
 The database computes both from its own rows, by the same SELECT that the copy
 reads with; none of them comes here. It is only read from.
@@ -42,7 +42,7 @@ SELECT s.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert
     ::bit(32)::int8, d.oid::int8
 FROM pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = current_database()
 """
-# Whoever wrote to the table holds such a lock until its commit is visible to others.
+# A transaction that wrote to the table holds such a lock until its commit is visible.
 _WRITERS_SQL = """
 SELECT DISTINCT coalesce(l.pid, 0) FROM pg_catalog.pg_locks l
 WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
@@ -64,7 +64,7 @@ FROM (SELECT md5(convert_to(line::text, 'UTF8')) AS digest FROM ({lines}) rows) 
 class Measured:
     """The table as one snapshot saw it, which lies between two positions.
 
-    ``writers``: who held a lock on the table after ``after`` was read; one of
+    ``writers``: the transactions that held a lock on it after ``after`` was read; one of
     them may have committed by then without being visible yet.
     """
 
@@ -104,7 +104,7 @@ class Database:
             raise DatabaseUnusable(connection_string.shown(dsn), _reason(failure)) from failure
 
     def history(self) -> History:
-        """Where its positions mean something.
+        """The history of its positions.
 
         :raises DatabaseUnusable: if it is a standby.
         """
@@ -114,15 +114,15 @@ class Database:
             )
         return History(*self._one(_HISTORY_SQL))
 
-    def table(self, name: str, columns: Sequence[Column] | None) -> "Table":
+    def table(self, name: str, columns: Sequence[Column] | None) -> "ComparedTable":
         """The table ``schema.name``, with the archive's columns (None: all).
 
         :raises DatabaseUnusable: if there is no such table, or it lacks a column.
         """
         found = self._connection.execute(_TABLE_SQL, (name,)).fetchall()
-        place = f"{self._connection.info.host}/{self._connection.info.dbname}"
+        location = f"{self._connection.info.host}/{self._connection.info.dbname}"
         if not found:
-            raise DatabaseUnusable(place, f"it has no table {name}; is it the right database?")
+            raise DatabaseUnusable(location, f"it has no table {name}; is it the right database?")
         oid, schema, table, kind = found[0]
         rows = self._connection.execute(_COLUMNS_SQL, (oid,)).fetchall()
         type_rows = self._connection.execute(TYPES_SQL, ([type_oid for _, type_oid, _ in rows],))
@@ -144,9 +144,9 @@ class Database:
             Selected(column, everything[column]) for column in wanted if column in everything
         ]
         lines = lines_sql(schema, table, selected, only=kind != "p")
-        return Table(oid, table_name(schema, table), lines, tuple(differing), extra)
+        return ComparedTable(oid, table_name(schema, table), lines, tuple(differing), extra)
 
-    def measure(self, table: "Table") -> Measured:
+    def measure(self, table: "ComparedTable") -> Measured:
         """Rows and checksum in one snapshot, between two positions; locks nothing."""
         after = self._position()
         writers = self._connection.execute(_WRITERS_SQL, {"table": table.oid}).fetchall()
@@ -157,8 +157,8 @@ class Database:
         return Measured(after, before, rows, checksum, tuple(pid for (pid,) in writers))
 
     @contextmanager
-    def locked(self, table: "Table") -> Iterator[Measured]:
-        """The table measured, and nobody writes to it while the context lasts.
+    def locked(self, table: "ComparedTable") -> Iterator[Measured]:
+        """Measure the table, and lock out writers for the block.
 
         :raises DatabaseUnusable: if the lock isn't to be had in a minute.
         """
@@ -171,7 +171,7 @@ class Database:
             rows, checksum = self._sums(table)
             yield Measured(position, position, rows, checksum)
 
-    def _sums(self, table: "Table") -> tuple[int, str]:
+    def _sums(self, table: "ComparedTable") -> tuple[int, str]:
         parts = ", ".join(
             f"coalesce(sum(('x' || substr(digest, {start}, 8))::bit(32)::int8), 0)"
             for start in (1, 9, 17, 25)
@@ -189,7 +189,7 @@ class Database:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparedTable:
     """A table as it is compared. ``differing``: columns that it lacks or that have another type."""
 
     oid: int

@@ -1,4 +1,4 @@
-"""The state at every boundary of an epoch, in one pass over its files.
+"""Computes rows and checksum at every boundary of an epoch, in one pass over its files.
 
 Key by key, in key order: what a key's row is at each boundary, and so what each
 artifact adds to the rows and to the checksum. Nothing is held but sums.
@@ -12,7 +12,7 @@ from itertools import accumulate
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read import fold
-from laredo_archive.read.artifact_reader import ArtifactFiles, Shape
+from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import OrderedChange, Rows
 from laredo_model import position as positions
 from laredo_model.change import Action, Change
@@ -39,7 +39,7 @@ class Folded:
     problems: list[str]
 
 
-def fold_states(files: ArtifactFiles, epoch: Epoch, shape: Shape) -> Folded:
+def fold_states(files: ArtifactFiles, epoch: Epoch, shape: RowFields) -> Folded:
     """The state at every boundary of ``epoch``.
 
     :raises ArtifactDamaged: where a file isn't what its entry says.
@@ -48,7 +48,7 @@ def fold_states(files: ArtifactFiles, epoch: Epoch, shape: Shape) -> Folded:
     states: list[BoundaryState] = []
     problems: list[str] = []
     for artifacts in _parts(files, epoch, shape):
-        part = _Part(artifacts, compares_old=shape.columns is not None)
+        part = _StateProof(artifacts, compares_old=shape.columns is not None)
         _, keys = fold.timelines(files, part.diffs, shape)
         if part.has_base:
             part.fold(fold.base_rows(files, epoch.base, shape), keys)
@@ -59,8 +59,8 @@ def fold_states(files: ArtifactFiles, epoch: Epoch, shape: Shape) -> Folded:
     return Folded(states, problems[:MAX_PROBLEMS])
 
 
-def _parts(files: ArtifactFiles, epoch: Epoch, shape: Shape) -> Iterator[Sequence[Artifact]]:
-    """The artifacts parted before each diff that truncates: it begins anew, from nothing."""
+def _parts(files: ArtifactFiles, epoch: Epoch, shape: RowFields) -> Iterator[Sequence[Artifact]]:
+    """The artifacts, split before each diff that truncates: it starts from an empty table."""
     artifacts = epoch.artifacts
     starts = [
         index
@@ -71,7 +71,7 @@ def _parts(files: ArtifactFiles, epoch: Epoch, shape: Shape) -> Iterator[Sequenc
         yield artifacts[start:end]
 
 
-def _truncates(files: ArtifactFiles, diff: Artifact, shape: Shape) -> bool:
+def _truncates(files: ArtifactFiles, diff: Artifact, shape: RowFields) -> bool:
     if diff.says_truncation:
         return diff.truncate
     first = next(files.changes(diff, shape), None)
@@ -79,7 +79,7 @@ def _truncates(files: ArtifactFiles, diff: Artifact, shape: Shape) -> bool:
 
 
 @dataclass
-class _Part:
+class _StateProof:
     """A base or a truncating diff, and the diffs after it."""
 
     artifacts: Sequence[Artifact]

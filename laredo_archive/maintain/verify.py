@@ -1,4 +1,4 @@
-"""An archive proven against itself: every file against its entry, every state by folding.
+"""Verifies an archive: every file against its entry, every checksum by merging base and diffs.
 
 First every object, in every format: size, sha256, rows, order, splits, and that
 all formats of an artifact hold the same. Then every epoch is folded once, key by
@@ -17,8 +17,8 @@ from laredo_archive.maintain.state_proof import BoundaryState, fold_states
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Epoch
-from laredo_archive.read.artifact_reader import Shape
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.artifact_reader import RowFields
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.change import Action, Change
@@ -26,7 +26,7 @@ from laredo_model.checksum import MODULUS, sum_of
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What was found. ``problems`` is empty if the archive is sound; ``remarks`` are none."""
 
     problems: list[str] = field(default_factory=list)
@@ -40,20 +40,20 @@ class Report:
         return not self.problems
 
 
-def verify(archive: Archive, progress: Progress = UNWATCHED) -> Report:
+def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport:
     """Read the whole archive and compare it with its manifest.
 
     :raises ManifestDamaged: if an epoch has no base, or a gap.
     :raises TemporarySpaceLacking: if sorting needs room that isn't there.
     """
-    report = Report([f"{archive.uri}: {wrong}" for wrong in rules.check(archive.manifest)])
+    report = VerifyReport([f"{archive.uri}: {wrong}" for wrong in rules.check(archive.manifest)])
     if not archive.manifest.artifacts:
         report.remarks.append(f"{archive.uri}: there is nothing in it yet")
     head: BoundaryState | None = None
     archive = archive.watched(progress)
     progress.expect(sum(_bytes_to_read(archive, epoch) for epoch in archive.epochs))
     for epoch in archive.epochs:
-        shape = Shape.of(epoch.base, archive.key_fields)
+        shape = RowFields.of(epoch.base, archive.key_fields)
         before = len(report.problems)
         archive.files.expect(entry for a in epoch.artifacts for _, entry in _formats(a))
         for artifact in epoch.artifacts:
@@ -88,7 +88,9 @@ def name_of(artifact: Artifact) -> str:
     return f"diff {positions.text(artifact.from_position)}..{end}"
 
 
-def _check_files(archive: Archive, artifact: Artifact, shape: Shape, report: Report) -> None:
+def _check_files(
+    archive: Archive, artifact: Artifact, shape: RowFields, report: VerifyReport
+) -> None:
     contents: dict[str, int] = {}
     for format_id, entry in _formats(artifact):
         report.files += 1
@@ -124,7 +126,7 @@ def _formats(artifact: Artifact) -> list[tuple[str, FormatEntry]]:
     return sorted(artifact.formats.items())
 
 
-def _check_content(archive: Archive, artifact: Artifact, shape: Shape, format_id: str) -> int:
+def _check_content(archive: Archive, artifact: Artifact, shape: RowFields, format_id: str) -> int:
     """The order-free sum of what is in the file, if another is there to compare it with.
 
     Reading it checks the rest.
@@ -141,7 +143,7 @@ def _check_content(archive: Archive, artifact: Artifact, shape: Shape, format_id
     if artifact.history is not None and truncates != artifact.truncate:
         archive.files.refuse(
             artifact.formats[format_id],
-            "it has a TRUNCATE that its entry doesn't tell"
+            "it has a TRUNCATE that its entry doesn't name"
             if truncates
             else "its entry says it truncates, and it has no TRUNCATE",
         )
@@ -157,7 +159,7 @@ def _sum_of_change(change: Change) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _check_splits(archive: Archive, artifact: Artifact, shape: Shape, format_id: str) -> None:
+def _check_splits(archive: Archive, artifact: Artifact, shape: RowFields, format_id: str) -> None:
     entry = artifact.formats[format_id]
     last: tuple[str, int] = ("", -1)
     for key, offset in entry.splits:
@@ -172,7 +174,7 @@ def _check_splits(archive: Archive, artifact: Artifact, shape: Shape, format_id:
 
 
 def _check_states(
-    archive: Archive, epoch: Epoch, before: BoundaryState | None, report: Report
+    archive: Archive, epoch: Epoch, before: BoundaryState | None, report: VerifyReport
 ) -> BoundaryState | None:
     try:
         if not archive.files.gives_lines(epoch.base):
@@ -181,7 +183,7 @@ def _check_states(
                 " lines back, so sizes, sha256 and row counts are proven, checksums aren't"
             )
             return None
-        found = fold_states(archive.files, epoch, Shape.of(epoch.base, archive.key_fields))
+        found = fold_states(archive.files, epoch, RowFields.of(epoch.base, archive.key_fields))
     except ArchiveError as failure:
         report.problems.append(str(failure))
         return None

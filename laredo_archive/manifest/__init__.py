@@ -1,1 +1,1 @@
-"""manifest.json: what an archive consists of, and what may follow what."""
+"""manifest.json: its model, its parser, and the rules of the next version."""

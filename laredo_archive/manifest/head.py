@@ -1,4 +1,4 @@
-"""Where an archive stands, for the writer that goes on from there."""
+"""The head of an archive: the state from which its writer continues."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,31 +11,44 @@ from laredo_model.position import Position
 
 @dataclass(frozen=True)
 class Head:
-    """The end of the newest epoch. What older archives don't say is None."""
+    """The end of the newest epoch; fields that older archives lack are None."""
 
+    #: The newest epoch.
     epoch: int
+    #: The newest artifact's to_position.
     position: Position
+    #: The history of that position.
     history: History | None
+    #: The table's rows there.
     rows: int | None
+    #: The table's checksum there.
     checksum: str | None
+    #: The epoch's columns.
     columns: tuple[Column, ...] | None
+    #: The key's columns.
     key_fields: tuple[str, ...] | None
     to_time: datetime | None
     """PostgreSQL's commit time of the last transaction in the archive."""
+    #: The number of the epoch's diffs.
     diffs_since_snapshot: int
     diff_bytes: int
     """Of the epoch's diffs, each in its largest format."""
+    #: The changes of the epoch's diffs.
     diff_changes: int
+    #: The base's to_position.
     snapshot_position: Position
     snapshot_bytes: int
     """Of the epoch's base, in its largest format."""
+    #: The base's rows.
     snapshot_rows: int
+    #: When the base was written.
     snapshot_created_at: datetime
+    #: Up to where the archive is known to be complete.
     seen_position: Position | None
 
 
 def head_of(manifest: Manifest) -> Head | None:
-    """Where ``manifest`` stands; None if it has no snapshot."""
+    """The head of ``manifest``; None if it has no snapshot."""
     diffs: list[Artifact] = []
     for artifact in reversed(manifest.artifacts):
         if artifact.is_snapshot:

@@ -1,4 +1,4 @@
-"""A table cut into key ranges that can be read apart from one another.
+"""Cuts a table into key ranges that tasks read independently.
 
 A manifest's entries name keys and byte offsets inside of each sorted artifact
 (``splits``). So a range of keys is a slice of bytes of every artifact, a little
@@ -21,9 +21,11 @@ Choose = Callable[[Artifact], tuple[str, FormatEntry]]
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys from ``low`` to before ``high``, by their bytes; None: no such end."""
+    """A range of keys, by their bytes."""
 
+    #: The first key; None: from the first row on.
     low: bytes | None = None
+    #: The first key after the range; None: to the last row.
     high: bytes | None = None
 
     def __contains__(self, key: bytes) -> bool:
@@ -41,20 +43,27 @@ def of_key(key: bytes) -> KeyRange:
 
 
 class Block(NamedTuple):
-    """Bytes ``start`` to before ``stop`` of an artifact, and their CRC-32."""
+    """One block of an artifact."""
 
+    #: The first byte.
     start: int
+    #: The byte after the last one.
     stop: int
+    #: The CRC-32 of the bytes.
     sum: int
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The bytes of one artifact that hold a range's keys; ``stop`` None: up to its end."""
+class ObjectSlice:
+    """A part of one object: the bytes that hold the keys of a range."""
 
+    #: The object's format.
     format_id: str
+    #: The object's entry.
     entry: FormatEntry
+    #: The first byte.
     start: int = 0
+    #: The byte after the last one; None: up to the end.
     stop: int | None = None
 
     @property
@@ -86,8 +95,8 @@ class Slice:
         offset, sum_ = self.entry.blocks[-1]
         return Block(offset, self.entry.size_bytes, sum_)
 
-    def for_task(self) -> "Slice":
-        """The same without what is told of the rest of the file."""
+    def for_task(self) -> "ObjectSlice":
+        """The same slice without the splits and checksums of the rest of the file."""
         near = [block for block in self.entry.blocks if self.start <= block[0] <= self._end]
         blocks = dict([*near, *self.entry.blocks[-1:]])
         entry = replace(self.entry, splits=(), blocks=tuple(blocks.items()), source={})
@@ -100,11 +109,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class RangeRead:
-    """What one task reads: its range of the base, None after a TRUNCATE, and of each diff."""
+    """The slices that one task reads: its range of the base and of each diff."""
 
+    #: The range.
     keys: KeyRange
-    base: Slice | None
-    diffs: tuple[Slice, ...]
+    #: Its slice of the base; None after a TRUNCATE.
+    base: ObjectSlice | None
+    #: Its slice of each diff.
+    diffs: tuple[ObjectSlice, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -162,7 +174,7 @@ def _without_shared_blocks(wanted: Sequence[KeyRange], starts: Sequence[bytes]) 
 
 
 def cut(boundary: Boundary, choose: Choose, keys: KeyRange) -> RangeRead:
-    """What has to be read for one range of keys."""
+    """The slices to read for one range of keys."""
     needed = _needed(boundary)
     slices = [narrowed(_slice(artifact, choose), keys) for artifact in needed]
     if needed[0].is_snapshot:
@@ -176,11 +188,11 @@ def _needed(boundary: Boundary) -> Sequence[Artifact]:
     return boundary.artifacts[truncating[-1] :] if truncating else boundary.artifacts
 
 
-def _slice(artifact: Artifact, choose: Choose) -> Slice:
-    return Slice(*choose(artifact))
+def _slice(artifact: Artifact, choose: Choose) -> ObjectSlice:
+    return ObjectSlice(*choose(artifact))
 
 
-def narrowed(whole: Slice, keys: KeyRange) -> Slice:
+def narrowed(whole: ObjectSlice, keys: KeyRange) -> ObjectSlice:
     """What may hold the range's keys, of a sorted artifact; a TRUNCATE's line is before them."""
     splits = whole.entry.splits
     starts = [key.encode() for key, _ in splits]
@@ -192,10 +204,10 @@ def narrowed(whole: Slice, keys: KeyRange) -> Slice:
     if keys.high is not None:
         after = bisect_left(starts, keys.high)
         stop = splits[after][1] if after < len(splits) else None
-    return Slice(whole.format_id, whole.entry, start, stop)
+    return ObjectSlice(whole.format_id, whole.entry, start, stop)
 
 
-def _cuts(needed: Sequence[Slice], parts: int) -> list[bytes]:
+def _cuts(needed: Sequence[ObjectSlice], parts: int) -> list[bytes]:
     total = sum(part.entry.size_bytes for part in needed)
     unsplit = sum(part.entry.size_bytes for part in needed if not part.entry.splits)
     parts = min(parts, max(2, total // max(1, unsplit)))

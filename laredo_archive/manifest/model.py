@@ -1,4 +1,4 @@
-"""manifest.json, version 1: what an archive consists of.
+"""The model of manifest.json, version 1: the list of an archive's artifacts.
 
 An immutable value: every change makes a new manifest. Unknown fields are kept
 (in ``source``) and written again, wherever they stand; fields that this program
@@ -23,21 +23,23 @@ VERSION = 1
 
 
 class ArtifactKind(StrEnum):
-    """What an artifact holds: the whole table, or what changed."""
+    """The kind of an artifact: the whole table, or the changes since the artifact before."""
 
     SNAPSHOT = "snapshot"
     DIFF = "diff"
 
 
 class EpochPosition(NamedTuple):
-    """A point in an archive's history: how far it goes, or how far someone was told."""
+    """A point in an archive's history: its head, or the artifact that a sink was notified of."""
 
+    #: The epoch.
     epoch: int
+    #: An artifact's to_position.
     position: Position
 
 
 def text_of_time(moment: datetime) -> str:
-    """As manifests write it: UTC, ``Z``, microseconds only where there are any."""
+    """A time as manifests write it: UTC, ``Z``, microseconds only where there are any."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -58,21 +60,25 @@ def _with_unknown(known: dict[str, Any], source: Mapping[str, Any]) -> dict[str,
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """One object that holds an artifact in one format.
+    """One object that holds an artifact in one format."""
 
-    ``key`` is relative to the destination; ``splits`` are (row key, byte
-    offset) pairs, ``blocks`` (byte offset, CRC-32) pairs, ``exact`` is False where a
-    format can't give the lines back.
-    """
-
+    #: The object's URI.
     uri: str
+    #: Its size.
     size_bytes: int
+    #: Its key, relative to the destination.
     key: str
+    #: Its sha256; None in archives of other writers.
     sha256: str | None = None
+    #: Whether its rows are sorted by key.
     sorted: bool = False
+    #: (row key, byte offset) pairs at which tasks can begin to read.
     splits: tuple[tuple[str, int], ...] = ()
+    #: (byte offset, CRC-32) of each block.
     blocks: tuple[tuple[int, int], ...] = ()
+    #: Whether the format gives the rows' lines back byte for byte.
     exact: bool = True
+    #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_content(self, other: "FormatEntry") -> bool:
@@ -96,12 +102,17 @@ class FormatEntry:
 
 @dataclass(frozen=True)
 class Follows:
-    """The head that a base was put after: how a new history is told from a foreign archive."""
+    """The head that a base was put after, which shows that a new history isn't another archive."""
 
+    #: The head's epoch.
     epoch: int
+    #: The head's position.
     position: Position
+    #: The head's history.
     history: History | None
+    #: The table's rows at the head.
     rows: int | None = None
+    #: The table's checksum at the head.
     state_checksum: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -117,39 +128,48 @@ class Follows:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A base snapshot at ``to_position``, or the net changes over (from, to].
+    """A base snapshot at ``to_position``, or the net changes over (from, to]."""
 
-    ``row_count`` is a snapshot's, ``change_count`` a diff's; ``rows`` and
-    ``state_checksum`` describe the whole table at ``to_position``. ``to_time``
-    is PostgreSQL's commit time of the last transaction in it.
-
-    ``reason`` (a snapshot's that doesn't continue the epoch before): why, as a sentence.
-
-    ``cancelled`` (a diff's): how many keys changed within (from, to] and are at its
-    end as they were at its start, so that the diff doesn't mention them; at most so
-    many, 0 is certain, None is unknown (older archives). At 0 the diff also leads
-    from every position inside its window to its end, whatever the row was there.
-    """
-
+    #: Base or diff.
     kind: ArtifactKind
+    #: The epoch that it belongs to.
     epoch: int
+    #: Where a diff begins; None for a base.
     from_position: Position | None
+    #: Where it ends.
     to_position: Position
+    #: When it was written, by the writer's clock.
     created_at: datetime
+    #: Its objects, by format.
     formats: Mapping[str, FormatEntry]
+    #: A base's rows.
     row_count: int | None = None
+    #: A diff's changes.
     change_count: int | None = None
+    #: The history of its positions.
     history: History | None = None
+    #: PostgreSQL's commit time of the last transaction up to to_position.
     to_time: datetime | None = None
+    #: The whole table's rows at to_position.
     rows: int | None = None
+    #: The whole table's checksum at to_position.
     state_checksum: str | None = None
+    #: Whether no change was missed between the epoch before and this base.
     continues: bool | None = None
+    #: The table's columns, in a base.
     columns: tuple[Column, ...] | None = None
+    #: The key's columns, in a base.
     key_fields: tuple[str, ...] | None = None
+    #: The head that a base of a new history was put after.
     follows: Follows | None = None
+    #: Why a base doesn't continue the epoch before, as a sentence.
     reason: str | None = None
+    #: Whether the diff begins with a TRUNCATE.
     truncate: bool = False
+    #: At most how many keys changed in the diff's window without a net change; None: unknown.
+    #: At 0 the diff also leads from every position in its window to its end.
     cancelled: int | None = None
+    #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -158,17 +178,17 @@ class Artifact:
 
     @property
     def says_truncation(self) -> bool:
-        """Whether ``truncate`` can be believed: other writers' diffs don't say it."""
+        """Whether ``truncate`` is recorded; other writers' diffs leave it out."""
         return self.truncate or self.history is not None
 
     @cached_property
     def size_bytes(self) -> int:
-        """Of its largest format."""
+        """The size of its largest format."""
         return max((entry.size_bytes for entry in self.formats.values()), default=0)
 
     @property
     def keys(self) -> list[str]:
-        """The objects that it names."""
+        """The keys of its objects."""
         return [entry.key for entry in self.formats.values()]
 
     def same_as(self, other: "Artifact") -> bool:
@@ -244,15 +264,15 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Retired:
-    """An object that no artifact names any more, on its way to be deleted.
+    """An object that no artifact names any more, and that the collector will delete."""
 
-    ``at``: since when, by the store's Date; None until the change after the
-    one that entered it. ``deleting``: the run of the collector that deletes it.
-    """
-
+    #: The object's key.
     key: str
+    #: Since when, by the store's Date; None until the manifest's next change.
     at: datetime | None = None
+    #: The run of the collector that deletes it.
     deleting: str | None = None
+    #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -267,24 +287,35 @@ class Retired:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One destination's list of artifacts, in (epoch, position) order, and who writes it.
+    """One destination's list of artifacts, in (epoch, position) order, and its writer's claim."""
 
-    ``revision`` grows with every change, so that no version ever comes again.
-    """
-
+    #: The table, ``schema.name``.
     table: str
+    #: When it was last changed, by the writer's clock.
     updated_at: datetime
+    #: The newest epoch; 0: none yet.
     epoch: int = 0
+    #: The newest artifact's to_position.
     head_position: Position | None = None
+    #: The artifacts, oldest first.
     artifacts: tuple[Artifact, ...] = ()
+    #: The history of the head.
     history: History | None = None
+    #: The writer that has claimed it; None in a copy.
     writer_id: str | None = None
+    #: The term of its claim, which grows with every claim.
     writer_term: int = 0
+    #: Up to where the archive is known to be complete.
     seen_position: Position | None = None
+    #: When that was raised.
     seen_at: datetime | None = None
+    #: The newest artifact that each sink was notified of.
     notified: Mapping[str, EpochPosition | None] = field(default_factory=dict)
+    #: The objects to delete.
     retired: tuple[Retired, ...] = ()
+    #: Grows with every change, so that no version ever comes again.
     revision: int = 0
+    #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -335,9 +366,9 @@ class Manifest:
             "seen_at": None if self.seen_at is None else text_of_time(self.seen_at),
             "notified": {
                 sink: None
-                if told is None
-                else {"epoch": told.epoch, "position": positions.text(told.position)}
-                for sink, told in self.notified.items()
+                if mark is None
+                else {"epoch": mark.epoch, "position": positions.text(mark.position)}
+                for sink, mark in self.notified.items()
             },
             "retired": [entry.to_json() for entry in self.retired],
             "revision": self.revision,

@@ -1,4 +1,4 @@
-"""What each sink was told of, so that a restart tells the rest (commit protocol, 5)."""
+"""Keeps the newest artifact that each sink was notified of (commit protocol, 5)."""
 
 import threading
 from bisect import bisect_right
@@ -14,75 +14,76 @@ from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
 log = structlog.get_logger(__name__)
 
 
-class Published(NamedTuple):
-    """What notices tell of: the manifest of the destination that was named first, and where."""
+class NoticeSource(NamedTuple):
+    """The manifest whose artifacts notices name: that of the first configured destination."""
 
+    #: The manifest's URI.
     manifest_uri: str
     manifest: Manifest
 
 
 class Notices:
-    """By sink, the newest artifact that it was told of; None: none.
+    """The newest artifact that each sink was notified of; None: none.
 
-    Thread-safe. What is told goes into the next manifest commit.
+    Thread-safe. It is recorded in the manifest with the next commit.
     """
 
     def __init__(self, sinks: Iterable[str], manifests: Sequence[Manifest | None]) -> None:
-        """The highest that any of ``manifests`` says of each of ``sinks``."""
+        """Start from the highest that any of ``manifests`` has for each of ``sinks``."""
         self._lock = threading.Lock()
-        self._told: dict[str, EpochPosition | None] = dict.fromkeys(sinks)
-        self._missed = Counter(dict.fromkeys(self._told, 0))
+        self._notified_of: dict[str, EpochPosition | None] = dict.fromkeys(sinks)
+        self._missed = Counter(dict.fromkeys(self._notified_of, 0))
         for manifest in manifests:
             for sink, mark in manifest.notified.items() if manifest else ():
-                if sink in self._told:
-                    self._told[sink] = later(self._told[sink], mark)
+                if sink in self._notified_of:
+                    self._notified_of[sink] = later(self._notified_of[sink], mark)
 
     @property
-    def told(self) -> dict[str, EpochPosition | None]:
-        """A copy of what is known."""
+    def notified_of(self) -> dict[str, EpochPosition | None]:
+        """The newest artifact that each sink was notified of; a copy."""
         with self._lock:
-            return dict(self._told)
+            return dict(self._notified_of)
 
     @property
     def missed(self) -> dict[str, int]:
-        """By sink, how many artifacts left the manifest since the start without it being told."""
+        """By sink, the number of artifacts that left the manifest before its notification."""
         with self._lock:
             return dict(self._missed)
 
-    def tell(self, sink: str, artifact: Artifact) -> None:
-        """``sink`` was told of ``artifact`` and all before it."""
+    def mark_notified(self, sink: str, artifact: Artifact) -> None:
+        """Record that ``sink`` was notified of ``artifact`` and all before it."""
         with self._lock:
-            self._told[sink] = later(self._told.get(sink), _mark_of(artifact))
+            self._notified_of[sink] = later(self._notified_of.get(sink), _mark_of(artifact))
 
     def outstanding(self, sink: str, manifest: Manifest) -> list[Artifact]:
-        """What ``sink`` is still to be told, in (epoch, position) order."""
+        """The artifacts that ``sink`` is still to be notified of, in (epoch, position) order."""
         return list(manifest.artifacts[self._first(sink, manifest) :])
 
     def count_outstanding(self, sink: str, manifest: Manifest) -> int:
-        """How many artifacts ``sink`` is still to be told of; costs next to nothing."""
+        """The number of outstanding artifacts of ``sink``; costs next to nothing."""
         return len(manifest.artifacts) - self._first(sink, manifest)
 
     def next_for(self, sink: str, manifest: Manifest) -> Artifact | None:
-        """The first that ``sink`` is still to be told of; costs next to nothing."""
+        """The first outstanding artifact of ``sink``; costs next to nothing."""
         first = self._first(sink, manifest)
         return manifest.artifacts[first] if first < len(manifest.artifacts) else None
 
     def entered(self, manifest: Manifest) -> Manifest:
-        """``manifest`` with what was told; itself if it says so already."""
+        """``manifest`` with the artifacts that sinks were notified of; itself if it has them."""
         notified = dict(manifest.notified)
-        for sink, mark in self.told.items():
+        for sink, mark in self.notified_of.items():
             notified[sink] = later(notified.get(sink), mark)
         return manifest if notified == manifest.notified else replace(manifest, notified=notified)
 
     def follow(self, before: Manifest | None, after: Manifest | None) -> None:
-        """Note what left with the change from ``before`` to ``after`` that a sink wasn't told of.
+        """Count artifacts that left from ``before`` to ``after`` before a sink was notified.
 
-        Only what is still in the manifest is told: retention doesn't wait for a sink.
+        Retention doesn't wait for a sink: only artifacts still in the manifest are notified.
         """
         if before is None or after is None or _oldest_epoch(before) >= _oldest_epoch(after):
             return
         kept = {_identity(artifact) for artifact in after.artifacts}
-        for sink in self.told:
+        for sink in self.notified_of:
             gone = [a for a in self.outstanding(sink, before) if _identity(a) not in kept]
             if gone:
                 self._miss(sink, before.table, gone)
@@ -91,7 +92,7 @@ class Notices:
         with self._lock:
             self._missed[sink] += len(gone)
         log.warning(
-            "artifacts left the manifest before the sink was told of them",
+            "artifacts left the manifest before the sink was notified of them",
             table=table,
             sink=sink,
             artifacts=len(gone),
@@ -101,7 +102,7 @@ class Notices:
 
     def _first(self, sink: str, manifest: Manifest) -> int:
         with self._lock:
-            mark = self._told.get(sink)
+            mark = self._notified_of.get(sink)
         return 0 if mark is None else bisect_right(manifest.artifacts, mark, key=_mark_of)
 
 
@@ -120,7 +121,7 @@ def _identity(artifact: Artifact) -> tuple[object, ...]:
 
 
 def later(one: EpochPosition | None, other: EpochPosition | None) -> EpochPosition | None:
-    """The one that goes further."""
+    """The later of two points."""
     if one is None or other is None:
         return one or other
     return max(one, other)

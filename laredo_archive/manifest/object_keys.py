@@ -1,7 +1,7 @@
 """Object keys: the names that writers give, and which names are theirs.
 
-A reader goes by the manifest's entries and takes any name. Whoever deletes goes by the
-names here: what has another form belongs to somebody else, whatever a manifest says of it.
+A reader goes by the manifest's entries and takes any name. A program that deletes goes by the
+names here: an object with another form of name is never ours to delete, whatever a manifest says.
 """
 
 import re
@@ -95,7 +95,7 @@ def _extension(format_id: str) -> str:
 
 
 class NewNames:
-    """Names that nobody has used before, for objects whose own name is taken.
+    """Gives names that were never used before, for objects whose own name is taken.
 
     ``writer_id`` is random per process, and a number is given out once.
     """

@@ -1,4 +1,4 @@
-"""Reads manifest.json: every field checked, every complaint with its place in the file."""
+"""Parses manifest.json: every field is checked, every error names its path in the file."""
 
 import json
 import re
@@ -34,9 +34,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """The manifest that ``data`` holds; ``where`` is its URI, for messages.
+    """Parse a manifest; ``where`` is its URI, for messages.
 
-    Structure only; chain.check tells whether the artifacts follow each other.
+    Structure only; rules.check checks that the artifacts follow each other.
 
     :raises ManifestDamaged: if it isn't JSON, or a known field is missing or mistyped.
     :raises ManifestNewer: if a later version of this program wrote it.
@@ -76,147 +76,147 @@ class _Fields:
         self._left = dict(value)
         self._path = path
 
-    def place(self, name: str) -> str:
+    def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
     def take(self, name: str, read: Callable[[object, str], T]) -> T:
         """A field that must be there."""
         if name not in self._left:
-            raise _Wrong(f"{self.place(name)} is missing")
-        return read(self._left.pop(name), self.place(name))
+            raise _Wrong(f"{self.path(name)} is missing")
+        return read(self._left.pop(name), self.path(name))
 
     def take_or(self, name: str, read: Callable[[object, str], T], default: T) -> T:
         """A field that may be missing, or null."""
         value = self._left.pop(name, None)
-        return default if value is None else read(value, self.place(name))
+        return default if value is None else read(value, self.path(name))
 
     def take_if_any(self, name: str, read: Callable[[object, str], T]) -> T | None:
         value = self._left.pop(name, None)
-        return None if value is None else read(value, self.place(name))
+        return None if value is None else read(value, self.path(name))
 
     def unknown(self) -> Mapping[str, Any]:
         return self._left
 
 
-def _text(value: object, place: str) -> str:
+def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise _Wrong(f"{place}: a string is expected, not {_name_of(value)}")
+        raise _Wrong(f"{path}: a string is expected, not {_name_of(value)}")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as wrong:
-            raise _Wrong(f"{place}: {value!r} isn't Unicode text ({wrong.reason})") from wrong
+            raise _Wrong(f"{path}: {value!r} isn't Unicode text ({wrong.reason})") from wrong
     return value
 
 
-def _count(value: object, place: str) -> int:
+def _count(value: object, path: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        said = value if isinstance(value, int | float) else _name_of(value)
-        raise _Wrong(f"{place}: a whole number from 0 to {_LARGEST} is expected, not {said}")
+        found_value = value if isinstance(value, int | float) else _name_of(value)
+        raise _Wrong(f"{path}: a whole number from 0 to {_LARGEST} is expected, not {found_value}")
     return value
 
 
-def _flag(value: object, place: str) -> bool:
+def _flag(value: object, path: str) -> bool:
     if not isinstance(value, bool):
-        raise _Wrong(f"{place}: true or false is expected, not {_name_of(value)}")
+        raise _Wrong(f"{path}: true or false is expected, not {_name_of(value)}")
     return value
 
 
-def _position(value: object, place: str) -> Position:
+def _position(value: object, path: str) -> Position:
     try:
-        return positions.parse(_text(value, place))
+        return positions.parse(_text(value, path))
     except ModelError as wrong:
-        raise _Wrong(f"{place}: {wrong}") from wrong
+        raise _Wrong(f"{path}: {wrong}") from wrong
 
 
-def _history(value: object, place: str) -> History:
+def _history(value: object, path: str) -> History:
     try:
-        return histories.parse(_text(value, place))
+        return histories.parse(_text(value, path))
     except ModelError as wrong:
-        raise _Wrong(f"{place}: {wrong}") from wrong
+        raise _Wrong(f"{path}: {wrong}") from wrong
 
 
-def _time(value: object, place: str) -> datetime:
+def _time(value: object, path: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(_text(value, place))
+        moment = datetime.fromisoformat(_text(value, path))
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError) as wrong:
-        raise _Wrong(f"{place}: {wrong}") from wrong
+        raise _Wrong(f"{path}: {wrong}") from wrong
 
 
 def _list_of(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
-    def read_list(value: object, place: str) -> tuple[T, ...]:
+    def read_list(value: object, path: str) -> tuple[T, ...]:
         if not isinstance(value, list):
-            raise _Wrong(f"{place}: a list is expected, not {_name_of(value)}")
-        return tuple(read(item, f"{place}[{index}]") for index, item in enumerate(value))
+            raise _Wrong(f"{path}: a list is expected, not {_name_of(value)}")
+        return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
 
     return read_list
 
 
 def _map_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str, T]]:
-    def read_map(value: object, place: str) -> dict[str, T]:
+    def read_map(value: object, path: str) -> dict[str, T]:
         if not isinstance(value, dict):
-            raise _Wrong(f"{place}: an object is expected, not {_name_of(value)}")
-        return {_text(name, place): read(item, f"{place}.{name}") for name, item in value.items()}
+            raise _Wrong(f"{path}: an object is expected, not {_name_of(value)}")
+        return {_text(name, path): read(item, f"{path}.{name}") for name, item in value.items()}
 
     return read_map
 
 
-def _checksum(value: object, place: str) -> str:
-    text = _text(value, place)
+def _checksum(value: object, path: str) -> str:
+    text = _text(value, path)
     if not _MD5.match(text):
-        raise _Wrong(f"{place}: 32 hex digits are expected, not {text!r}")
+        raise _Wrong(f"{path}: 32 hex digits are expected, not {text!r}")
     return text
 
 
-def _sha256(value: object, place: str) -> str:
-    text = _text(value, place)
+def _sha256(value: object, path: str) -> str:
+    text = _text(value, path)
     if not _SHA256.match(text):
-        raise _Wrong(f"{place}: 64 hex digits are expected, not {text!r}")
+        raise _Wrong(f"{path}: 64 hex digits are expected, not {text!r}")
     return text
 
 
-def _key(value: object, place: str) -> str:
-    key = _text(value, place)
+def _key(value: object, path: str) -> str:
+    key = _text(value, path)
     if not is_plain(key):
-        raise _Wrong(f"{place}: the key {key!r} doesn't lie inside a destination")
+        raise _Wrong(f"{path}: the key {key!r} doesn't lie inside a destination")
     return key
 
 
-def _split(value: object, place: str) -> tuple[str, int]:
+def _split(value: object, path: str) -> tuple[str, int]:
     if not isinstance(value, list) or len(value) != 2:
-        raise _Wrong(f"{place}: a pair [key, offset] is expected")
-    return _text(value[0], f"{place}[0]"), _count(value[1], f"{place}[1]")
+        raise _Wrong(f"{path}: a pair [key, offset] is expected")
+    return _text(value[0], f"{path}[0]"), _count(value[1], f"{path}[1]")
 
 
-def _block(value: object, place: str) -> tuple[int, int]:
+def _block(value: object, path: str) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
-        raise _Wrong(f"{place}: a pair [offset, CRC-32] is expected")
-    return _count(value[0], f"{place}[0]"), _count(value[1], f"{place}[1]")
+        raise _Wrong(f"{path}: a pair [offset, CRC-32] is expected")
+    return _count(value[0], f"{path}[0]"), _count(value[1], f"{path}[1]")
 
 
-def _column(value: object, place: str) -> Column:
+def _column(value: object, path: str) -> Column:
     if not isinstance(value, dict):
-        raise _Wrong(f"{place}: an object is expected, not {_name_of(value)}")
+        raise _Wrong(f"{path}: an object is expected, not {_name_of(value)}")
     try:
         for name in ("name", "type"):
-            _text(value.get(name), f"{place}.{name}")
+            _text(value.get(name), f"{path}.{name}")
         return columns.from_json(value)
     except ModelError as wrong:
-        raise _Wrong(f"{place}: {wrong}") from wrong
+        raise _Wrong(f"{path}: {wrong}") from wrong
 
 
-def _columns(value: object, place: str) -> tuple[Column, ...]:
-    found = _list_of(_column)(value, place)
+def _columns(value: object, path: str) -> tuple[Column, ...]:
+    found = _list_of(_column)(value, path)
     names = [column.name for column in found]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise _Wrong(f"{place}: two columns are called {twice!r}")
+        raise _Wrong(f"{path}: two columns are called {twice!r}")
     return found
 
 
-def _format_entry(value: object, place: str) -> FormatEntry:
-    fields = _Fields(value, place)
+def _format_entry(value: object, path: str) -> FormatEntry:
+    fields = _Fields(value, path)
     return FormatEntry(
         uri=fields.take("uri", _text),
         size_bytes=fields.take("size_bytes", _count),
@@ -230,8 +230,8 @@ def _format_entry(value: object, place: str) -> FormatEntry:
     )
 
 
-def _follows(value: object, place: str) -> Follows:
-    fields = _Fields(value, place)
+def _follows(value: object, path: str) -> Follows:
+    fields = _Fields(value, path)
     return Follows(
         epoch=fields.take("epoch", _count),
         position=fields.take("position", _position),
@@ -252,11 +252,11 @@ def _unknown_of_columns(artifact: object) -> list[dict[str, Any]]:
     ]
 
 
-def _artifact(value: object, place: str) -> Artifact:
-    fields = _Fields(value, place)
+def _artifact(value: object, path: str) -> Artifact:
+    fields = _Fields(value, path)
     kind = fields.take("kind", _text)
     if kind not in tuple(ArtifactKind):
-        raise _Wrong(f"{place}.kind is {kind!r}, expected 'snapshot' or 'diff'")
+        raise _Wrong(f"{path}.kind is {kind!r}, expected 'snapshot' or 'diff'")
     is_snapshot = kind == ArtifactKind.SNAPSHOT
     # Validated before its columns' unknown fields are picked out of the raw object.
     described = fields.take_if_any("columns", _columns) if is_snapshot else None
@@ -284,7 +284,7 @@ def _artifact(value: object, place: str) -> Artifact:
         source=_source_of(fields.unknown(), unknown_of_columns),
     )
     if not is_snapshot and artifact.from_position is None:
-        raise _Wrong(f"{place}.from_position is missing: a diff begins somewhere")
+        raise _Wrong(f"{path}.from_position is missing: a diff begins somewhere")
     return artifact
 
 
@@ -292,8 +292,8 @@ def _source_of(unknown: Mapping[str, Any], of_columns: list[dict[str, Any]]) -> 
     return {**unknown, "columns": of_columns} if any(of_columns) else unknown
 
 
-def _retired(value: object, place: str) -> Retired:
-    fields = _Fields(value, place)
+def _retired(value: object, path: str) -> Retired:
+    fields = _Fields(value, path)
     return Retired(
         key=fields.take("key", _key),
         at=fields.take_if_any("at", _time),
@@ -302,10 +302,10 @@ def _retired(value: object, place: str) -> Retired:
     )
 
 
-def _told(value: object, place: str) -> EpochPosition | None:
+def _notified(value: object, path: str) -> EpochPosition | None:
     if value is None:
         return None
-    fields = _Fields(value, place)
+    fields = _Fields(value, path)
     return EpochPosition(fields.take("epoch", _count), fields.take("position", _position))
 
 
@@ -313,7 +313,7 @@ def _manifest(fields: _Fields) -> Manifest:
     fields.take("manifest_version", _count)
     no_artifacts: tuple[Artifact, ...] = ()
     none_retired: tuple[Retired, ...] = ()
-    nobody: dict[str, EpochPosition | None] = {}
+    no_sinks: dict[str, EpochPosition | None] = {}
     return Manifest(
         table=fields.take("table", _text),
         epoch=fields.take("epoch", _count),
@@ -325,7 +325,7 @@ def _manifest(fields: _Fields) -> Manifest:
         writer_term=fields.take_or("writer_term", _count, 0),
         seen_position=fields.take_if_any("seen_position", _position),
         seen_at=fields.take_if_any("seen_at", _time),
-        notified=fields.take_or("notified", _map_of(_told), nobody),
+        notified=fields.take_or("notified", _map_of(_notified), no_sinks),
         retired=fields.take_or("retired", _list_of(_retired), none_retired),
         revision=fields.take_or("revision", _count, 0),
         source=fields.unknown(),

@@ -1,4 +1,4 @@
-"""What may follow what in a manifest: pure functions from one manifest to the next.
+"""The rules of a manifest's next version, as pure functions from one manifest to the next.
 
 Artifacts stand in (epoch, position) order; an epoch is a snapshot and the diffs
 after it, contiguous by position.
@@ -15,7 +15,7 @@ from laredo_model.position import Position
 
 
 def check(manifest: Manifest) -> Iterator[str]:
-    """What contradicts itself in ``manifest``; nothing if it is sound."""
+    """The contradictions in ``manifest``, as sentences; none if it is sound."""
     last = manifest.last
     if last is None:
         if manifest.head_position is not None:
@@ -33,22 +33,22 @@ def check(manifest: Manifest) -> Iterator[str]:
     yield from _check_objects(manifest)
 
 
-def _check_pair(before: Artifact, after: Artifact, place: str) -> Iterator[str]:
+def _check_pair(before: Artifact, after: Artifact, path: str) -> Iterator[str]:
     if after.is_snapshot:
         if after.epoch <= before.epoch:
-            yield f"{place}: a snapshot of epoch {after.epoch} after one of {before.epoch}"
+            yield f"{path}: a snapshot of epoch {after.epoch} after one of {before.epoch}"
         return
     if after.epoch != before.epoch:
-        yield f"{place}: epoch {after.epoch} begins with a diff"
+        yield f"{path}: epoch {after.epoch} begins with a diff"
     if after.from_position != before.to_position:
         yield (
-            f"{place}: a diff from {_text(after.from_position)}, but the artifact before it"
+            f"{path}: a diff from {_text(after.from_position)}, but the artifact before it"
             f" ends at {_text(before.to_position)}"
         )
     if after.to_position < before.to_position:
-        yield f"{place}: a diff that goes back to {_text(after.to_position)}"
+        yield f"{path}: a diff that goes back to {_text(after.to_position)}"
     if None not in (before.history, after.history) and before.history != after.history:
-        yield f"{place}: history {after.history} within an epoch of {before.history}"
+        yield f"{path}: history {after.history} within an epoch of {before.history}"
 
 
 def _check_objects(manifest: Manifest) -> Iterator[str]:

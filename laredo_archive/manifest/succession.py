@@ -1,4 +1,4 @@
-"""What may follow what in a table's archive, decided before anything is committed."""
+"""Decides, before a commit, which artifact a base or a diff follows, or refuses it."""
 
 from collections.abc import Callable
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""When is what: the boundaries of an archive, and which one a reader means.
+"""The boundaries of an archive, and the one that a reader's position or time selects.
 
 Every artifact ends at a boundary, where the table's state is known. As-of P (or
 a time) is the last boundary at or before it, in the newest history that has one.
@@ -20,8 +20,11 @@ from laredo_model.position import Position
 class Epoch:
     """A base and the diffs after it, contiguous by position."""
 
+    #: The epoch.
     number: int
+    #: Its base.
     base: Artifact
+    #: Its diffs, in order.
     diffs: tuple[Artifact, ...]
 
     @property
@@ -32,8 +35,9 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where the artifact ``artifacts[-1]`` ends; all of them lead there from a base."""
+    """A position at which the table's state is known: the end of an artifact."""
 
+    #: A base, and the diffs from there up to the boundary.
     artifacts: tuple[Artifact, ...]
 
     @property
@@ -121,9 +125,9 @@ def find(
     exact: bool = False,
     epoch: int | None = None,
 ) -> Boundary:
-    """The boundary that a reader means; the head if ``as_of`` is None.
+    """The last boundary at or before ``as_of``; the head if that is None.
 
-    ``exact`` refuses an earlier one; ``epoch`` looks in that epoch only.
+    ``exact`` refuses an earlier one; ``epoch`` searches that epoch only.
 
     :raises NoSuchBoundary: if there is none, or ``as_of`` is later than the
         archive knows the table to be complete.

@@ -1,4 +1,4 @@
-"""What a commit does to a manifest: an artifact, a seen position, what sinks were told."""
+"""A commit's changes of a manifest: an artifact, a seen position, notified sinks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from laredo_model.position import Position
 
 
 class ManifestUpdates:
-    """Makes the next version of a manifest; every one says what sinks were told by then."""
+    """Makes the next version of a manifest; each records what sinks were notified of by then."""
 
     def __init__(
         self, notices: Notices, keep_epochs: int | None, now: Callable[[], datetime]
@@ -22,23 +22,23 @@ class ManifestUpdates:
         self._now = now
 
     def diff(self, manifest: Manifest, diff: Artifact) -> Manifest:
-        """With a diff at its end."""
+        """The manifest with a diff at its end."""
         return self._stamped(rules.with_diff(manifest, diff))
 
     def base(self, manifest: Manifest, base: Artifact) -> Manifest:
-        """With a new epoch; those beyond keep_epochs leave."""
+        """The manifest with a new epoch; those beyond keep_epochs leave."""
         if manifest.history != base.history:
             manifest = replace(manifest, seen_position=None)
         return self._stamped(rules.with_base(manifest, base, self._keep_epochs))
 
     def seen(self, manifest: Manifest, position: Position) -> Manifest | None:
-        """With a seen position; None if that, and all that was told, is there already."""
+        """The manifest with a seen position; None if nothing would change."""
         if manifest.seen_position is not None and manifest.seen_position >= position:
-            return self.told(manifest)
+            return self.notified_of(manifest)
         return self._notices.entered(rules.with_seen(manifest, position, self._now()))
 
-    def told(self, manifest: Manifest) -> Manifest | None:
-        """With what sinks were told; None if it says so already."""
+    def notified_of(self, manifest: Manifest) -> Manifest | None:
+        """The manifest with the notified artifacts; None if nothing would change."""
         entered = self._notices.entered(manifest)
         return None if entered is manifest else entered
 

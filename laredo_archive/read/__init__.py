@@ -1,1 +1,1 @@
-"""What an archive says: artifacts checked, folded, and found."""
+"""Reading an archive: finding it, checking its artifacts, merging base and diffs."""

@@ -1,4 +1,4 @@
-"""Artifacts read and checked: what comes out is what the manifest's entry says, or an error.
+"""Reads artifacts and checks them against the manifest's entries.
 
 Size and sha256 are compared while the file goes by, and its rows counted, so a
 reader learns of damage at the latest at the end.
@@ -13,7 +13,7 @@ from operator import lt
 from typing import BinaryIO, NoReturn, TypeVar
 
 from laredo_archive import codec
-from laredo_archive.codec import BadBytes, Source
+from laredo_archive.codec import BadBytes, ByteSource
 from laredo_archive.codec.ranged_file import ranged
 from laredo_archive.errors import (
     ArtifactDamaged,
@@ -22,7 +22,7 @@ from laredo_archive.errors import (
     PyarrowNeeded,
 )
 from laredo_archive.manifest.model import Artifact, FormatEntry
-from laredo_archive.read.progress import UNWATCHED, Progress
+from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.read.read_ahead import Opened, opener
 from laredo_archive.storage.destination import Destination
 from laredo_model.change import Action, Change
@@ -37,16 +37,16 @@ _DRAIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What is known of the rows: ``columns`` is None in archives of other writers."""
+class RowFields:
+    """The columns and key of an epoch's rows."""
 
     columns: tuple[Column, ...] | None
     key_fields: tuple[str, ...]
     key_is_known: bool = True
-    """False if nobody said which the key is."""
+    """Whether the key was named by manifest or reader; else it is assumed to be ``id``."""
 
     @classmethod
-    def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "Shape":
+    def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "RowFields":
         """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``.
 
         A base that says that there are no key fields is of a table without a key.
@@ -61,14 +61,14 @@ class Shape:
 class ArtifactFiles:
     """The objects of one archive. ``locate`` turns a manifest's key into the destination's.
 
-    ``progress`` is told of what is read from beginning to end.
+    ``progress`` is called with what is read from beginning to end.
     """
 
     def __init__(
         self,
         destination: Destination,
         locate: Callable[[str], str],
-        progress: Progress = UNWATCHED,
+        progress: ReadProgress = UNWATCHED,
     ) -> None:
         self._destination = destination
         self._locate = locate
@@ -100,7 +100,7 @@ class ArtifactFiles:
         return artifact.formats[readable[0]].size_bytes if readable else 0
 
     def check_size(self, entry: FormatEntry) -> None:
-        """Look at the object without reading it.
+        """Compare the object's size with its entry's, without reading it.
 
         :raises ArtifactMissing: if it isn't there.
         :raises ArtifactDamaged: if it has another size than its entry says.
@@ -112,13 +112,13 @@ class ArtifactFiles:
             raise ArtifactDamaged(self.uri(entry), _wrong_size(found.size_bytes, entry))
 
     def check_sizes(self, entries: Iterable[FormatEntry]) -> None:
-        """Look at all of them, several at a time; raises like check_size()."""
+        """Check the sizes of several objects at a time; raises like check_size()."""
         with ThreadPoolExecutor(LOOKED_AT_ONCE, thread_name_prefix="sizes") as pool:
             for _ in pool.map(self.check_size, entries):
                 pass
 
     def expect(self, entries: Iterable[FormatEntry]) -> None:
-        """These will be read next, in this order."""
+        """Announce the objects that are read next, in this order."""
         self._opener.expect(self._locate(entry.key) for entry in entries)
 
     def _open(self, entry: FormatEntry) -> Opened:
@@ -140,7 +140,9 @@ class ArtifactFiles:
             while checked.read(_DRAIN_BYTES):
                 pass
 
-    def key_at(self, artifact: Artifact, shape: Shape, format_id: str, offset: int) -> bytes | None:
+    def key_at(
+        self, artifact: Artifact, shape: RowFields, format_id: str, offset: int
+    ) -> bytes | None:
         """The key of the row or change at a byte offset; None if none begins there."""
         entry = artifact.formats[format_id]
         columns = shape.columns
@@ -186,7 +188,7 @@ class ArtifactFiles:
         raise ArtifactDamaged(self.uri(entry), reason)
 
     def rows(
-        self, artifact: Artifact, shape: Shape, format_id: str | None = None
+        self, artifact: Artifact, shape: RowFields, format_id: str | None = None
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """A snapshot's rows, keys beside lines, a block at a time.
 
@@ -194,7 +196,7 @@ class ArtifactFiles:
         """
         id_, entry = self.choose(artifact, format_id)
 
-        def read(source: Source) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        def read(source: ByteSource) -> Iterator[tuple[list[bytes], list[bytes]]]:
             return codec.read_snapshot(id_, shape.columns, source, key_fields=shape.key_fields)
 
         rows = self._rows(entry, artifact.row_count, read)
@@ -204,7 +206,7 @@ class ArtifactFiles:
         self,
         entry: FormatEntry,
         expected: int | None,
-        read: Callable[[Source], Iterator[tuple[list[bytes], list[bytes]]]],
+        read: Callable[[ByteSource], Iterator[tuple[list[bytes], list[bytes]]]],
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         uri = self.uri(entry)
         count, last = 0, None
@@ -220,7 +222,7 @@ class ArtifactFiles:
         self._check_count(entry, count, expected, "rows")
 
     def changes(
-        self, artifact: Artifact, shape: Shape, format_id: str | None = None
+        self, artifact: Artifact, shape: RowFields, format_id: str | None = None
     ) -> Iterator[Change]:
         """A diff's changes; a TRUNCATE comes first.
 
@@ -228,7 +230,7 @@ class ArtifactFiles:
         """
         id_, entry = self.choose(artifact, format_id)
 
-        def read(source: Source) -> Iterator[Change]:
+        def read(source: ByteSource) -> Iterator[Change]:
             return codec.read_diff(id_, shape.columns, source)
 
         return self._changes(entry, artifact.change_count, read)
@@ -237,7 +239,7 @@ class ArtifactFiles:
         self,
         entry: FormatEntry,
         expected: int | None,
-        read: Callable[[Source], Iterator[Change]],
+        read: Callable[[ByteSource], Iterator[Change]],
     ) -> Iterator[Change]:
         uri, is_sorted = self.uri(entry), entry.sorted
         count, last = 0, None
@@ -257,14 +259,16 @@ class ArtifactFiles:
         if not (truncated and expected == count + 1):
             self._check_count(entry, count, expected, "changes")
 
-    def _guarded(self, entry: FormatEntry, read: Callable[[Source], Iterator[T]]) -> Iterator[T]:
+    def _guarded(
+        self, entry: FormatEntry, read: Callable[[ByteSource], Iterator[T]]
+    ) -> Iterator[T]:
         uri = self.uri(entry)
         with closing(self._open(entry)) as opened:
             checked = Checked(opened, entry, uri, self._progress)
             try:
                 yield from read(checked)
             except ValueError as wrong:  # whatever in the bytes isn't what it should be
-                # A damaged file is told by its sha256 rather than by where it first hurt.
+                # A damaged file is reported by its sha256, not by the first parse error.
                 while checked.read(_DRAIN_BYTES):
                     pass
                 raise ArtifactDamaged(uri, str(wrong)) from wrong
@@ -338,7 +342,7 @@ class Checked:
     """
 
     def __init__(
-        self, source: Source, entry: FormatEntry, uri: str, progress: Progress = UNWATCHED
+        self, source: ByteSource, entry: FormatEntry, uri: str, progress: ReadProgress = UNWATCHED
     ) -> None:
         self._source = source
         self._entry = entry

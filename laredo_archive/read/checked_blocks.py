@@ -1,14 +1,14 @@
-"""A part of an artifact, read and checked: the blocks that it consists of, by their CRC-32.
+"""Reads a part of an artifact, and checks its blocks by their CRC-32.
 
 Of a whole file size and sha256 are compared; a part of it has the checksums that its entry's
-``blocks`` say, where the writer said any.
+``blocks`` have, if the writer recorded any.
 """
 
 from zlib import crc32
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.errors import ArtifactDamaged
-from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.key_ranges import ObjectSlice
 
 CHECK_AND_CURE = (
     "Check it with laredo-archive verify; restore it from another destination, or read that one"
@@ -21,7 +21,7 @@ class CheckedBlocks:
     It raises ArtifactDamaged.
     """
 
-    def __init__(self, source: Source, part: Slice, uri: str) -> None:
+    def __init__(self, source: ByteSource, part: ObjectSlice, uri: str) -> None:
         self._source = source
         self._uri = uri
         self._blocks = part.blocks[::-1]

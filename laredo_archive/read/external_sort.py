@@ -1,4 +1,4 @@
-"""Sorting more than fits into memory: sorted runs in temporary files, merged at the end."""
+"""Sorts more than fits into memory: sorted runs in temporary files, merged at the end."""
 
 import heapq
 import marshal
@@ -53,7 +53,7 @@ class Sorter:
     def sorted(self) -> Iterator[Record]:
         """The records in order, once.
 
-        :raises TemporarySpaceLacking: if the file's place can't be read again.
+        :raises TemporarySpaceLacking: if the temporary file can't be read again.
         """
         self._held.sort(key=_order)
         runs = [_read(file) for _, file in self._runs]

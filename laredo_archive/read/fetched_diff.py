@@ -1,4 +1,4 @@
-"""A diff fetched whole and proven before anybody sees a change of it.
+"""Fetches a diff whole and checks it before the first change is read.
 
 ``artifact_file`` checks what it reads while it goes by, which is too late for a reader
 that passes the changes on at once. Here the object goes into a temporary file first.

@@ -1,4 +1,4 @@
-"""Diffs on diffs, diffs on a base: streams in key order, merged without holding them.
+"""Merges base and diffs as streams in key order, without holding them in memory.
 
 What is sorted by key is merged as it is read. What isn't, or is in too many
 files to have open at once, is sorted first, in a temporary file if need be.
@@ -11,7 +11,7 @@ from itertools import chain, groupby
 from typing import NamedTuple
 
 from laredo_archive.manifest.model import Artifact
-from laredo_archive.read.artifact_reader import ArtifactFiles, Shape
+from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.external_sort import Sorter
 from laredo_model.change import Action, Change
 
@@ -24,9 +24,11 @@ _BYTES_AT_ONCE = 1024 * 1024
 
 
 class OrderedChange(NamedTuple):
-    """A change, and which of the diffs it is from."""
+    """A change of one diff."""
 
+    #: The diff's number.
     diff: int
+    #: The change.
     change: Change
 
 
@@ -41,7 +43,7 @@ class Timelines(NamedTuple):
     keys: Iterator[tuple[bytes, list[OrderedChange]]]
 
 
-def timelines(files: ArtifactFiles, diffs: Sequence[Artifact], shape: Shape) -> Timelines:
+def timelines(files: ArtifactFiles, diffs: Sequence[Artifact], shape: RowFields) -> Timelines:
     """What ``diffs``, which follow each other, do to each key.
 
     :raises ArtifactDamaged: where a file isn't what its entry says, also while reading.
@@ -116,7 +118,7 @@ def net(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
             yield Change(Action.UPDATE, key, first.old, last.new)
 
 
-def base_rows(files: ArtifactFiles, base: Artifact, shape: Shape) -> Iterator[Rows]:
+def base_rows(files: ArtifactFiles, base: Artifact, shape: RowFields) -> Iterator[Rows]:
     """A snapshot's rows in key order, sorted here if the file isn't.
 
     :raises ArtifactDamaged: where the file isn't what its entry says.
@@ -165,10 +167,10 @@ def applied(rows: Iterator[Rows], changes: Iterator[Change]) -> Iterator[Rows]:
         new_lines: list[bytes] = []
         at = 0
         while change is not None and change.key <= keys[-1]:
-            place = bisect_left(keys, change.key, at)
-            new_keys += keys[at:place]
-            new_lines += lines[at:place]
-            at = place + 1 if keys[place] == change.key else place
+            end = bisect_left(keys, change.key, at)
+            new_keys += keys[at:end]
+            new_lines += lines[at:end]
+            at = end + 1 if keys[end] == change.key else end
             if change.new is not None:
                 new_keys.append(change.key)
                 new_lines.append(change.new)

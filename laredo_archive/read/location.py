@@ -1,6 +1,6 @@
-"""Where an archive is, as a reader says it: a directory, a manifest, or a URI of either.
+"""The location of an archive, as a reader gives it: a directory, a manifest, or a URI of either.
 
-A reader names the place of the manifest; the manifest names its objects by keys
+A reader names the manifest's location; the manifest names its objects by keys
 that are relative to the destination it was written to. An archive that was
 copied elsewhere, under another name, is read all the same.
 """
@@ -21,20 +21,24 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.s3 import bucket as s3
 
 LISTED_FOR_ADVICE = 2000
-"""Objects looked at to find an archive near the place where none is: two requests' worth."""
+"""Objects listed to find an archive near a location that has none: two requests' worth."""
 
 
 class FoundArchive(NamedTuple):
-    """An archive: its destination, its manifest's key, and where in it a manifest's keys are."""
+    """An archive that was found: its destination and its manifest."""
 
+    #: Where its objects are.
     destination: Destination
+    #: The manifest's key there.
     manifest_key: str
+    #: The manifest.
     manifest: Manifest
+    #: Turns a manifest's key into the destination's.
     locate: Callable[[str], str]
 
     @property
     def key_prefix(self) -> str:
-        """What stands before ``manifest.json``, and before every object's name."""
+        """The prefix of the manifest's key and of every object's."""
         return self.manifest_key.removesuffix(object_keys.MANIFEST)
 
     @property
@@ -43,10 +47,10 @@ class FoundArchive(NamedTuple):
         return self.locate is not as_it_is
 
 
-class Place(NamedTuple):
-    """Where a manifest is to be, whether there is one or not.
+class ArchiveLocation(NamedTuple):
+    """The location of a manifest, whether there is one or not.
 
-    ``parts`` lead from the outermost place that ``destination_at`` knows (a file
+    ``parts`` lead from the outermost location of ``destination_at`` (a file
     system, a bucket) to what holds the manifest; ``stem`` is what its name begins with.
     """
 
@@ -54,7 +58,7 @@ class Place(NamedTuple):
     parts: tuple[str, ...]
     stem: str
 
-    def seen_from(self, depth: int) -> tuple[Destination, str]:
+    def split_at(self, depth: int) -> tuple[Destination, str]:
         """The destination ``depth`` levels above the manifest, and the key prefix there."""
         outer = len(self.parts) - depth
         prefix = "".join(f"{part}/" for part in self.parts[outer:])
@@ -63,7 +67,7 @@ class Place(NamedTuple):
     def depth_of(self, keys: Sequence[str]) -> int | None:
         """From how many levels above it all ``keys`` begin as the manifest's own key does.
 
-        The most, if there are several; None if there is none, or nothing to tell it by.
+        The most, if there are several; None if there is none, or no key.
         """
         for depth in range(len(self.parts), -1, -1):
             prefix = "/".join([*self.parts[len(self.parts) - depth :], self.stem])
@@ -89,7 +93,7 @@ def _advice(destination: Destination) -> str:
     try:
         listed = list(islice(destination.list(""), LISTED_FOR_ADVICE))
     except DestinationDenied:
-        listed = []  # who may read the objects needn't be allowed to list them
+        listed = []  # a reader needn't be allowed to list
     below = sorted(
         info.key
         for info in listed
@@ -97,71 +101,71 @@ def _advice(destination: Destination) -> str:
     )
     if not below:
         return "Give the directory (or URI) that holds one: <destination>/<key_prefix>"
-    shown = ", ".join(_place_of(destination.uri_of(key)) for key in below[:10])
+    shown = ", ".join(_location_of(destination.uri_of(key)) for key in below[:10])
     return f"There is one at {shown}" if len(below) == 1 else f"There are some at {shown}"
 
 
-def _place_of(manifest_uri: str) -> str:
+def _location_of(manifest_uri: str) -> str:
     """The directory that holds it; where its own name begins with a prefix, itself."""
     directory = manifest_uri.removesuffix(object_keys.MANIFEST)
     return directory if directory.endswith("/") else manifest_uri
 
 
-def find(place: str, access: S3Access | None = None) -> FoundArchive:
-    """The archive at ``place``: a path or URI, of the manifest or of what holds it.
+def find(uri: str, access: S3Access | None = None) -> FoundArchive:
+    """Find the archive at a path or URI, of the manifest or of its directory.
 
     ``access`` is how S3 is reached; without it, as the environment says.
 
     :raises ArchiveMissing: if there is no manifest.
     :raises ManifestError: if it is damaged or newer than this program.
-    :raises DestinationError: if the place can't be read, or isn't one that is known here.
+    :raises DestinationError: if the location can't be read, or has an unknown scheme.
     """
-    return found(parse(place, access))
+    return found(parse(uri, access))
 
 
-def found(said: Place) -> FoundArchive:
-    """The archive at a place that was parsed; raises like :func:`find`."""
-    destination, stem = said.seen_from(0)
+def found(location: ArchiveLocation) -> FoundArchive:
+    """Find the archive at a parsed location; raises like :func:`find`."""
+    destination, stem = location.split_at(0)
     manifest_key = object_keys.manifest_key(stem)
     manifest = read_manifest(destination, manifest_key)
     keys = [entry.key for entry in manifest.named()]
-    depth = said.depth_of(keys)
+    depth = location.depth_of(keys)
     if depth is None:
         return FoundArchive(destination, manifest_key, manifest, _locator(destination, keys))
-    root, prefix = said.seen_from(depth)
+    root, prefix = location.split_at(depth)
     return FoundArchive(root, object_keys.manifest_key(prefix), manifest, as_it_is)
 
 
-def parse(place: str, access: S3Access | None = None) -> Place:
-    """What ``place`` says, without looking there.
+def parse(uri: str, access: S3Access | None = None) -> ArchiveLocation:
+    """Parse a path or URI, without a request.
 
-    :raises DestinationError: if it isn't a kind of place that is known here.
+    :raises DestinationError: if it has an unknown scheme.
     """
-    scheme = urlsplit(place).scheme if "://" in place else ""
+    scheme = urlsplit(uri).scheme if "://" in uri else ""
     if f"{scheme}://" in s3.SCHEMES:
-        return _parse_s3(place, access or S3Access())
+        return _parse_s3(uri, access or S3Access())
     if scheme == "file":
-        return _parse_path(unquote(urlsplit(place).path))
+        return _parse_path(unquote(urlsplit(uri).path))
     if scheme:
         raise DestinationError(
-            place,
+            uri,
             f"{scheme}:// isn't known here; give a directory, or a URI that begins with file://"
             " or s3://",
         )
-    return _parse_path(place)
+    return _parse_path(uri)
 
 
-def _parse_path(path: str) -> Place:
+def _parse_path(path: str) -> ArchiveLocation:
     directory, stem = _without_manifest(path)
     parts = Path(directory or ".").expanduser().resolve().parts[1:]
-    return Place(lambda outer: LocalDestination(Path("/", *outer)), parts, stem)
+    return ArchiveLocation(lambda outer: LocalDestination(Path("/", *outer)), parts, stem)
 
 
-def _parse_s3(uri: str, access: S3Access) -> Place:
+def _parse_s3(uri: str, access: S3Access) -> ArchiveLocation:
     holder, stem = _without_manifest(uri)
-    said = s3.parse(holder)
-    parts = tuple(said.prefix.removesuffix("/").split("/")) if said.prefix else ()
-    return Place(lambda outer: access.destination(said.bucket, outer), parts, stem)
+    location = s3.parse(holder)
+    parts = tuple(location.prefix.removesuffix("/").split("/")) if location.prefix else ()
+    return ArchiveLocation(lambda outer: access.destination(location.bucket, outer), parts, stem)
 
 
 def _without_manifest(path: str) -> tuple[str, str]:

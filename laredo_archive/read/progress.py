@@ -1,23 +1,23 @@
-"""How far a long reading or copying has come, told to whoever asked to know."""
+"""The interface by which long reads and copies report their progress."""
 
 from typing import Protocol
 
 
-class Progress(Protocol):
-    """Is told what is being done. May be called from several threads."""
+class ReadProgress(Protocol):
+    """Receives the progress of a read or copy. May be called from several threads."""
 
     def step(self, text: str, /) -> None:
-        """What is done from now on."""
+        """A step begins, which ``text`` describes."""
 
     def expect(self, size_bytes: int, /) -> None:
-        """So many bytes more are to be gone through (fewer, if negative)."""
+        """There are ``size_bytes`` more to process (fewer, if negative)."""
 
     def advance(self, size_bytes: int, /) -> None:
-        """So many bytes more are done."""
+        """``size_bytes`` more were processed."""
 
 
 class Unwatched:
-    """Tells nobody."""
+    """Ignores progress."""
 
     def step(self, text: str) -> None:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""Objects fetched before they are asked for, where every request takes its time.
+"""Fetches objects before they are read, where every request has a latency.
 
 A reader says which objects it will read, in which order. The first bytes of the
 next ones are fetched side by side, and whichever is being read is fetched on
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Protocol
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 
@@ -25,7 +25,7 @@ PIECE_BYTES = 256 << 10
 IDLE_S = 2.0
 
 
-class Opened(Source, Protocol):
+class Opened(ByteSource, Protocol):
     """What is read, and closed."""
 
     def close(self) -> None: ...
@@ -126,7 +126,7 @@ class _Fetched:
         self._open = open_
         self._workers = workers
         self._source: BinaryIO | None = None
-        """Touched by the one job that fetches, or by nobody."""
+        """Used only by the one job that fetches."""
         self._changed = threading.Condition()
         self._pieces: deque[bytes] = deque()
         self._held = 0
@@ -171,7 +171,7 @@ class _Fetched:
         try:
             while self._take(self._next_piece()):
                 pass
-        except Exception as failure:  # noqa: BLE001  # whoever reads is told
+        except Exception as failure:  # noqa: BLE001  # raised to the reader
             with self._changed:
                 self._failure = failure
                 self._end()

@@ -1,1 +1,1 @@
-"""Where objects are kept: directories and buckets, behind one door."""
+"""Storage of objects: directories and S3 buckets behind one interface."""

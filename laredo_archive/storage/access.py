@@ -1,10 +1,10 @@
-"""How the S3 places that a command line names are reached: whose rights, which service."""
+"""Access to the S3 locations of a command line: credentials, region, endpoint, encryption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.profile import AMBIENT, Profile
 from laredo_archive.storage.s3.bucket import S3Location
 
@@ -22,7 +22,7 @@ class S3Access:
     ``server_side_encryption`` and what follows is for what is written.
     """
 
-    clients: Clients = field(default_factory=Clients)
+    clients: AwsClients = field(default_factory=AwsClients)
     credentials: str | None = None
     region: str | None = None
     endpoint: str | None = None
@@ -34,11 +34,11 @@ class S3Access:
     def destination(self, bucket: str, parts: Sequence[str] = ()) -> "S3Destination":
         """The objects below ``parts`` in ``bucket``.
 
-        :raises BadS3Location: if there can't be such a place.
+        :raises BadS3Location: if it isn't a valid location.
         """
         from laredo_archive.storage.s3.destination import S3Destination
 
-        place = S3Location(
+        location = S3Location(
             bucket,
             "".join(f"{part}/" for part in parts),
             region=self.region,
@@ -49,7 +49,7 @@ class S3Access:
             kms_key_id=self.kms_key_id,
             storage_class=self.storage_class,
         )
-        return S3Destination(place, self.clients)
+        return S3Destination(location, self.clients)
 
 
 def profiles(

@@ -1,4 +1,4 @@
-"""The one door to storage: what a commit needs of a place that holds objects.
+"""The interface of storage: the operations that a commit needs of a directory or bucket.
 
 A destination is safe for use by several threads. Errors are those of
 laredo_archive.errors below DestinationError; whatever else comes out is a bug.
@@ -15,25 +15,32 @@ LARGEST_WHOLE = 512 << 20
 """Bytes of what is read whole at most. A manifest's artifact takes less than a kilobyte."""
 
 
-class Version(NamedTuple):
-    """Which version of an object, and the store's Date of the answer that showed it."""
+class ObjectVersion(NamedTuple):
+    """One version of an object."""
 
+    #: The store's name for the version.
     etag: str
+    #: The store's Date of the answer that showed it.
     date: datetime
 
 
 class StoredObject(NamedTuple):
     """A small object, whole."""
 
+    #: Its bytes.
     data: bytes
-    version: Version
+    #: Its version.
+    version: ObjectVersion
 
 
 class ObjectInfo(NamedTuple):
-    """One object: ``modified`` is by the store's clock."""
+    """One object in a listing."""
 
+    #: Its key.
     key: str
+    #: Its size.
     size_bytes: int
+    #: When it was written, by the store's clock.
     modified: datetime
 
 
@@ -44,7 +51,7 @@ def is_plain(key: str) -> bool:
 
 
 class Upload(Protocol):
-    """An object in the making: nobody sees it before finish()."""
+    """An object being written: it is invisible before finish()."""
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Append; in bounded memory.
@@ -61,21 +68,21 @@ class Upload(Protocol):
         """
 
     def abort(self) -> None:
-        """Forget it; never raises. Does nothing after finish()."""
+        """Drop it; never raises. Does nothing after finish()."""
 
 
 class Destination(Protocol):
-    """A place that holds objects."""
+    """A directory, or a prefix of a bucket, that holds objects."""
 
     @property
     def uri(self) -> str:
-        """With ``/`` at the end: what stands before a key in a manifest's URIs."""
+        """The URI, with ``/`` at the end, that precedes a key in a manifest's URIs."""
 
     @property
-    def place(self) -> str:
-        """Canonical: the same place has the same, another place another one.
+    def location(self) -> str:
+        """The canonical location: equal for the same storage, different for any other.
 
-        The URI, and whatever else tells apart two places that share it.
+        The URI, and the endpoint where that is needed to make it unique.
         """
 
     def uri_of(self, key: str) -> str:
@@ -92,7 +99,7 @@ class Destination(Protocol):
         """
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What is known of an object; None if there is none."""
+        """An object's size and time; None if there is none."""
 
     def open(self, key: str, offset: int = 0) -> BinaryIO:
         """An object's bytes from ``offset`` on; the caller closes it.
@@ -103,7 +110,7 @@ class Destination(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every object whose key begins with ``prefix``; a failure is raised, never an end."""
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         """Replace the version ``expected`` (an etag; None: there is no object) by ``data``.
 
         Atomic and durable: a reader sees the one or the other.

@@ -1,4 +1,4 @@
-"""Several requests at the same time: a commit waits for the slowest, not for the sum."""
+"""Sends several requests at the same time: a commit waits for the slowest, not for the sum."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 class AtOnce(Protocol):
-    """How it is done: in threads, or as a simulation wants it."""
+    """Runs tasks at the same time: in threads, or in order in a simulation."""
 
     def __call__(self, tasks: Sequence[Callable[[], T]], /) -> list[T]:
-        """What the tasks give, in their order; the first failure in that order is raised.
+        """The tasks' results, in their order; the first failure in that order is raised.
 
         All have ended by then, those after one that failed too.
         """
 
 
 def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """A thread for each; a single task needs none."""
+    """Run each task in a thread; a single task needs none."""
     if len(tasks) < 2:
         return [task() for task in tasks]
     with ThreadPoolExecutor(len(tasks), thread_name_prefix="at-once") as threads:

@@ -1,1 +1,1 @@
-"""The commit protocol: what one writer does to an archive."""
+"""The commit protocol: one writer's uploads, commits and claims (docs/commit-protocol.md)."""

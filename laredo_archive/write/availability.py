@@ -1,4 +1,4 @@
-"""The availability of each destination to one writer: available or not, since when and why."""
+"""Keeps, for one writer, whether each destination is available, since when, and why not."""
 
 import threading
 from datetime import UTC, datetime
@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 
 class Availability(NamedTuple):
-    """One destination's. ``since``: by our clock, when it became available or unavailable."""
+    """The availability of one destination."""
 
+    #: When it became available or unavailable, by our clock.
     since: datetime
+    #: Why it is unavailable; None if it is available.
     problem: str | None
     """Its last error; None if it is available."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Self
 
 from laredo_archive import codec
-from laredo_archive.codec import Encoded, SnapshotEncoder
+from laredo_archive.codec import EncodedFile, SnapshotEncoder
 from laredo_archive.errors import CommitUnavailable, DestinationError, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys
@@ -26,25 +26,32 @@ from laredo_model.position import Position
 class BasePlan:
     """The metadata of a base that is known before its first row."""
 
+    #: The table, ``schema.name``.
     table: str
+    #: The prefix of its objects' keys.
     key_prefix: str
+    #: The epoch that the base begins.
     epoch: int
+    #: The snapshot's position.
     position: Position
+    #: The history of the position.
     history: History
+    #: The table's columns.
     columns: tuple[Column, ...]
+    #: The key's columns.
     key_fields: tuple[str, ...]
+    #: The formats to write.
     formats: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base whose objects are on every destination, in no manifest yet.
+    """A base whose objects are on every destination, but in no manifest yet."""
 
-    ``placed``: its keys, by destination's location and format.
-    """
-
+    #: The base, with the keys that it should have.
     artifact: Artifact
-    placed: dict[tuple[str, str], str]
+    #: The keys that its objects have, by destination's location and format.
+    keys: dict[tuple[str, str], str]
 
     @property
     def rows(self) -> int:
@@ -147,13 +154,13 @@ class BaseUpload:
             columns=plan.columns,
             key_fields=plan.key_fields,
         )
-        placed = {
-            (self._stores[index].destination.place, id_): key
+        keys = {
+            (self._stores[index].destination.location, id_): key
             for (index, id_), key in self._keys.items()
         }
-        return Base(artifact, placed)
+        return Base(artifact, keys)
 
-    def _finish_one(self, target: tuple[int, str], upload: Upload, encoded: Encoded) -> None:
+    def _finish_one(self, target: tuple[int, str], upload: Upload, encoded: EncodedFile) -> None:
         store = self._stores[target[0]]
         try:
             finish(upload, store.environment)
@@ -165,7 +172,7 @@ class BaseUpload:
                 raise
         reach("base.uploaded")
 
-    def _entry(self, format_id: str, encoded: Encoded) -> FormatEntry:
+    def _entry(self, format_id: str, encoded: EncodedFile) -> FormatEntry:
         plan = self._plan
         key = object_keys.snapshot_key(plan.key_prefix, plan.epoch, plan.position, format_id)
         return entry_of(encoded, key, exact=format_id in codec.EXACT_FORMATS)
@@ -196,7 +203,7 @@ class _Tee:
             upload.write(data)
 
 
-def entry_of(encoded: Encoded, key: str, *, exact: bool = True) -> FormatEntry:
+def entry_of(encoded: EncodedFile, key: str, *, exact: bool = True) -> FormatEntry:
     """A manifest's entry of what an encoder made; each destination adds its own URI."""
     return FormatEntry(
         uri="",

@@ -1,8 +1,8 @@
 """The claim, by which the newest writer takes an archive over (docs/commit-protocol.md, 1).
 
 Every manifest is read, in the order of the destinations' URIs, and claimed by a
-swap that sets writer_id and writer_term. Whoever has all of them writes, until
-somebody else claims; a writer that lost so never claims again.
+swap that sets writer_id and writer_term. A writer that has claimed all of them writes,
+until another one claims; it never claims again after that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,7 +88,7 @@ def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str
             reach("claim.swapped")
             return
     raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} tries").at(
-        store.destination.place
+        store.destination.location
     )
 
 
@@ -115,7 +115,7 @@ def _before_newest(manifest: Manifest) -> EpochPosition | None:
 
 
 def drop_unfinished(store: ManifestStore) -> None:
-    """What writers before us were uploading when they ended; they are fenced now.
+    """Drop the unfinished uploads of earlier writers, which are fenced now.
 
     Nothing depends on it, so a failure doesn't keep the archive closed: the collector
     tries again.
@@ -125,7 +125,7 @@ def drop_unfinished(store: ManifestStore) -> None:
     try:
         dropped = destination.collect_unfinished(prefix, timedelta(0), is_ours)
     except DestinationError as failure:
-        store.counts.count_error(destination.place)
+        store.counts.count_error(destination.location)
         log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
         return
     if dropped:

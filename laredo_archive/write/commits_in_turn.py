@@ -9,7 +9,7 @@ import structlog
 from laredo_archive.errors import ArtifactMissing, CommitUnavailable, DestinationError, Fenced
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.model import Artifact
-from laredo_archive.write.diff_spool import Spool
+from laredo_archive.write.diff_spool import DiffSpool
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_model import position as positions
@@ -27,7 +27,7 @@ class CommitsInTurn:
         self._turn = threading.RLock()
         self._fenced: Fenced | None = None
         self._pending: PendingCommit | None = None
-        self._spool: Spool | None = None
+        self._spool: DiffSpool | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -36,10 +36,10 @@ class CommitsInTurn:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else's turn meanwhile.
+        """Hold the lock on commits for the block, and finish an unfinished one first.
 
         :raises Fenced: if another writer has taken over, now or earlier.
-        :raises CommitUnavailable: if a destination is away.
+        :raises CommitUnavailable: if a destination is unavailable.
         """
         with self._turn:
             if self._fenced is not None:
@@ -52,11 +52,11 @@ class CommitsInTurn:
                 log.error("another writer has taken over", table=self._table, reason=str(fenced))
                 raise
             except DestinationError as failure:
-                place = self._stores[0].counts.note(failure, self._stores)
+                location = self._stores[0].counts.note(failure, self._stores)
                 log.warning("commit waits", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure, place) from failure
+                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
 
-    def begin(self, commit: PendingCommit, spool: Spool | None = None) -> None:
+    def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:
         """Have ``commit`` finished next, and ``spool`` closed then."""
         self._pending, self._spool = commit, spool
 
@@ -66,7 +66,7 @@ class CommitsInTurn:
         if pending is None:
             return None
         try:
-            pending.place(self._stores)
+            pending.upload_missing(self._stores)
             pending.commit(self._stores, self._claim)
         except ArtifactMissing:
             if not pending.begun:
@@ -84,7 +84,7 @@ class CommitsInTurn:
         return pending.artifact
 
     def close(self) -> None:
-        """Give temporary files back."""
+        """Delete temporary files."""
         with self._turn:
             self._drop()
 

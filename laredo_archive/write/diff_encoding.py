@@ -8,7 +8,7 @@ from pathlib import Path
 from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Artifact, ArtifactKind
 from laredo_archive.write.base_upload import entry_of
-from laredo_archive.write.diff_spool import Spool
+from laredo_archive.write.diff_spool import DiffSpool
 from laredo_archive.write.uploads import Content
 from laredo_model.change import Change
 from laredo_model.column import Column
@@ -19,12 +19,19 @@ from laredo_model.position import Position
 class Window:
     """The range of positions that a diff covers, (from, to], and the table after it."""
 
+    #: Where the diff begins.
     from_position: Position
+    #: Where it ends.
     to_position: Position
+    #: PostgreSQL's commit time of the last transaction in it.
     to_time: datetime | None
+    #: The table's rows at its end.
     rows: int
+    #: The table's checksum at its end.
     checksum: str
+    #: Whether it begins with a TRUNCATE.
     truncate: bool
+    #: How many keys changed without a net change; None: unknown.
     cancelled: int | None
 
 
@@ -32,9 +39,12 @@ class Window:
 class EncodedDiff:
     """A diff encoded in every format; its last owner closes the spool."""
 
+    #: Its manifest entry, but for keys.
     artifact: Artifact
+    #: Its bytes, by format.
     contents: dict[str, Content]
-    spool: Spool
+    #: The temporary file that holds them.
+    spool: DiffSpool
 
 
 def encode(
@@ -53,7 +63,7 @@ def encode(
 
     :raises SpoolUnavailable: if there is no room for it.
     """
-    spool = Spool(table, spool_directory)
+    spool = DiffSpool(table, spool_directory)
     try:
         encoded = spool.encode(formats, columns, changes, truncate=window.truncate)
     except BaseException:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from laredo_archive import codec
-from laredo_archive.codec import DiffEncoder, Encoded, Source
+from laredo_archive.codec import ByteSource, DiffEncoder, EncodedFile
 from laredo_archive.errors import SpoolUnavailable
 from laredo_archive.write.uploads import Content
 from laredo_model.change import Change
@@ -21,7 +21,7 @@ MEMORY_BYTES = 4 << 20
 _CHUNK = 2000
 
 
-class Spool:
+class DiffSpool:
     """The temporary file of one diff in every format; close() deletes it."""
 
     def __init__(self, table: str, directory: Path | None) -> None:
@@ -36,7 +36,7 @@ class Spool:
         changes: Iterable[Change],
         *,
         truncate: bool,
-    ) -> dict[str, Encoded]:
+    ) -> dict[str, EncodedFile]:
         """Write ``changes``, sorted by key, the TRUNCATE apart; what came out, by format.
 
         :raises SpoolUnavailable: if there is no room for it.
@@ -64,12 +64,12 @@ class Spool:
         self._files[format_id] = file
         return codec.diff_encoder(format_id, columns, file)
 
-    def content(self, format_id: str, encoded: Encoded) -> Content:
+    def content(self, format_id: str, encoded: EncodedFile) -> Content:
         """The encoded bytes, to be read any number of times, by several readers at once."""
         file, turn = self._files[format_id], threading.Lock()
 
         @contextmanager
-        def opened() -> Iterator[Source]:
+        def opened() -> Iterator[ByteSource]:
             yield _Reader(file, turn)
 
         origin = f"{self._table}: the diff encoded as {format_id}"

@@ -18,14 +18,13 @@ LISTED = 2000
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Objects below a key prefix where there is no manifest, of the first LISTED.
+    """The objects below a key prefix without a manifest, among the first LISTED."""
 
-    ``others`` are left alone for good; ``orphans`` have names that a writer gives: a collector
-    retires them, and deletes them a grace period later. ``more``: there are more than were seen.
-    """
-
+    #: Objects of other programs, which are left alone for good.
     others: tuple[str, ...]
+    #: Objects with names that a writer gives; a collector retires and later deletes them.
     orphans: tuple[str, ...]
+    #: Whether there are more than LISTED.
     more: bool
 
     def __str__(self) -> str:
@@ -70,7 +69,7 @@ def report(destination: Destination, key_prefix: str) -> None:
     try:
         found = objects_at(destination, key_prefix)
     except DestinationError as failure:
-        # Who may write there needn't be allowed to list.
+        # A writer needn't be allowed to list.
         log.warning("what else is there couldn't be listed", uri=uri, failure=str(failure))
         return
     if found:
@@ -92,13 +91,13 @@ def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -
     try:
         found = destination.get(key)
     except DestinationDenied:
-        return  # who may not read there hasn't written there
+        return  # a writer that may not read there hasn't written there
     if found is None:
         return
     uri = destination.uri_of(key)
     try:
         manifest = parser.parse(found.data, uri)
     except ManifestError:
-        return  # somebody else's file
+        return  # another program's file
     if manifest.table == table:
         raise PrefixMeant(uri, destination.uri_of(f"{before}/x").removesuffix("x"))

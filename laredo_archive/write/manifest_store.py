@@ -2,7 +2,7 @@
 
 The only module that swaps manifests. A swap whose outcome is unclear is settled
 by reading, and reading settles only yes: as long as what was to be changed
-isn't there, and nobody else has claimed the manifest, the change is rebuilt on
+isn't there, and no other writer has claimed the manifest, the change is rebuilt on
 what was read and offered again.
 """
 
@@ -28,7 +28,7 @@ from laredo_archive.errors import (
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, parser, rules
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.storage.destination import Destination, Version
+from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_archive.storage.parallel import AtOnce, in_threads
 from laredo_archive.write.availability import Availabilities
 from laredo_model.retry import Backoff
@@ -72,7 +72,7 @@ class Counts:
         """Count ``failure`` for the destination that it is about; gives that one's location."""
         for other in failure.others:
             self.note(other, stores)
-        location = failure.place or _location_of(failure.uri, stores)
+        location = failure.location or _location_of(failure.uri, stores)
         if location is not None:
             self.failed(location, failure)
         return location
@@ -122,12 +122,12 @@ class ManifestStore:
         self.counts = counts
         self._table = table
         self._manifest: Manifest | None = None
-        self._version: Version | None = None
+        self._version: ObjectVersion | None = None
         self._known = False
 
     @property
     def manifest(self) -> Manifest | None:
-        """As it was last seen; None if there was none."""
+        """The manifest as last read; None if there was none."""
         return self._manifest
 
     @property
@@ -136,7 +136,7 @@ class ManifestStore:
         return self._version.date if self._version else None
 
     def read(self) -> Manifest | None:
-        """Look again.
+        """Read the manifest from the destination.
 
         :raises ManifestDamaged, ManifestNewer: if it can't be used.
         :raises DestinationUnavailable: if it can't be read now.
@@ -182,18 +182,18 @@ class ManifestStore:
         self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self._manifest = changed
         self._known = True
-        self.counts.availabilities.worked(self.destination.place)
+        self.counts.availabilities.worked(self.destination.location)
         return changed
 
     def rewrite(
         self, change: Change, claim: Claim | None, *, absent: Manifest | None = None
     ) -> Manifest:
-        """Offer ``change`` until it is in.
+        """Apply ``change`` to the manifest by compare-and-swap, until it is in.
 
         With a ``claim`` the manifest must be the claimant's; without, it is changed
-        whoever writes it. ``absent`` is what to change where there is none.
+        whichever writer owns it. ``absent`` is the manifest to change if there is none.
 
-        :raises Fenced: if somebody else has claimed it.
+        :raises Fenced: if another writer has claimed it.
         :raises ManifestLost: if it is gone, and ``absent`` not given.
         :raises DestinationUnavailable: if it isn't in, or may not be, after all tries.
         """
@@ -215,7 +215,7 @@ class ManifestStore:
                 return done
         raise DestinationUnavailable(
             self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
-        ).at(self.destination.place)
+        ).at(self.destination.location)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
         if manifest is None:
@@ -235,7 +235,7 @@ class ManifestStore:
         if isinstance(failure, CommitConflict):
             self.counts.cas_conflicts += 1
         else:
-            self.counts.count_error(self.destination.place)
+            self.counts.count_error(self.destination.location)
         log.warning(
             "manifest swap to be settled by reading",
             table=self._table,
@@ -247,4 +247,4 @@ class ManifestStore:
 
 def _location_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
     within = [held.destination for held in stores if uri.startswith(held.destination.uri)]
-    return max(within, key=lambda destination: len(destination.uri)).place if within else None
+    return max(within, key=lambda destination: len(destination.uri)).location if within else None

@@ -1,7 +1,7 @@
 """A pending commit: one artifact to be in every destination's manifest (protocol, 3 and 4).
 
-It keeps what it has done, so that it can be taken up again after a
-destination was unavailable. It is the same artifact until it is in everywhere.
+It remembers its progress, so that it can be resumed after a
+destination was unavailable, with the same artifact until every manifest has it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,17 @@ from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.parallel import AtOnce
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.uploads import Content, is_there, place, stored
+from laredo_archive.write.uploads import Content, is_there, store_object, stored
 
 Follow = Callable[[Manifest, Artifact], Manifest]
 """The manifest with the artifact in it."""
 
 
 class PendingCommit:
-    """``artifact`` as it is to be in all manifests; its keys are what they should be.
+    """One artifact on its way into all manifests; its keys are the names that it should get.
 
     ``contents``: by format, what can be uploaded (again); a base that was streamed
-    has none, and is copied from a destination that has it. ``placed``: keys by
+    has none, and is copied from a destination that has it. ``keys``: its objects' keys, by
     destination's location and format.
     """
 
@@ -32,13 +32,13 @@ class PendingCommit:
         self,
         artifact: Artifact,
         contents: Mapping[str, Content],
-        placed: Mapping[tuple[str, str], str],
+        keys: Mapping[tuple[str, str], str],
         follow: Follow,
         new_names: NewNames,
     ) -> None:
         self.artifact = artifact
         self._contents = contents
-        self._placed = dict(placed)
+        self._keys = dict(keys)
         self._follow = follow
         self._new_names = new_names
         self._found: dict[tuple[str, str], tuple[Manifest, str]] = {}
@@ -54,7 +54,7 @@ class PendingCommit:
         """
         return self._begun
 
-    def place(self, stores: Sequence[ManifestStore]) -> None:
+    def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
         """Upload the objects that a destination doesn't have yet.
 
         :raises DestinationError: if one is unavailable.
@@ -63,18 +63,18 @@ class PendingCommit:
             (store, format_id)
             for store in stores
             for format_id in self.artifact.formats
-            if (store.destination.place, format_id) not in self._placed
+            if (store.destination.location, format_id) not in self._keys
         ]
         at_once = stores[0].environment.at_once
         known = self._current([store for store, _ in missing], at_once)
         at_once(
             [
-                partial(self._place_one, store, stores, manifest, format_id)
+                partial(self._upload_one, store, stores, manifest, format_id)
                 for store, format_id in missing
-                if (manifest := known[store.destination.place]) is not None
+                if (manifest := known[store.destination.location]) is not None
             ]
         )
-        reach("commit.placed")
+        reach("commit.uploaded")
 
     def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
         """Add the artifact to every manifest, one after the other.
@@ -83,21 +83,21 @@ class PendingCommit:
         :raises ArtifactMissing: if its bytes are gone everywhere.
         :raises DestinationError: if one is unavailable.
         """
-        self._look(stores)
+        self._check_objects(stores)
         for store in stores:
             store.rewrite(partial(self._offered, store, stores), claim)
             self._begun = True
 
-    def _look(self, stores: Sequence[ManifestStore]) -> None:
+    def _check_objects(self, stores: Sequence[ManifestStore]) -> None:
         """Check which objects exist, everywhere at once, for the manifests as they are now."""
         self._found.clear()
         at_once = stores[0].environment.at_once
         known = self._current(stores, at_once)
         at_once(
             [
-                partial(self._look_at, store, manifest, format_id)
+                partial(self._check_object, store, manifest, format_id)
                 for store in stores
-                if (manifest := known[store.destination.place]) is not None
+                if (manifest := known[store.destination.location]) is not None
                 and not self._is_in(manifest)
                 for format_id in self.artifact.formats
             ]
@@ -106,9 +106,9 @@ class PendingCommit:
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
-    def _look_at(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
-        target = store.destination.place, format_id
-        key = self._placed.get(target)
+    def _check_object(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
+        target = store.destination.location, format_id
+        key = self._keys.get(target)
         if key is None:
             return
         if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
@@ -118,10 +118,10 @@ class PendingCommit:
         self, stores: Sequence[ManifestStore], at_once: AtOnce
     ) -> dict[str, Manifest | None]:
         """Their manifests as last seen, by location; read again only if out of date."""
-        distinct = list({store.destination.place: store for store in stores}.values())
+        distinct = list({store.destination.location: store for store in stores}.values())
         manifests = at_once([store.current for store in distinct])
         return {
-            store.destination.place: manifest
+            store.destination.location: manifest
             for store, manifest in zip(distinct, manifests, strict=True)
         }
 
@@ -132,16 +132,16 @@ class PendingCommit:
             return None
         retired = manifest.retired_keys()
         for format_id in self.artifact.formats:
-            key = self._placed[store.destination.place, format_id]
+            key = self._keys[store.destination.location, format_id]
             if key in retired or not self._is_there(store, manifest, format_id):
-                self._place_one(store, stores, manifest, format_id, unheard_of=True)
+                self._upload_one(store, stores, manifest, format_id, unheard_of=True)
         return self._follow(manifest, self._as_named_by(store))
 
     def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
-        # What has been seen counts for one swap of the version it was seen with: who takes an
-        # object away changes the manifest first.
-        target = store.destination.place, format_id
-        key = self._placed[target]
+        # A check counts for one swap of the manifest version that it was made with: a program
+        # that deletes an object changes the manifest first.
+        target = store.destination.location, format_id
+        key = self._keys[target]
         seen = self._found.pop(target, None)
         if seen is not None and seen[0] is manifest and seen[1] == key:
             return True
@@ -151,11 +151,11 @@ class PendingCommit:
     def _as_named_by(self, store: ManifestStore) -> Artifact:
         formats: dict[str, FormatEntry] = {}
         for format_id, entry in self.artifact.formats.items():
-            key = self._placed[store.destination.place, format_id]
+            key = self._keys[store.destination.location, format_id]
             formats[format_id] = replace(entry, key=key, uri=store.destination.uri_of(key))
         return replace(self.artifact, formats=formats)
 
-    def _place_one(
+    def _upload_one(
         self,
         store: ManifestStore,
         stores: Sequence[ManifestStore],
@@ -166,7 +166,7 @@ class PendingCommit:
     ) -> None:
         key = self.artifact.formats[format_id].key
         avoid = manifest.retired_keys() | {entry.key for entry in manifest.named()}
-        self._placed[store.destination.place, format_id] = place(
+        self._keys[store.destination.location, format_id] = store_object(
             store.destination,
             self._new_names.instead_of(key) if unheard_of else key,
             self._content(format_id, stores),
@@ -180,7 +180,7 @@ class PendingCommit:
             return self._contents[format_id]
         entry = self.artifact.formats[format_id]
         for store in stores:
-            key = self._placed.get((store.destination.place, format_id))
+            key = self._keys.get((store.destination.location, format_id))
             if key is not None and is_there(store.destination, key, entry.size_bytes):
                 return stored(store.destination, key, entry.size_bytes, entry.sha256)
         raise ArtifactMissing(

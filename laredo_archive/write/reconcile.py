@@ -1,4 +1,4 @@
-"""Reconcile: bring all destinations to the state of the one ahead (commit protocol, 2)."""
+"""Reconciles destinations: brings all to the state of the one ahead (commit protocol, 2)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,14 +11,14 @@ from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.uploads import holds, is_there, place, stored
+from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.history import History
 
 log = structlog.get_logger(__name__)
 
 
-def level(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
+def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
     """Reconcile every destination with the one that has the greatest (epoch, head).
 
     :raises HistoriesDiffer: if one can't be an earlier state of the one ahead.
@@ -180,7 +180,7 @@ class _Reconciliation:
             # An interrupted reconcile got that far: for large archives it must go on from there.
             self._copied[entry.key] = wanted
             return wanted
-        self._copied[entry.key] = place(
+        self._copied[entry.key] = store_object(
             destination,
             wanted,
             content,
@@ -188,7 +188,7 @@ class _Reconciliation:
             new_names=self._new_names,
             environment=self._behind.environment,
         )
-        reach("level.copied")
+        reach("reconcile.copied")
         return self._copied[entry.key]
 
 

@@ -1,7 +1,7 @@
-"""One table's archive, as its one writer sees it: docs/commit-protocol.md.
+"""The writer's interface to one table's archive on all its destinations (commit protocol).
 
 Durable means: on every destination. Artifact k+1 is committed nowhere before k
-is everywhere, so what couldn't be finished is taken up again before anything else.
+is everywhere, so an unfinished commit is finished before anything else.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest import rules, succession
 from laredo_archive.manifest.head import Head, head_of
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_archive.manifest.notices import Notices, Published
+from laredo_archive.manifest.notices import Notices, NoticeSource
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.manifest.updates import ManifestUpdates
 from laredo_archive.storage.destination import Destination
@@ -26,7 +26,7 @@ from laredo_archive.write.commits_in_turn import CommitsInTurn
 from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.pending_commit import PendingCommit
-from laredo_archive.write.reconcile import level
+from laredo_archive.write.reconcile import reconcile
 from laredo_model import position as positions
 from laredo_model.change import Change
 from laredo_model.column import Column
@@ -40,7 +40,7 @@ class TableArchive:
     Every method may be called from any thread; they take turns, but for the
     properties, which never wait, and for a base's upload, beside which diffs go on.
 
-    After Fenced it is of no use any more, and its process doesn't open it again.
+    After Fenced it can't be used any more, and its process must not open it again.
     After CommitUnavailable call the same again, with the same arguments: it goes
     on where it was.
     """
@@ -72,9 +72,9 @@ class TableArchive:
         self._entering = ManifestUpdates(notices, keep_epochs, self._environment.now)
         self._commits = CommitsInTurn(stores, owner, table)
         self._manifest: Manifest | None = None
-        self._published: Published | None = None
+        self._published: NoticeSource | None = None
         self._head: Head | None = None
-        self._look()
+        self._take_committed()
 
     @classmethod
     def open(
@@ -94,10 +94,10 @@ class TableArchive:
 
         ``writer_id`` defaults to a random one and must be new with every start of the
         process; ``keep_epochs``: None keeps all;
-        ``sinks``: who is told of artifacts, by ARN or URL, as they are at the first of
+        ``sinks``: the ARNs or URLs that are notified of artifacts, with the URIs of the first of
         ``destinations``.
 
-        :raises DestinationUnavailable: if one is away; open it again later.
+        :raises DestinationUnavailable: if one is unavailable; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
         :raises HistoriesDiffer: if they don't hold the same archive.
         :raises Fenced: if another writer claimed it meanwhile.
@@ -105,7 +105,7 @@ class TableArchive:
         around, counted = environment or Environment(), counts or Counts()
         stores = [
             ManifestStore(destination, table, key_prefix, around, counted)
-            for _, destination in sorted({held.place: held for held in destinations}.items())
+            for _, destination in sorted({held.location: held for held in destinations}.items())
         ]
         names = tuple(sinks)
         try:
@@ -113,7 +113,7 @@ class TableArchive:
             for store in stores:
                 drop_unfinished(store)
             new_names = NewNames(owner.writer_id)
-            level(stores, owner, new_names)
+            reconcile(stores, owner, new_names)
         except DestinationError as failure:
             counted.note(failure, stores)
             raise
@@ -125,7 +125,7 @@ class TableArchive:
             new_names,
             keep_epochs=keep_epochs,
             notices=Notices(names, [store.manifest for store in stores]),
-            first=next(h for h in stores if h.destination.place == destinations[0].place),
+            first=next(h for h in stores if h.destination.location == destinations[0].location),
             spool_directory=spool_directory,
         )
         reach("archive.open")
@@ -133,7 +133,7 @@ class TableArchive:
 
     @property
     def head(self) -> Head | None:
-        """Where the archive stands on all destinations; None before the first base."""
+        """The archive's head on all destinations; None before the first base."""
         return self._head
 
     @property
@@ -142,15 +142,15 @@ class TableArchive:
         return self._manifest
 
     @property
-    def published(self) -> Published | None:
+    def published(self) -> NoticeSource | None:
         """The manifest of the destination that was named first, as last committed everywhere."""
         return self._published
 
     @property
     def heads(self) -> dict[str, Position | None]:
-        """By place, the head of each destination's manifest; one may be an artifact behind."""
+        """The head of each destination's manifest, by location; one may be an artifact behind."""
         return {
-            store.destination.place: store.manifest.head_position if store.manifest else None
+            store.destination.location: store.manifest.head_position if store.manifest else None
             for store in self._stores
         }
 
@@ -166,7 +166,7 @@ class TableArchive:
 
     @property
     def notices(self) -> Notices:
-        """What each sink was told, and what it is still to be told."""
+        """The artifacts that each sink was notified of, and those still outstanding."""
         return self._notices
 
     @property
@@ -234,7 +234,7 @@ class TableArchive:
                 to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )
             self._commits.begin(
-                PendingCommit(artifact, {}, base.placed, self._entering.base, self._new_names)
+                PendingCommit(artifact, {}, base.keys, self._entering.base, self._new_names)
             )
             return self._finish() or artifact
 
@@ -255,7 +255,7 @@ class TableArchive:
 
         ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
         ``checksum`` describe the table after them; ``cancelled``: how many keys changed
-        and have no net change, None if nobody knows. ``from_position`` is the head.
+        and have no net change, None if unknown. ``from_position`` is the head.
 
         :raises OutOfOrder: if it doesn't begin at the head.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
@@ -295,7 +295,7 @@ class TableArchive:
             return self._finish() or diff.artifact
 
     def settle(self) -> None:
-        """Finish what waits for a destination, if anything does.
+        """Finish the commit that waits for a destination, if there is one.
 
         :raises CommitUnavailable: if it still has to wait.
         :raises Fenced: if another writer has taken over.
@@ -304,12 +304,12 @@ class TableArchive:
             self._finish()
 
     def see(self, position: Position) -> None:
-        """Say that the stream is complete up to ``position``, and nothing changed since the head.
+        """Raise seen_position: the stream is complete up to ``position``, without changes.
 
-        What sinks were told is entered with it.
+        The artifacts that sinks were notified of are recorded with it.
 
         :raises OutOfOrder: if ``position`` is before the head, or there is none.
-        :raises CommitUnavailable: if a destination is away; nothing depends on it.
+        :raises CommitUnavailable: if a destination is unavailable; nothing depends on it.
         :raises Fenced: if another writer has taken over.
         """
         with self._commits.turn():
@@ -321,21 +321,21 @@ class TableArchive:
                 )
             for store in self._stores:
                 store.rewrite(lambda known: self._entering.seen(known, position), self._claim)
-            self._look()
+            self._take_committed()
 
     def record_notices(self) -> None:
-        """Enter what sinks were told, for when no commit is due.
+        """Record the artifacts that sinks were notified of, when no commit is due.
 
         :raises CommitUnavailable, Fenced: as :meth:`see`.
         """
         with self._commits.turn():
             self._finish()
             for store in self._stores:
-                store.rewrite(self._entering.told, self._claim)
-            self._look()
+                store.rewrite(self._entering.notified_of, self._claim)
+            self._take_committed()
 
     def close(self) -> None:
-        """Give temporary files back. The manifests stay as they are."""
+        """Delete temporary files. The manifests stay as they are."""
         self._commits.close()
 
     def __enter__(self) -> Self:
@@ -347,12 +347,12 @@ class TableArchive:
     def _finish(self) -> Artifact | None:
         artifact = self._commits.finish()
         if artifact is not None:
-            self._look()
+            self._take_committed()
         return artifact
 
-    def _look(self) -> None:
+    def _take_committed(self) -> None:
         before, self._manifest = self._manifest, self._stores[0].manifest
         self._notices.follow(before, self._manifest)
         shown = self._first.manifest
-        self._published = Published(self._first.uri, shown) if shown else None
+        self._published = NoticeSource(self._first.uri, shown) if shown else None
         self._head = head_of(self._manifest) if self._manifest else None

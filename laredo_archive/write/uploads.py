@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.errors import (
     ArtifactDamaged,
     CommitStateUnknown,
@@ -33,12 +33,15 @@ def _to_nobody(_: int) -> None:
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of an object, readable any number of times. ``origin`` names it in messages."""
+    """The bytes of an object, readable any number of times."""
 
+    #: The name of the bytes in messages.
     origin: str
+    #: Their number.
     size_bytes: int
     sha256: str | None
-    open: Callable[[], AbstractContextManager[Source]]
+    #: Opens a reader of the bytes.
+    open: Callable[[], AbstractContextManager[ByteSource]]
 
 
 def stored(destination: Destination, key: str, size_bytes: int, sha256: str | None) -> Content:
@@ -48,7 +51,7 @@ def stored(destination: Destination, key: str, size_bytes: int, sha256: str | No
     )
 
 
-def place(
+def store_object(
     destination: Destination,
     key: str,
     content: Content,
@@ -57,7 +60,7 @@ def place(
     new_names: NewNames,
     environment: Environment,
 ) -> str:
-    """Upload ``content`` as ``key``, or under a new name if that is taken; the name it got.
+    """Upload ``content`` as ``key``, or under a new key if that is taken; returns the key.
 
     An object of that name with the same bytes is adopted. Names in ``avoid`` (named by
     another entry, or retired) are neither taken nor adopted.
@@ -77,7 +80,7 @@ def place(
         environment.back_off(attempt)
     raise DestinationUnavailable(
         destination.uri_of(key), f"no free name for it found in {ATTEMPTS} tries"
-    ).at(destination.place)
+    ).at(destination.location)
 
 
 def _put(destination: Destination, name: str, content: Content, environment: Environment) -> bool:
@@ -95,7 +98,7 @@ def _put(destination: Destination, name: str, content: Content, environment: Env
 
 
 def finish(upload: Upload, environment: Environment) -> None:
-    """Finish an upload, asking again as long as the outcome is unclear.
+    """Finish an upload, and retry while its outcome is unclear.
 
     :raises NameTaken: there is such an object; perhaps this upload, sent twice.
     :raises DestinationUnavailable: if it stays unclear.
@@ -110,7 +113,7 @@ def finish(upload: Upload, environment: Environment) -> None:
         else:
             return
     raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}").at(
-        unclear.place
+        unclear.location
     )
 
 
@@ -159,7 +162,7 @@ def sha256_of(content: Content, advance: Advance = _to_nobody) -> str:
 
 
 def pieces(content: Content) -> Iterator[bytes]:
-    """Its bytes, about a megabyte at a time."""
+    """The bytes of ``content``, about a megabyte at a time."""
     with content.open() as source:
         while piece := source.read(PIECE_BYTES):
             yield piece

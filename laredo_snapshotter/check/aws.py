@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple, ParamSpec
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.kinds import Cause
@@ -87,7 +87,7 @@ class Shared:
         for clients, sink in sinks:
             yield TitledCheck("sinks", in_thread(check_sink, clients, sink))
 
-    def _profiles(self) -> Iterator[tuple[Clients, str | None]]:
+    def _profiles(self) -> Iterator[tuple[AwsClients, str | None]]:
         """Those in use, but for one that needn't be an AWS user at all."""
         for table, clients in self._users:
             for destination in (*table.destinations, *table.sinks):
@@ -107,7 +107,7 @@ def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
     )
 
 
-def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding]:
+def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[Finding]:
     """Who a profile is."""
     name = credentials or "ambient"
     try:
@@ -127,7 +127,7 @@ def check_profile(clients: Clients, credentials: str | None) -> Iterator[Finding
         yield Finding(name, True, f"{identity.arn} (account {identity.account})")
 
 
-def check_bucket(clients: Clients, location: S3Location) -> Iterator[Finding]:
+def check_bucket(clients: AwsClients, location: S3Location) -> Iterator[Finding]:
     """What a writer does to a destination, one step after the other."""
     try:
         destination = S3Destination(location, clients)
@@ -145,7 +145,7 @@ def check_bucket(clients: Clients, location: S3Location) -> Iterator[Finding]:
             yield Finding(what, True, detail)
 
 
-def check_sink(clients: Clients, sink: SinkConfig) -> Iterator[Finding]:
+def check_sink(clients: AwsClients, sink: SinkConfig) -> Iterator[Finding]:
     """That it is there, and may be asked. Nothing is sent."""
     what = f"{sink.type} {sink.name}"
     try:

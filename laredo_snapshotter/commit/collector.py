@@ -82,7 +82,7 @@ class Collector:
     async def _collect(self, destination: Destination) -> None:
         if not self._has_base():
             return
-        location = destination.place
+        location = destination.location
         loop = asyncio.get_running_loop()
         try:
             done = await loop.run_in_executor(self._executor, self._run, destination)
@@ -109,5 +109,5 @@ class Collector:
             policy=collect.Policy(
                 timedelta(seconds=retention.cut_off), timedelta(seconds=retention.grace)
             ),
-            on_deleted=lambda _: self._counters.object_deleted(destination.place),
+            on_deleted=lambda _: self._counters.object_deleted(destination.location),
         )

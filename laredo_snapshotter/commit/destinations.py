@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from laredo_archive.aws.clients import Called, Clients, ignore
+from laredo_archive.aws.clients import AwsClients, Called, ignore
 from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
@@ -32,15 +32,15 @@ class Stores:
         """``on_call`` is called with every request to AWS."""
         self._on_call = on_call
         self._lock = threading.Lock()
-        self._clients: dict[_Profiles, Clients] = {}
-        self._shared: dict[tuple[object, Clients], _Shared] = {}
+        self._clients: dict[_Profiles, AwsClients] = {}
+        self._shared: dict[tuple[object, AwsClients], _Shared] = {}
 
-    def clients(self, profiles: Mapping[str, Profile]) -> Clients:
+    def clients(self, profiles: Mapping[str, Profile]) -> AwsClients:
         """The clients of those who ``profiles`` says, and of the ambient one."""
         known = tuple(sorted(profiles.items()))
         with self._lock:
             if known not in self._clients:
-                self._clients[known] = Clients(profiles, self._on_call)
+                self._clients[known] = AwsClients(profiles, self._on_call)
             return self._clients[known]
 
     def open(self, table: TableConfig) -> list[Destination]:
@@ -53,7 +53,7 @@ class Stores:
         clients = self.clients(table.profiles)
         return [self._opened(block, clients) for block in table.destinations]
 
-    def destination(self, block: DestinationConfig, clients: Clients) -> Destination:
+    def destination(self, block: DestinationConfig, clients: AwsClients) -> Destination:
         """The one that ``block`` names; nothing is asked of it.
 
         :raises AwsError: if it can't be asked as it is configured.
@@ -62,7 +62,7 @@ class Stores:
             return LocalDestination(block.path)
         return self._bucket(block, clients).destination
 
-    def _opened(self, block: DestinationConfig, clients: Clients) -> Destination:
+    def _opened(self, block: DestinationConfig, clients: AwsClients) -> Destination:
         if isinstance(block, config_outputs.S3DestinationBlock):
             shared = self._bucket(block, clients)
             with shared.asking:
@@ -71,7 +71,7 @@ class Stores:
                     shared.fit = True
         return self.destination(block, clients)
 
-    def _bucket(self, block: config_outputs.S3DestinationBlock, clients: Clients) -> _Shared:
+    def _bucket(self, block: config_outputs.S3DestinationBlock, clients: AwsClients) -> _Shared:
         s3_location = block.s3_location
         with self._lock:
             known = (s3_location, clients)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink
 from laredo_snapshotter.events.kinesis import KinesisStream
 from laredo_snapshotter.events.sink import Sink
@@ -10,7 +10,7 @@ from laredo_snapshotter.events.sns import SnsTopic
 from laredo_snapshotter.events.sqs import SqsQueue
 
 
-def build(config: SinkConfig, clients: Clients) -> Sink:
+def build(config: SinkConfig, clients: AwsClients) -> Sink:
     """The sink that ``config`` names. Nothing is asked of it yet."""
     if isinstance(config, SnsSink):
         return SnsTopic(config, clients)
@@ -19,6 +19,6 @@ def build(config: SinkConfig, clients: Clients) -> Sink:
     return SqsQueue(config, clients)
 
 
-def build_all(configs: Sequence[SinkConfig], clients: Clients) -> list[Sink]:
+def build_all(configs: Sequence[SinkConfig], clients: AwsClients) -> list[Sink]:
     """One for each of ``configs``, in the same order."""
     return [build(config, clients) for config in configs]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import KinesisSink
 from laredo_snapshotter.errors import SinkRefused
 from laredo_snapshotter.events.notice import Notice
@@ -19,7 +19,7 @@ class KinesisStream:
     each record is put after the one before.
     """
 
-    def __init__(self, config: KinesisSink, clients: Clients) -> None:
+    def __init__(self, config: KinesisSink, clients: AwsClients) -> None:
         self.name = config.name
         is_arn = config.stream.startswith("arn:")
         region = config.stream.split(":")[3] if is_arn else None

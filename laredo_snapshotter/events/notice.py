@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from laredo_archive.manifest.model import Artifact, text_of_time
-from laredo_archive.manifest.notices import Published
+from laredo_archive.manifest.notices import NoticeSource
 from laredo_model import position as positions
 from laredo_model.position import Position
 
@@ -37,7 +37,7 @@ class Notice:
     created_at: datetime
 
     @classmethod
-    def of(cls, artifact: Artifact, published: Published) -> "Notice":
+    def of(cls, artifact: Artifact, published: NoticeSource) -> "Notice":
         """The notice of ``artifact``, which ``published`` names."""
         head = published.manifest.head_position
         assert head is not None, "it has an artifact"

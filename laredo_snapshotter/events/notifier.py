@@ -16,7 +16,7 @@ import structlog
 
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.model import Artifact, EpochPosition
-from laredo_archive.manifest.notices import Published
+from laredo_archive.manifest.notices import NoticeSource
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as position_
 from laredo_model.retry import Backoff
@@ -136,7 +136,7 @@ class Notifier:
         return now - self._recorded_at >= idle
 
     def _sent(self) -> dict[str, EpochPosition | None]:
-        return self._archive.notices.told
+        return self._archive.notices.notified_of
 
     def _notified(self) -> dict[str, EpochPosition | None]:
         published = self._archive.published
@@ -198,7 +198,7 @@ class _SinkThread:
             name,
             notices.count_outstanding(name, published.manifest) if published else 0,
             notices.missed.get(name, 0),
-            notices.told.get(name),
+            notices.notified_of.get(name),
             self._notified_at,
             self._trouble or self._slow(),
         )
@@ -232,7 +232,7 @@ class _SinkThread:
         reach("notice.sent")
         self._note_sent(artifact)
 
-    def _next(self) -> tuple[Artifact, Published] | None:
+    def _next(self) -> tuple[Artifact, NoticeSource] | None:
         published = self._archive.published
         if published is None:
             return None
@@ -247,7 +247,7 @@ class _SinkThread:
             self._sending_since = None
 
     def _note_sent(self, artifact: Artifact) -> None:
-        self._archive.notices.tell(self._sink.name, artifact)
+        self._archive.notices.mark_notified(self._sink.name, artifact)
         self._notified_at = datetime.now(UTC)
         self._counters.notice_sent(self._sink.name)
         attempts = self._trouble.attempts if self._trouble is not None else 0

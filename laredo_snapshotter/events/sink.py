@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.iam import iam_action
@@ -62,7 +62,7 @@ class Asking:
 
     def __init__(
         self,
-        clients: Clients,
+        clients: AwsClients,
         service: Literal["sns", "sqs", "kinesis"],
         config: SinkConfig,
         *,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import SnsSink
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking
@@ -14,7 +14,7 @@ class SnsTopic:
     A FIFO topic (its name ends with .fifo) keeps the order of each table's notices.
     """
 
-    def __init__(self, config: SnsSink, clients: Clients) -> None:
+    def __init__(self, config: SnsSink, clients: AwsClients) -> None:
         self.name = config.name
         region = config.topic_arn.split(":")[3]
         self._asking = Asking(clients, "sns", config, region=region)

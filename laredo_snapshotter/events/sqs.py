@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import SqsSink
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Asking
@@ -24,7 +24,7 @@ class SqsQueue:
     A FIFO queue (its name ends with .fifo) keeps the order of each table's notices.
     """
 
-    def __init__(self, config: SqsSink, clients: Clients) -> None:
+    def __init__(self, config: SqsSink, clients: AwsClients) -> None:
         self.name = config.name
         region, endpoint = _at(config.queue_url)
         self._asking = Asking(clients, "sqs", config, region=region, endpoint=endpoint)

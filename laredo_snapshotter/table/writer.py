@@ -264,8 +264,8 @@ class TableWriter:
         try:
             return self._stores.open(self.config)
         except DestinationError as failure:
-            if failure.place is not None:
-                self.counts.failed(failure.place, failure)
+            if failure.location is not None:
+                self.counts.failed(failure.location, failure)
             raise
 
     async def _wait_again(self, failure: Exception, failures: int) -> None:

@@ -1,7 +1,7 @@
-"""What follows what: from where a reader is to the archive's head, diff by diff.
+"""The chain of artifacts from a reader's position to the archive's head, diff by diff.
 
-Diffs lead from boundary to boundary, and through a new epoch's base where that ``continues``
-the epoch before. Where they don't, there is a gap: only that base's rows lead on.
+Diffs connect boundaries; a new epoch's base connects to the epoch before if it ``continues``
+that. Otherwise there is a gap, which only the base's rows can fill.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,30 +15,33 @@ from laredo_model.position import Position
 from laredo_spark.read.table_read import UNKNOWN_HISTORY
 
 ANY_EPOCH = 0
-"""A mark's, of a reader that knows only position and history."""
+"""The epoch of a reader that knows only position and history."""
 
 
 @dataclass(frozen=True)
 class ReaderPosition:
-    """How far a reader is. ``position`` None: it has nothing yet of the epoch, not its base."""
+    """How far a reader has come in an archive."""
 
+    #: The epoch, or ANY_EPOCH.
     epoch: int
+    #: The boundary that it has read; None: nothing of the epoch yet, not even its base.
     position: Position | None
+    #: The history of the position, as options write it.
     history: str
 
     @classmethod
     def at(cls, artifact: Artifact) -> "ReaderPosition":
-        """At its end."""
+        """After reading ``artifact``."""
         return cls(artifact.epoch, artifact.to_position, history_of(artifact.history))
 
     @classmethod
     def of(cls, boundary: Boundary) -> "ReaderPosition":
-        """At a boundary."""
+        """After reading up to a boundary."""
         return cls.at(boundary.last)
 
     @classmethod
     def before(cls, epoch: Epoch) -> "ReaderPosition":
-        """Where its base comes next."""
+        """Before an epoch's base."""
         return cls(epoch.number, None, history_of(epoch.base.history))
 
     def __str__(self) -> str:
@@ -50,33 +53,33 @@ class ReaderPosition:
 
 @dataclass(frozen=True)
 class NextArtifact:
-    """The next artifact on a reader's way, and the epoch whose columns it has.
+    """The next artifact for a reader. A base's rows are read only after a gap."""
 
-    A base is passed without its rows, but where there is a ``gap``: why no diff leads there.
-    """
-
+    #: A diff, or a base.
     artifact: Artifact
+    #: The epoch whose columns it has.
     epoch: Epoch
+    #: Why no diff connects to this base; None if there is no gap.
     gap: str | None = None
 
     @property
     def mark(self) -> ReaderPosition:
-        """Where it leads."""
+        """The reader's position after it."""
         return ReaderPosition(self.epoch.number, self.artifact.to_position, _history(self.artifact))
 
     @property
     def boundary(self) -> Boundary:
-        """The same, with what it is in."""
+        """The boundary at its end."""
         return Boundary((self.epoch.base, self.artifact)[self.artifact.is_snapshot :])
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is anything to read."""
+        """Whether its rows are read."""
         return self.gap is not None or not self.artifact.is_snapshot
 
 
 def history_of(history: History | None) -> str:
-    """As marks and options write it."""
+    """A history as options write it."""
     return UNKNOWN_HISTORY if history is None else str(history)
 
 
@@ -95,12 +98,12 @@ def is_behind(epochs: Sequence[Epoch], start: ReaderPosition) -> bool:
 
 
 def following(epochs: Sequence[Epoch], start: ReaderPosition) -> Iterator[NextArtifact]:
-    """Every step after ``start``, in order; the first has a gap if ``start`` isn't there."""
+    """Every artifact after ``start``, in order; the first has a gap if ``start`` is gone."""
     if start.position is None:
         index = _first_from(epochs, start.epoch)
         yield from _whole(epochs[index:], None, "nothing before it was read")
         return
-    found = _place(epochs, start)
+    found = _epoch_index(epochs, start)
     if found is None:
         yield from _whole(epochs[_after(epochs, start) :], None, _why_not_there(epochs, start))
         return
@@ -112,11 +115,11 @@ def following(epochs: Sequence[Epoch], start: ReaderPosition) -> Iterator[NextAr
 
 
 def mark_now(epochs: Sequence[Epoch], mark: ReaderPosition) -> ReaderPosition | None:
-    """``mark`` with the epoch that it is in now; None if it isn't there."""
+    """``mark`` with its present epoch, which a re-base changes; None if it is gone."""
     if mark.position is None:
         is_there = not mark.epoch or mark.epoch in (epoch.number for epoch in epochs)
         return mark if is_there else None
-    found = _place(epochs, mark)
+    found = _epoch_index(epochs, mark)
     return (
         None if found is None else ReaderPosition(epochs[found].number, mark.position, mark.history)
     )
@@ -131,8 +134,8 @@ def _whole(
         before = epoch
 
 
-def _place(epochs: Sequence[Epoch], start: ReaderPosition) -> int | None:
-    """The epoch to go on in; None if ``start`` is on none."""
+def _epoch_index(epochs: Sequence[Epoch], start: ReaderPosition) -> int | None:
+    """The index of the epoch to continue in; None if ``start`` is in none."""
     for index, epoch in enumerate(epochs):
         ends = [diff for diff in epoch.diffs if _is_at(diff, start)]
         if epoch.number == start.epoch or not start.epoch:
@@ -158,7 +161,7 @@ def _first_from(epochs: Sequence[Epoch], number: int) -> int:
 
 
 def _after(epochs: Sequence[Epoch], start: ReaderPosition) -> int:
-    """The first base that is later than ``start``; the first of all, of another archive."""
+    """The index of the first epoch after ``start``; 0 if there is none, as in another archive."""
     index = _first_from(epochs, start.epoch + 1)
     return index if index < len(epochs) else 0
 

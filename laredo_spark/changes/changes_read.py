@@ -1,4 +1,4 @@
-"""What a read of changes comes to: one manifest, the steps between two boundaries, their shape."""
+"""The plan of a read of changes: the artifacts between two boundaries, by one manifest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,28 +23,32 @@ from laredo_spark.read.table_read import shape_at
 
 @dataclass(frozen=True)
 class Pinned:
-    """What a DataFrame of changes shows, however often it is read.
+    """The boundaries of a DataFrame of changes, the same however often it is read."""
 
-    ``start`` None: as the options say when it is read. ``end`` is a batch's.
-    """
-
+    #: The columns of its rows.
     shape: ChangesShape
+    #: The last boundary of a batch read.
     end: ReaderPosition
+    #: The boundary after which it begins; None: as the options say when it is read.
     start: ReaderPosition | None = None
 
 
 @dataclass(frozen=True)
 class ChangesRead:
-    """An archive, as one version of its manifest describes it, from ``start`` to ``end``."""
+    """One read of changes, planned by one version of the manifest."""
 
+    #: The options of the read.
     asked: ReadOptions
+    #: The archive that is read.
     archive: Archive
+    #: The columns of the rows.
     shape: ChangesShape
+    #: The artifacts from start to end.
     steps: Sequence[NextArtifact]
 
     @classmethod
     def of(cls, asked: ReadOptions, pinned: Pinned | None = None) -> "ChangesRead":
-        """What ``asked`` means now; what it meant when it was pinned, or an error.
+        """Plan the read of ``asked`` now, or as it was ``pinned``.
 
         :raises ArchiveError: if there is no such archive, or no such boundary in it.
         :raises ChangesGone: if diffs don't lead there, and ``on_gap`` is fail.
@@ -62,7 +66,7 @@ class ChangesRead:
 
 
 def opened(asked: ReadOptions) -> Archive:
-    """The archive.
+    """Open the archive.
 
     :raises OptionRefused: if the options are a table's.
     :raises ArchiveError: if there is none.
@@ -73,7 +77,7 @@ def opened(asked: ReadOptions) -> Archive:
 
 
 def pinned_now(archive: Archive, asked: ReadOptions) -> Pinned:
-    """The boundaries that ``asked`` means in ``archive``.
+    """Resolve the boundaries of ``asked`` in ``archive``.
 
     :raises NoSuchBoundary: if ``until`` isn't in it, or nothing is.
     """
@@ -87,7 +91,7 @@ def pinned_now(archive: Archive, asked: ReadOptions) -> Pinned:
 
 
 def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
-    """Where ``asked`` begins.
+    """The boundary after which ``asked`` begins.
 
     :raises ChangesGone: if that was before the archive's first boundary; see ``on_gap``.
     :raises NoSuchBoundary: if it isn't there for another reason.
@@ -134,7 +138,7 @@ def _refuse_behind(archive: Archive, start: ReaderPosition) -> None:
 def steps_between(
     archive: Archive, start: ReaderPosition, end: ReaderPosition, on_gap: OnGap
 ) -> Sequence[NextArtifact]:
-    """The steps that lead from ``start`` to ``end``.
+    """The artifacts from ``start`` to ``end``.
 
     :raises ChangesGone: at a gap, unless ``on_gap`` has the base's rows come there.
     :raises NoSuchBoundary: if ``end`` is before ``start``.

@@ -1,4 +1,4 @@
-"""Changes as Spark partitions: each some diffs, or a piece of a large one."""
+"""Spark partitions of changes: each reads some diffs, or a piece of a large one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -11,34 +11,36 @@ from pyspark.sql.types import StructType
 
 from laredo_archive import codec
 from laredo_archive.manifest import key_ranges
-from laredo_archive.manifest.key_ranges import KeyRange, Slice
+from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.reader import Archive
 from laredo_spark.changes.chain import NextArtifact
 from laredo_spark.changes.changes_read import ChangesRead, Pinned
-from laredo_spark.changes.rows import Piece, batches
+from laredo_spark.changes.rows import ChangesPiece, batches
 from laredo_spark.changes.shape import ChangesShape
 from laredo_spark.errors import ColumnsChanged, KeyMissing
-from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import ReadOptions
 
 TASK_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20
-"""What is worth a task of its own."""
+"""The fewest bytes for a task of its own."""
 
 
 class ChangesPartition(InputPartition):
-    """What one task reads."""
+    """The pieces of artifacts that one task reads."""
 
-    def __init__(self, pieces: Sequence[Piece], objects: Objects, shape: ChangesShape) -> None:
+    def __init__(
+        self, pieces: Sequence[ChangesPiece], objects: Objects, shape: ChangesShape
+    ) -> None:
         super().__init__(None)
         self.pieces = pieces
         self.objects = objects
         self.shape = shape
 
     def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Its changes."""
+        """The task's changes, in Arrow batches."""
         wanted = to_arrow_schema(schema, timezone="UTC")
         opener = self.objects.opener()
         opener.expect(piece.part for piece in self.pieces if piece.aligned)
@@ -47,7 +49,7 @@ class ChangesPartition(InputPartition):
 
 
 class ChangesReader(DataSourceReader):
-    """Plans where the query is planned, reads where tasks run."""
+    """Spark's reader of changes: plans on the driver, reads in tasks."""
 
     def __init__(self, asked: ReadOptions, schema: StructType, pinned: Pinned | None) -> None:
         self._asked = asked
@@ -57,7 +59,7 @@ class ChangesReader(DataSourceReader):
 
     @in_one_message
     def partitions(self) -> Sequence[InputPartition]:
-        """The changes, a few megabytes or more to a task.
+        """The partitions, of a few megabytes or more each.
 
         :raises ColumnsChanged: if the schema isn't the one that the changes have.
         """
@@ -69,15 +71,15 @@ class ChangesReader(DataSourceReader):
 
     @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Some changes, in Arrow batches."""
+        """One partition's changes, in Arrow batches."""
         if isinstance(partition, ChangesPartition):
             yield from partition.batches(self._schema)
 
 
 class FilteredChangesReader(ChangesReader):
-    """Reads only what may hold the changes of a key that a query asks for.
+    """A reader of changes that skips bytes by a query's filter on the key.
 
-    Spark refuses a reader that has pushFilters where the setting for it is off.
+    Spark refuses a reader with pushFilters where its setting is off.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
@@ -89,7 +91,7 @@ class FilteredChangesReader(ChangesReader):
 
 
 def keys_of(asked: ReadOptions) -> KeyRange | None:
-    """What option ``key`` narrows the changes to."""
+    """The range of option ``key``; None without it."""
     return None if asked.key is None else key_ranges.of_key(asked.key.encode())
 
 
@@ -100,7 +102,7 @@ def partitions(
     shape: ChangesShape,
     keys: KeyRange | None,
 ) -> list[InputPartition]:
-    """The steps' rows, cut into tasks; those of ``keys``, and others that are beside them.
+    """Cut the steps' rows into tasks: those of ``keys``, and neighbours in the same blocks.
 
     :raises FormatUnknown: if an artifact is there in no format that is known here.
     """
@@ -115,7 +117,7 @@ def partitions(
 
 def _pieces(
     asked: ReadOptions, archive: Archive, step: NextArtifact, keys: KeyRange | None
-) -> Iterator[Piece]:
+) -> Iterator[ChangesPiece]:
     artifact, base = step.artifact, step.epoch.base
     wanted = asked.format_id if asked.format_id in artifact.formats else None
     key_names = archive.shape(step.boundary).key_fields
@@ -123,9 +125,9 @@ def _pieces(
         raise KeyMissing(asked.path)
     chosen = archive.files.choose(artifact, wanted)
     for number, (part, is_aligned) in enumerate(
-        _slices(*chosen) if keys is None else _narrowed(artifact, Slice(*chosen), keys)
+        _slices(*chosen) if keys is None else _narrowed(artifact, ObjectSlice(*chosen), keys)
     ):
-        yield Piece(
+        yield ChangesPiece(
             part,
             is_aligned,
             artifact.is_snapshot,
@@ -138,8 +140,10 @@ def _pieces(
         )
 
 
-def _narrowed(artifact: Artifact, whole: Slice, keys: KeyRange) -> list[tuple[Slice, bool]]:
-    """Where the keys may be; a diff that may truncate is read from its beginning on."""
+def _narrowed(
+    artifact: Artifact, whole: ObjectSlice, keys: KeyRange
+) -> list[tuple[ObjectSlice, bool]]:
+    """The slices that may hold the keys; a diff that may truncate is read from its start."""
     is_diff, format_id, entry = not artifact.is_snapshot, whole.format_id, whole.entry
     may_truncate = is_diff and (artifact.truncate or not artifact.says_truncation)
     if may_truncate or not entry.sorted or not entry.splits or format_id == codec.PARQUET:
@@ -147,28 +151,28 @@ def _narrowed(artifact: Artifact, whole: Slice, keys: KeyRange) -> list[tuple[Sl
     part = key_ranges.narrowed(whole, keys)
     if part.size_bytes:
         return [(part.for_task(), True)]
-    # A base has to say that it begins, also without a row.
+    # A base is read even without a row of the key: its reader emits the TRUNCATE.
     return [] if is_diff else _slices(format_id, entry)
 
 
-def _slices(format_id: str, entry: FormatEntry) -> list[tuple[Slice, bool]]:
+def _slices(format_id: str, entry: FormatEntry) -> list[tuple[ObjectSlice, bool]]:
     """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
     plain = replace(entry, splits=(), blocks=(), source={})
     # A parquet file's footer says where its rows are, so it is read as a whole.
     if entry.size_bytes <= TASK_BYTES or format_id == codec.PARQUET:
-        return [(Slice(format_id, plain), True)]
+        return [(ObjectSlice(format_id, plain), True)]
     if entry.splits:
         ends = [*_spaced([offset for _, offset in entry.splits]), None]
         return [
-            (Slice(format_id, entry, start or 0, end).for_task(), True)
+            (ObjectSlice(format_id, entry, start or 0, end).for_task(), True)
             for start, end in pairwise(ends)
         ]
     if format_id != codec.JSONL:
-        return [(Slice(format_id, plain), True)]
+        return [(ObjectSlice(format_id, plain), True)]
     # Each but the first begins a byte early, to see whether a line ends there.
     size = entry.size_bytes
     return [
-        (Slice(format_id, plain, max(0, start - 1), min(start + TASK_BYTES, size)), False)
+        (ObjectSlice(format_id, plain, max(0, start - 1), min(start + TASK_BYTES, size)), False)
         for start in range(0, size, TASK_BYTES)
     ]
 
@@ -182,7 +186,7 @@ def _spaced(offsets: Sequence[int]) -> list[int]:
     return found
 
 
-def _gathered(asked: ReadOptions, pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _gathered(asked: ReadOptions, pieces: Sequence[ChangesPiece]) -> list[list[ChangesPiece]]:
     """Some small files to a task."""
     total = sum(piece.part.size_bytes for piece in pieces)
     if asked.partitions:

@@ -9,8 +9,8 @@ from itertools import chain
 import pyarrow as pa
 
 from laredo_archive import codec
-from laredo_archive.codec import Source
-from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.codec import ByteSource
+from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_model import position as positions
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.position import Position
@@ -20,32 +20,37 @@ from laredo_spark.read.unfolded_reader import lines_from
 _CHANGES_AT_ONCE = 10_000
 _BYTES_AT_ONCE = 4 << 20
 
-OpenSlice = Callable[[Slice], AbstractContextManager[Source]]
+OpenSlice = Callable[[ObjectSlice], AbstractContextManager[ByteSource]]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some bytes of one artifact.
+class ChangesPiece:
+    """A part of one artifact, read by one task."""
 
-    ``aligned``: they are whole lines or messages; else the lines that begin in them are meant.
-    ``begins``: it is the first of the artifact that is read.
-    """
-
-    part: Slice
+    #: The bytes.
+    part: ObjectSlice
+    #: Whether they are whole lines or messages; else the lines that begin in them are read.
     aligned: bool
+    #: Whether the artifact is a base, read after a gap.
     is_snapshot: bool
+    #: Whether it is the first part of its artifact.
     begins: bool
+    #: The columns of its epoch.
     columns: Columns
+    #: The key's columns.
     key_names: tuple[str, ...]
+    #: The epoch.
     epoch: int
+    #: The artifact's to_position.
     position: Position
+    #: The artifact's to_time.
     time: datetime
 
 
 def batches(
-    pieces: Sequence[Piece], shape: ChangesShape, open_slice: OpenSlice
+    pieces: Sequence[ChangesPiece], shape: ChangesShape, open_slice: OpenSlice
 ) -> Iterator[pa.RecordBatch]:
-    """The pieces' changes; a batch holds some thousand, or some megabytes.
+    """The pieces' changes, in batches of some thousand changes, or some megabytes.
 
     :raises ArchiveError, SparkReadError: as Objects and LineValues do.
     """
@@ -60,7 +65,7 @@ def batches(
                 yield _batch(some, piece, shape, values)
 
 
-def _changes(piece: Piece, source: Source) -> Iterable[Change]:
+def _changes(piece: ChangesPiece, source: ByteSource) -> Iterable[Change]:
     size = None if piece.part.stop is None else piece.part.size_bytes
     if not piece.aligned:
         source, size = _Joined(lines_from(source, piece.part)), None
@@ -73,7 +78,7 @@ def _changes(piece: Piece, source: Source) -> Iterable[Change]:
         for keys, lines in blocks
         for key, line in zip(keys, lines, strict=True)
     )
-    # Whatever the reader has is to go: the base is all that there was.
+    # The base replaces all rows that the reader has.
     return chain([TRUNCATION], rows) if piece.begins else rows
 
 
@@ -109,7 +114,7 @@ def _at_once(changes: Iterable[Change]) -> Iterator[list[Change]]:
 
 
 def _batch(
-    some: Sequence[Change], piece: Piece, shape: ChangesShape, values: LineValues
+    some: Sequence[Change], piece: ChangesPiece, shape: ChangesShape, values: LineValues
 ) -> pa.RecordBatch:
     count = len(some)
     keys = [None if c.action is Action.TRUNCATE else c.key.decode() for c in some]

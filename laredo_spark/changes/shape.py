@@ -1,4 +1,4 @@
-"""What a row of changes looks like: action, position, key, and the row before and after.
+"""The columns of a row of changes: action, position, key, and the row before and after.
 
 | column | type | |
 |---|---|---|
@@ -27,7 +27,7 @@ from laredo_spark.read.row_shape import RowShape
 
 SNAPSHOT = "SNAPSHOT"
 Columns = tuple[Column, ...] | None
-"""An epoch's; None in archives of other writers."""
+"""The columns of an epoch; None in archives of other writers."""
 
 _ALSO: Mapping[str, pa.DataType] = {
     "epoch": pa.int32(),
@@ -38,18 +38,20 @@ _ALSO: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class ChangesShape:
-    """The rows' types. ``row``: of the newest epoch that the reader knows, ``epoch``."""
+    """The types of rows of changes."""
 
+    #: The table's columns, in the newest epoch that the reader knows.
     row: RowShape
+    #: That epoch.
     epoch: int
 
     def values_type(self) -> pa.DataType:
-        """Of old and new."""
+        """The Arrow type of columns old and new."""
         schema = self.row.arrow_schema()
         return schema.field(0).type if self.row.asked.lines else pa.struct(list(schema))
 
     def arrow_schema(self) -> pa.Schema:
-        """Of the batches."""
+        """The Arrow schema of the batches."""
         values = self.values_type()
         fields = [pa.field(name, pa.string()) for name in ("action", "position", "key")]
         fields += [pa.field("old", values), pa.field("new", values)]
@@ -57,11 +59,11 @@ class ChangesShape:
         return pa.schema(fields)
 
     def spark_schema(self) -> StructType:
-        """The DataFrame's."""
+        """The DataFrame's schema."""
         return from_arrow_schema(self.arrow_schema())
 
     def lines(self, columns: Columns) -> "LineValues":
-        """What makes values of an epoch's lines."""
+        """A converter of an epoch's lines to values of old and new."""
         return LineValues(self, columns)
 
     def fits(self, columns: Columns) -> bool:
@@ -79,7 +81,7 @@ def _typed(column: Column) -> tuple[str, str, int]:
 
 
 class LineValues:
-    """Lines with one epoch's columns as values with the shape's; what they lack is null."""
+    """Converts lines of one epoch to values with the shape's columns; missing ones are null."""
 
     def __init__(self, shape: ChangesShape, columns: Columns) -> None:
         self._type = shape.values_type()
@@ -115,7 +117,7 @@ class LineValues:
         if not present:
             return pa.nulls(len(lines), self._type)
         values = self._struct(self._batch(self._reader, present))
-        return values if len(present) == len(lines) else values.take(_places(lines))
+        return values if len(present) == len(lines) else values.take(_indexes(lines))
 
     def _batch(self, reader: RowReader, lines: Sequence[bytes]) -> pa.RecordBatch:
         try:
@@ -139,17 +141,17 @@ def _with_type_of(now: Column, before: Column) -> Column:
     return replace(before, type=now.type, type_modifier=now.type_modifier)
 
 
-def _places(lines: Sequence[bytes | None]) -> pa.Array:
+def _indexes(lines: Sequence[bytes | None]) -> pa.Array:
     found: list[int | None] = []
-    place = 0
+    index = 0
     for line in lines:
-        found.append(None if line is None else place)
-        place += line is not None
+        found.append(None if line is None else index)
+        index += line is not None
     return pa.array(found, pa.int64())
 
 
 def action_name(change: Change, is_snapshot: bool) -> str:
-    """What stands in column action."""
+    """The value of column action."""
     return SNAPSHOT if is_snapshot and change.action is Action.INSERT else change.action.name
 
 

@@ -1,9 +1,9 @@
 """``spark.readStream.format("laredo")``: an archive's changes as they are committed.
 
-The rows are those of mode changes. An offset is how far the stream is: the position, epoch and
-history of a boundary, so a restart goes on by the checkpoint, whatever was re-based meanwhile;
-a batch that was planned before the restart has the same changes after it. The first batch is
-empty: it puts down where the stream begins, which ``after = head`` couldn't mean twice.
+The rows are those of mode changes. An offset is the position, epoch and history of a boundary, so
+a restart continues from the checkpoint, whatever was re-based meanwhile; a batch that was planned
+before the restart has the same changes after it. The first batch is empty: it records where the
+stream begins, since ``after = head`` would mean another boundary later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from laredo_spark.errors import (
     OffsetUnreadable,
     OptionRefused,
 )
-from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.options import OnGap, ReadOptions
 
 Offset = dict[str, str | int]
@@ -40,7 +40,7 @@ _NOT_BEGUN: Offset = {"position": "", "epoch": 0, "history": ""}
 
 
 class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans each micro-batch on the driver; its tasks read as a batch's do."""
+    """Spark's streaming reader of changes: plans each micro-batch on the driver."""
 
     def __init__(self, asked: ReadOptions, schema: StructType, pinned: Pinned | None) -> None:
         """:raises OptionRefused: if an option doesn't go with a stream."""
@@ -56,26 +56,26 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: Archive | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """What tasks are sent, which only read: the archive's clients stay on the driver."""
+        """The state for tasks, which only read: the archive's clients stay on the driver."""
         return {"_schema": self._schema}
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Before everything."""
+        """The offset of a stream that hasn't begun."""
         return dict(_NOT_BEGUN)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """As the options say."""
+        """The limit of option max_diffs_per_trigger."""
         most = self._asked.max_diffs
         return ReadAllAvailable() if most is None else ReadMaxFiles(most)
 
     @in_one_message
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is there now is the last that this run takes."""
+        """End this run at the archive's present head."""
         self._last = self._refreshed()
 
     @in_one_message
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next batch goes; ``start`` itself if there is nothing new.
+        """The end of the next batch; ``start`` itself if there is nothing new.
 
         :raises ChangesGone: if no diff leads on from there, and ``on_gap`` is fail.
         :raises ArchiveBehind: if the archive ends before it.
@@ -92,7 +92,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if reached == mark else _offset(reached)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The archive's head, as of the last look."""
+        """The archive's head, by the manifest that was read last."""
         boundaries = self._archive.boundaries
         return _offset(ReaderPosition.of(boundaries[-1])) if boundaries else None
 
@@ -118,7 +118,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return at
 
     def _goal(self, archive: Archive) -> ReaderPosition | None:
-        """Where a run of what is available now ends; None if there is no such end."""
+        """The end of a run with trigger availableNow; None for any other trigger."""
         if self._last is None:
             return None
         return mark_now(archive.epochs, ReaderPosition.of(self._last.boundary()))
@@ -156,7 +156,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Some changes, in Arrow batches."""
+        """One partition's changes, in Arrow batches."""
         if isinstance(partition, ChangesPartition):
             yield from partition.batches(self._schema)
 

@@ -12,9 +12,10 @@ from laredo_archive.cli import logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
 from laredo_model.printable import printable, printable_lines
-from laredo_spark.cli.output import KINDS, Output
-from laredo_spark.errors import SparkReadError, said
+from laredo_spark.cli.output import KINDS, TableOutput
+from laredo_spark.errors import SparkReadError
 from laredo_spark.frames.table import read_table
+from laredo_spark.messages import own_message
 from laredo_spark.session import session
 from laredo_spark.sync import config as sync_config
 from laredo_spark.sync import delta_fit
@@ -26,7 +27,7 @@ FAILED = 1
 _S3 = ("region", "endpoint", "addressing", "profile", "role_arn", "external_id")
 
 
-class Commands(click.Group):
+class SparkCommands(click.Group):
     """A group whose commands fail with one message on stderr."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -41,10 +42,10 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
             raise
         except Exception as failure:  # Spark has several roots, and puts a task's message inside
-            told = said(failure)
-            if told is None:
+            message = own_message(failure)
+            if message is None:
                 raise
-            _fail(told)
+            _fail(message)
 
 
 def _fail(message: str) -> None:
@@ -52,13 +53,13 @@ def _fail(message: str) -> None:
     sys.exit(FAILED)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=SparkCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="laredo-snapshotter")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and Spark's log."
 )
 def main(*, verbose: bool) -> None:
-    """Read archives of laredo-snapshotter with Spark, and keep tables level with them."""
+    """Read archives of laredo-snapshotter with Spark, and keep tables in step with them."""
     logs.set_up(verbose=verbose)
 
 
@@ -73,10 +74,10 @@ def _pairs(
 
 
 @main.command("read")
-@click.argument("place", metavar="URI")
+@click.argument("uri", metavar="URI")
 @click.option("--as-of", metavar="POSITION|TIME", help="Default: the archive's head.")
 @click.option("--exact", is_flag=True, help="Refuse an earlier boundary than that.")
-@click.option("--epoch", type=click.IntRange(min=1), help="Look in this epoch only.")
+@click.option("--epoch", type=click.IntRange(min=1), help="Search this epoch only.")
 @click.option("--columns", metavar="A,B", help="These columns only.")
 @click.option("--key-fields", metavar="A,B", help="The key, for archives that don't say.")
 @click.option("--verify", is_flag=True, help="Compare rows and checksum with the manifest's.")
@@ -102,7 +103,7 @@ def _pairs(
 )
 def read(
     *,
-    place: str,
+    uri: str,
     as_of: str | None,
     kind: str,
     out: str | None,
@@ -116,13 +117,13 @@ def read(
     **given: Any,
 ) -> None:
     """Write the table at a boundary as files, or show its first rows."""
-    output = Output.of(kind, out, replace=force, rows=rows)
+    output = TableOutput.of(kind, out, replace=force, rows=rows)
     asked = {name: value for name, value in given.items() if value is not None} | more
     spark = _session(SparkBlock(master=master, conf=conf))
     if output.wants_lines(columns):
         asked["lines"] = "true"
     frame = read_table(
-        spark, place, as_of, columns=_listed(columns), key_fields=_listed(key_fields), **asked
+        spark, uri, as_of, columns=_listed(columns), key_fields=_listed(key_fields), **asked
     )
     output.write(frame)
 
@@ -135,9 +136,9 @@ def _listed(names: str | None) -> list[str] | None:
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override one setting.")
 @click.option("--target", "targets", multiple=True, help="These targets only; may be repeated.")
-@click.option("--rebuild", is_flag=True, help="Write the targets anew, whatever they hold.")
+@click.option("--rebuild", is_flag=True, help="Rewrite the targets, whatever they hold.")
 def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebuild: bool) -> None:
-    """Bring the targets of CONFIG level with their archives, once.
+    """Bring the targets of CONFIG up to date with their archives, once.
 
     A line for each table on stdout, or on stderr if it fails, which doesn't stop the others;
     then the status is 1.
@@ -147,15 +148,15 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
     if unknown := sorted({*targets} - {job.target for job in jobs}):
         raise click.UsageError(f"{config} has no target {unknown[0]}")
     spark = _session(block.spark, {} if all(job.to != "delta" for job in jobs) else _with_delta())
-    done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_told)
+    done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
     if any(one.failure is not None for one in done):
         sys.exit(FAILED)
 
 
-def _told(done: Done) -> None:
+def _report_done(done: Done) -> None:
     if done.failure is None:
-        said = f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else ""
-        click.echo(printable(said))
+        line = f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else ""
+        click.echo(printable(line))
     else:
         click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
 
@@ -169,7 +170,7 @@ def _with_delta() -> dict[str, str]:
 
 
 def _session(block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
-    """``more``: settings that the configuration may say otherwise."""
+    """A session with the block's settings, which override those of ``more``."""
     made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
     verbose = click.get_current_context().find_root().params.get("verbose")
     # A task's failure is one message of ours; the log would add the JVM's stack, and Python's.

@@ -1,4 +1,4 @@
-"""What ``laredo-spark read`` makes of a table: files, or rows on the terminal."""
+"""The output of ``laredo-spark read``: files, or rows on the terminal."""
 
 import io
 import sys
@@ -34,12 +34,16 @@ class OutputRefused(SparkReadError):
 
 
 @dataclass(frozen=True)
-class Output:
-    """``out`` is a directory to make, with a file for each task."""
+class TableOutput:
+    """Where and how ``laredo-spark read`` writes a table."""
 
+    #: One of KINDS.
     kind: str
+    #: The directory to make, with a file for each task; None: stdout.
     out: Path | None
+    #: Whether an existing directory is replaced.
     replace: bool
+    #: The number of rows that ``show`` prints.
     rows: int
 
     def __post_init__(self) -> None:
@@ -59,7 +63,7 @@ class Output:
             raise OutputThere(self.out)
 
     @classmethod
-    def of(cls, kind: str, out: str | None, *, replace: bool, rows: int) -> "Output":
+    def of(cls, kind: str, out: str | None, *, replace: bool, rows: int) -> "TableOutput":
         """``out``: a path, or a file: URI.
 
         :raises OutputRefused: if it is another URI; and as the constructor.
@@ -73,15 +77,15 @@ class Output:
                 "files are written to a directory that all of Spark's workers see; copy them"
                 " from there, or write read_table()'s DataFrame with your session's own connector",
             )
-        place = out if found is None else unquote(found.path)
-        return cls(kind, Path(place).expanduser(), replace, rows)
+        path = out if found is None else unquote(found.path)
+        return cls(kind, Path(path).expanduser(), replace, rows)
 
     def wants_lines(self, columns: str | None) -> bool:
-        """Whether the rows' own JSON lines are what is written, every value as it stands there."""
+        """Whether the rows' JSON lines are written verbatim."""
         return self.kind == "jsonl" and columns is None
 
     def write(self, frame: DataFrame) -> None:
-        """Make the files; says where on stderr."""
+        """Write the rows; a line on stderr names the directory."""
         if self.kind == "show":
             text = io.StringIO()
             with redirect_stdout(text):
@@ -93,15 +97,15 @@ class Output:
             return
         assert self.out is not None
         made = frame.write.mode("overwrite" if self.replace else "errorifexists")
-        place = file_uri(self.out)
+        uri = file_uri(self.out)
         if self.kind == "parquet":
-            made.parquet(place)
+            made.parquet(uri)
         elif self.kind == "csv":
-            _plain(frame).write.mode("overwrite").csv(place, header=True, escape='"')
+            _plain(frame).write.mode("overwrite").csv(uri, header=True, escape='"')
         elif frame.columns == ["line"]:
-            made.text(place)
+            made.text(uri)
         else:
-            made.json(place, ignoreNullFields=False)
+            made.json(uri, ignoreNullFields=False)
         click.echo(f"{self.out}: written as {self.kind}", err=True)
 
     def _print(self, frame: DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""``read_changes``: what changed between two boundaries of an archive, as a DataFrame."""
+"""``read_changes``: the changes between two boundaries of an archive, as a DataFrame."""
 
 from datetime import datetime
 
@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from laredo_spark import options
 from laredo_spark.changes.changes_read import ChangesRead
 from laredo_spark.frames.table import PUSH_FILTERS, TASKS_A_CORE, register
-from laredo_spark.options import Mode
+from laredo_spark.options import ReadMode
 from laredo_spark.source import LaredoDataSource
 
 
@@ -26,8 +26,8 @@ def read_changes(
     A diff holds the net change of each key in its window, and ``position`` is the window's end;
     so a key comes once at most for each position, but for a TRUNCATE, which comes before the
     rest of its position. Without ``after``: from the archive's first boundary on; without
-    ``until``: up to its head. Where diffs don't lead on (retention, another history, other
-    columns), ``on_gap`` says what happens: "fail", or "snapshot": a TRUNCATE, and the next
+    ``until``: up to its head. At a gap between diffs (retention, another history, other
+    columns), ``on_gap`` decides: "fail", or "snapshot": a TRUNCATE, and the next
     base's rows with action SNAPSHOT; then, without ``after``, the first base's rows come first.
     ``given``: the other options of :mod:`laredo_spark.options`; :mod:`laredo_spark.changes.shape`
     says which columns there are.
@@ -39,7 +39,7 @@ def read_changes(
     asked = options.as_options(
         {
             "path": path,
-            "mode": Mode.CHANGES.value,
+            "mode": ReadMode.CHANGES.value,
             "after": after,
             "until": until,
             "exact": exact,

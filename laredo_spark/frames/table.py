@@ -7,7 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_spark import options
-from laredo_spark.options import Mode
+from laredo_spark.options import ReadMode
 from laredo_spark.read import proof, unsorted
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.source import LaredoDataSource
@@ -19,14 +19,14 @@ _PARTIAL = ("columns", "key")
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("laredo")`` known to the session; again does no harm."""
+    """Register ``format("laredo")`` with the session; doing it twice is harmless."""
     try:
         spark.dataSource.register(LaredoDataSource)
     except AnalysisException as refused:
         before = SparkSession.getActiveSession()
         if refused.getCondition() != "DATA_SOURCE_ALREADY_EXISTS" or before is None:
             raise
-        # Spark looks for the name in the thread's active session, whichever is asked to register.
+        # Spark searches the thread's active session for the name, not the one that registers.
         _activate(spark)
         try:
             spark.dataSource.register(LaredoDataSource)
@@ -35,7 +35,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _activate(spark: SparkSession) -> None:
-    """Make it the thread's active session, as the making of any DataFrame of rows does."""
+    """Make it the thread's active session, as any new DataFrame of rows does."""
     spark.createDataFrame([], "nothing int")
 
 
@@ -87,7 +87,7 @@ def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> 
     if not table.has_ranges:
         return unsorted.folded(spark, asked, pinned)
     reader = spark.read.format(LaredoDataSource.name()).options(**pinned)
-    if asked.asked.mode is Mode.TABLE:
+    if asked.asked.mode is ReadMode.TABLE:
         # Known here already, so Spark needn't have the manifest read once more for it.
         reader = reader.schema(asked.spark_schema())
     return reader.load()

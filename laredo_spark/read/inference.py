@@ -1,4 +1,4 @@
-"""The columns of a table whose archive names none, as its first rows show them."""
+"""Infers a table's columns from its first rows, for archives that name no columns."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _TYPES = {
 def columns(
     archive: Archive, boundary: Boundary, key_names: Sequence[str], rows: int
 ) -> tuple[Column, ...]:
-    """Of up to ``rows`` rows of the base, and as many of the newest diffs.
+    """Infer columns from up to ``rows`` rows of the base, and as many of the newest diffs.
 
     :raises ArtifactDamaged: if a row has no key.
     """
@@ -46,7 +46,7 @@ def columns(
                 f" there are {', '.join(kinds)}. Name the key (key_fields)",
             )
     found = kinds or {name: set() for name in key_names}
-    order = {name: place for place, name in enumerate(key_names, 1)}
+    order = {name: ordinal for ordinal, name in enumerate(key_names, 1)}
     return tuple(
         Column(name, _type(seen), ordinal=ordinal, key_ordinal=order.get(name))
         for ordinal, (name, seen) in enumerate(found.items(), 1)

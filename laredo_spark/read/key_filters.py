@@ -1,4 +1,4 @@
-"""Which key ranges hold the rows that a query's filters ask for."""
+"""Translates a query's filters into the key ranges that hold its rows."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +36,7 @@ _VERBATIM = frozenset({"json", "jsonb"})
 def ranges_of(filters: Iterable[Filter], shape: RowShape) -> list[KeyRange] | None:
     """Disjoint ranges that hold every row which passes all of ``filters``, and maybe others.
 
-    None if they say nothing of the key.
+    None if no filter restricts the key.
     """
     of_column: dict[str, list[Filter]] = {}
     for filter_ in filters:
@@ -64,7 +64,7 @@ def _matches_nothing(column: Column, filters: Sequence[Filter], shape: RowShape)
 def _of_values(
     key: Sequence[Column], of_column: dict[str, list[Filter]], shape: RowShape
 ) -> list[KeyRange] | None:
-    """By = and IN on all columns of the key, or on its first ones; from and to on the next."""
+    """Ranges by = and IN on all columns of the key, or on its first ones and < or > on the next."""
     fragments: list[list[bytes]] = []
     count = 1
     for column in key:
@@ -92,7 +92,7 @@ def _between(
     of_column: dict[str, list[Filter]],
     shape: RowShape,
 ) -> list[KeyRange] | None:
-    """By <, <=, > and >= on the column after those whose values are ``chosen``."""
+    """Ranges by <, <=, > and >= on the column after those whose values are ``chosen``."""
     column = key[len(chosen[0])]
     type_ = arrow_type(column, shape.asked.typing)
     if shape.inferred:
@@ -137,7 +137,7 @@ def _of_prefix(prefix: bytes) -> KeyRange:
 
 
 def _after(prefix: str) -> bytes | None:
-    """The first text above all that begin so; None if there is none."""
+    """The first text above all texts with this prefix; None if there is none."""
     kept = prefix.rstrip(chr(sys.maxunicode))
     if not kept:
         return None
@@ -146,7 +146,7 @@ def _after(prefix: str) -> bytes | None:
 
 
 def _fragments(column: Column, filters: Sequence[Filter], shape: RowShape) -> list[bytes] | None:
-    """The JSON values that the column may have; None if that can't be said."""
+    """The JSON values that the column may have; None if they are unknown."""
     for filter_ in filters:
         if isinstance(filter_, EqualTo | EqualNullSafe):
             values = [filter_.value]
@@ -161,7 +161,7 @@ def _fragments(column: Column, filters: Sequence[Filter], shape: RowShape) -> li
 
 
 def _fragment(column: Column, value: object, shape: RowShape) -> bytes | None:
-    """``value`` as it stands in a line; None if it can stand there in several ways."""
+    """``value`` as written in a line; None if a line may write it in several ways."""
     if isinstance(value, bool):
         return orjson.dumps(value) if column.type == "bool" else None
     if isinstance(value, int):
@@ -197,7 +197,7 @@ _BOUNDS: dict[type[Filter], Callable[[bytes], KeyRange]] = {
 
 
 def _of_text(filters: Sequence[Filter]) -> list[KeyRange] | None:
-    """By the order of text, which is that of its UTF-8 bytes here and there."""
+    """Ranges by comparisons of text, whose order is that of its UTF-8 bytes in Spark too."""
     low: bytes | None = None
     high: bytes | None = None
     for filter_ in filters:

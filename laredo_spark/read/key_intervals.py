@@ -1,4 +1,4 @@
-"""From and to: where the values of one key column lie among texts, which is how keys order.
+"""Translates <, <=, > and >= on one key column into intervals of texts, the order of keys.
 
 Whole numbers order as their text does only among those of one sign and one length, so an
 interval of numbers is a few intervals of texts. Dates and times order as their text does.
@@ -21,9 +21,10 @@ from pyspark.sql.datasource import (
 from laredo_model.column import Column
 
 MOST_VALUES = 1000
-"""Numbers of one length that are looked for one by one rather than from the first to the last."""
+"""The most numbers of one length that become intervals of their own, instead of one interval."""
 FEW_OF = 1000
-"""From the first to the last there are longer ones too, few if these are so few of their length."""
+"""One interval includes longer numbers too: it pays if its numbers are at least a part in
+so many of their length."""
 _LIMITS = {
     "int2": (-(1 << 15), (1 << 15) - 1),
     "int4": (-(1 << 31), (1 << 31) - 1),
@@ -33,18 +34,21 @@ _LIMITS = {
 
 
 class Interval(NamedTuple):
-    """Fragments (JSON values as they stand in lines) from ``first`` to ``last``, both included."""
+    """JSON values as written in lines, from ``first`` to ``last``, both included."""
 
+    #: The first value.
     first: bytes
+    #: The last value.
     last: bytes
 
 
 def intervals(
     column: Column, type_: pa.DataType, filters: Iterable[Filter]
 ) -> list[Interval] | None:
-    """What holds every value that passes the comparisons in ``filters``, and maybe others.
+    """Intervals of every value that passes the comparisons in ``filters``, and maybe others.
 
-    ``type_``: the column's Arrow type. None if there is no comparison that says anything.
+    :param type_: the column's Arrow type.
+    :returns: None if no comparison restricts the column.
     """
     kind = _kind_of(column, type_)
     if kind is None:
@@ -52,7 +56,7 @@ def intervals(
     lows, highs = [], []
     for filter_ in filters:
         value = kind.value(getattr(filter_, "value", None))
-        # The bound itself is looked at with each: one value more costs nothing.
+        # The bound itself is always included: one value more costs nothing.
         if value is not None and isinstance(filter_, GreaterThan | GreaterThanOrEqual):
             lows.append(value)
         elif value is not None and isinstance(filter_, LessThan | LessThanOrEqual):
@@ -68,7 +72,7 @@ class _Kind(NamedTuple):
     least: Any
     greatest: Any
     value: Callable[[object], Any]
-    """What a comparison with it compares with; None if it can't be said."""
+    """The value that a filter compares with; None if it has another type."""
     texts: Callable[[Any, Any], Iterator[Interval]]
     in_order: bool = True
     """Whether all of its texts are in the order of the values."""

@@ -1,4 +1,4 @@
-"""Does what Spark read have the rows and the checksum that the manifest says?
+"""Compares the rows that Spark read with the manifest's row count and checksum.
 
 The checksum of a state (docs/archive-format.md) is the sum, modulo 2^128, of the md5 of its
 lines. A Spark decimal has 38 digits and 2^128 has 39, so the four 32-bit parts are summed apart.
@@ -22,8 +22,8 @@ _HEX_DIGITS = 8
 def check(table: TableRead, lines: DataFrame) -> None:
     """Read all ``lines`` of the table at its boundary, and compare.
 
-    :raises NotProvable: if the manifest says neither rows nor checksum.
-    :raises NotEqual: with what it says, and what was found.
+    :raises NotProvable: if the manifest has neither row count nor checksum.
+    :raises NotEqual: if they differ.
     """
     last = table.boundary.last
     rows = _rows(table.boundary)
@@ -41,11 +41,11 @@ def check(table: TableRead, lines: DataFrame) -> None:
 
 
 def state_of(lines: DataFrame) -> StateChecksum:
-    """Row count and checksum of the rows whose lines are given, by Spark's own functions."""
+    """Row count and checksum of rows, by their lines, computed with Spark's own functions."""
     digest = F.md5(F.col(LINE))
     sums = [_sum_of_part(digest, part) for part in range(_PARTS)]
     row = lines.agg(F.count(F.lit(1)), *sums).collect()[0]
-    return StateChecksum(row[0], _put_together([int(part or 0) for part in row[1:]]))
+    return StateChecksum(row[0], _combined([int(part or 0) for part in row[1:]]))
 
 
 def _sum_of_part(digest: Column, part: int) -> Column:
@@ -53,7 +53,7 @@ def _sum_of_part(digest: Column, part: int) -> Column:
     return F.sum(F.conv(hexadecimal, 16, 10).cast("decimal(10,0)"))
 
 
-def _put_together(sums: Sequence[int]) -> int:
+def _combined(sums: Sequence[int]) -> int:
     total = 0
     for one in sums:
         total = (total << 32) + one
@@ -66,5 +66,5 @@ def _rows(boundary: Boundary) -> int | None:
 
 
 def _text(rows: int | None, checksum: str | None) -> str:
-    said = [] if rows is None else [f"{rows} rows"]
-    return " with checksum ".join([*said, *([] if checksum is None else [checksum])])
+    expected = [] if rows is None else [f"{rows} rows"]
+    return " with checksum ".join([*expected, *([] if checksum is None else [checksum])])

@@ -1,4 +1,4 @@
-"""What a read's rows look like: the table's columns, and which of them a DataFrame has."""
+"""The columns of a read's rows: the table's, and those of them that a DataFrame has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _LINES = "\0line"
 
 @dataclass(frozen=True)
 class RowShape:
-    """Plain values, so that tasks can be sent it.
+    """The columns of a read's rows; plain values, so that tasks can be sent it."""
 
-    ``inferred``: the archive names no columns, and ``columns`` are what the first rows showed.
-    """
-
+    #: The options of the read, which choose columns and types.
     asked: ReadOptions
+    #: The table's columns.
     columns: tuple[Column, ...]
+    #: Whether the archive names no columns, and they were inferred from the first rows.
     inferred: bool = False
 
     @property
@@ -38,23 +38,23 @@ class RowShape:
         return [column.name for column in key_columns(self.columns)]
 
     def reader(self) -> RowReader:
-        """What makes batches of the table's lines."""
+        """A converter of the table's lines to Arrow batches."""
         if self.asked.lines:
             return (LineByName if self.inferred else LineReader)(self.columns, wanted=())
         made = ByName if self.inferred else RowReader
         return made(self.columns, self.asked.typing, self.asked.columns)
 
     def arrow_schema(self) -> pa.Schema:
-        """Of the batches; every column may be null, as values that Spark lacks are by option."""
+        """The batches' schema; every column is nullable, as Spark lacks some values."""
         return pa.schema([field.with_nullable(True) for field in self.reader().schema])
 
     def spark_schema(self) -> StructType:
-        """The DataFrame's."""
+        """The DataFrame's schema."""
         return from_arrow_schema(self.arrow_schema())
 
 
 class LineReader(RowReader):
-    """Gives each row's line as it stands."""
+    """Gives each row's line verbatim."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LineReader(RowReader):
 
 
 class ByName(RowReader):
-    """Rows of other writers: in any order, with blanks, and without what would be null."""
+    """Reads rows of other writers: columns in any order, with blanks, without null values."""
 
     as_format_says = False
 
@@ -122,9 +122,9 @@ class ByName(RowReader):
             raise BadLine(f"the row has no {', '.join(sorted(self._key - found.keys()))}: {line!r}")
         if not found.keys() <= self._all:
             unknown = ", ".join(sorted(found.keys() - self._all))
-            raise BadLine(f"no row that was looked at has {unknown}")
+            raise BadLine(f"no row that types were inferred from has {unknown}")
         return found
 
 
 class LineByName(LineReader, ByName):
-    """The lines of other writers, as they stand."""
+    """Gives the lines of other writers verbatim."""

@@ -1,4 +1,4 @@
-"""What a read of a table comes to: one manifest, one boundary, its columns."""
+"""The plan of a read of a table: one manifest, one boundary, its columns."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.types import StructType
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.manifest import key_ranges
-from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
@@ -22,21 +22,25 @@ from laredo_spark.read import inference
 from laredo_spark.read.row_shape import RowShape
 
 UNKNOWN_HISTORY = "unknown"
-"""Option history, of archives that don't say."""
+"""Option history, for archives without a history."""
 
 
 @dataclass(frozen=True)
 class TableRead:
-    """An archive, as one version of its manifest describes it, at one boundary."""
+    """One read of a table at one boundary, planned by one version of the manifest."""
 
+    #: The options of the read.
     asked: ReadOptions
+    #: The archive that is read.
     archive: Archive
+    #: The boundary that is read.
     boundary: Boundary
+    #: The columns of the rows.
     shape: RowShape
 
     @classmethod
     def of(cls, asked: ReadOptions) -> "TableRead":
-        """What ``asked`` means now.
+        """Plan the read of ``asked`` now.
 
         :raises ArchiveError: if there is no such archive, or no such boundary in it.
         :raises BoundaryGone: if the boundary was pinned, and has left the archive.
@@ -48,11 +52,11 @@ class TableRead:
         return cls(asked, archive, boundary, shape)
 
     def asking(self, asked: ReadOptions) -> "TableRead":
-        """The same boundary read in another way."""
+        """The same boundary with other options."""
         return replace(self, asked=asked, shape=replace(self.shape, asked=asked))
 
     def pinned(self) -> dict[str, str]:
-        """The options that mean this very boundary, also when there are later ones."""
+        """The options of exactly this boundary, also when there are later ones."""
         return {
             "as_of": positions.text(self.boundary.position),
             "exact": "true",
@@ -76,11 +80,11 @@ class TableRead:
         return not self.shape.inferred and key_ranges.is_sorted(self.boundary, self.choose)
 
     def rows(self) -> RowReader:
-        """What makes batches of its lines."""
+        """A converter of its lines to Arrow batches."""
         return self.shape.reader()
 
     def spark_schema(self) -> StructType:
-        """The DataFrame's."""
+        """The DataFrame's schema."""
         return self.shape.spark_schema()
 
     def choose(self, artifact: Artifact) -> tuple[str, FormatEntry]:
@@ -94,11 +98,11 @@ class TableRead:
         )
 
     def objects(self) -> Objects:
-        """How tasks get at what they read."""
+        """The location of its objects, for tasks."""
         return Objects.of(self.asked, self.archive.found, self.boundary, self.shape.inferred)
 
     @contextmanager
-    def open_slice(self, part: Slice) -> Iterator[Source]:
+    def open_slice(self, part: ObjectSlice) -> Iterator[ByteSource]:
         """An artifact's bytes from the slice's start on; raises as Objects does."""
         with self.objects().opener()(part) as source:
             yield source
@@ -150,10 +154,10 @@ def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape
 
 
 def _keyed(columns: Sequence[Column], key_names: Sequence[str]) -> tuple[Column, ...]:
-    """With the key, for a manifest whose columns don't say it."""
+    """The columns with the key's, for a manifest whose columns don't mark them."""
     if key_columns(columns):
         return tuple(columns)
-    order = {name: place for place, name in enumerate(key_names, 1)}
+    order = {name: ordinal for ordinal, name in enumerate(key_names, 1)}
     return tuple(replace(column, key_ordinal=order.get(column.name)) for column in columns)
 
 

@@ -1,7 +1,7 @@
-"""The table as Spark partitions: each some key ranges, folded by one task.
+"""Spark partitions of a table: each reads some key ranges, with base and diffs merged.
 
-An archive that isn't sorted has no ranges: here one task folds it, with sorting in a temporary
-file; read_table() has Spark fold it on all its tasks instead (``unsorted``).
+An archive that isn't sorted has no ranges: here one task merges it, sorting in a temporary
+file; read_table() has Spark join it on all its tasks instead (``unsorted``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_archive.reader import Archive
 from laredo_model.errors import BadLine
 from laredo_spark.errors import ColumnsChanged, TypesUnfit
-from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
 from laredo_spark.read.key_filters import ranges_of
@@ -27,15 +27,14 @@ from laredo_spark.read.row_shape import RowShape
 from laredo_spark.read.table_read import TableRead
 
 TASK_BYTES = 128 << 20
-"""What one task reads, about, where the number of partitions isn't given; at each end of a range
-it also reads some of its neighbours' blocks, so many small tasks read more than a few large ones.
-"""
+"""About how many bytes one task reads, if the number of partitions isn't given. At each end of a
+range it also reads its neighbours' blocks, so many small tasks read more than a few large ones."""
 MOST_APART = 256
-"""Ranges that are read for themselves; more are looked at block by block."""
+"""The most key ranges that are each read alone; more are combined block by block."""
 
 
 class TablePartition(InputPartition):
-    """What one task reads, as one manifest had it."""
+    """The key ranges that one task reads, by one manifest."""
 
     def __init__(self, reads: Sequence[RangeRead], objects: Objects, shape: RowShape) -> None:
         super().__init__(None)
@@ -55,7 +54,7 @@ class WholePartition(InputPartition):
         self._keys = keys
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Its rows, a block at a time; memory doesn't grow with the table."""
+        """The rows, a block at a time; memory doesn't grow with the table."""
         archive = Archive.at(self._asked.path, self._asked.key_fields, self._asked.access())
         reader = self._shape.reader()
         for keys, lines in archive.rows(self._boundary):
@@ -71,14 +70,14 @@ class WholePartition(InputPartition):
                 raise
             raise TypesUnfit(uri, str(wrong), self._asked.infer_rows) from None
         except ValueLacking as lacking:
-            raise lacking.placed(uri) from None
+            raise lacking.with_location(uri) from None
 
     def _wants(self, key: bytes) -> bool:
         return self._keys is None or any(key in keys for keys in self._keys)
 
 
 def _without_splits(read: RangeRead) -> RangeRead:
-    """What tasks don't need isn't sent to them; nor slices without a byte."""
+    """``read`` without what tasks don't need, and without empty slices."""
 
     base = None if read.base is None or not read.base.size_bytes else read.base.for_task()
     diffs = tuple(part.for_task() for part in read.diffs if part.size_bytes)
@@ -86,7 +85,7 @@ def _without_splits(read: RangeRead) -> RangeRead:
 
 
 class TableReader(DataSourceReader):
-    """Plans where the query is planned, reads where tasks run."""
+    """Spark's reader of a table: plans on the driver, reads in tasks."""
 
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
         self._asked = asked
@@ -98,7 +97,7 @@ class TableReader(DataSourceReader):
 
     @in_one_message
     def partitions(self) -> Sequence[InputPartition]:
-        """The table in key ranges.
+        """The partitions: key ranges of the table.
 
         :raises ColumnsChanged: if it has other columns than when the DataFrame was made.
         """
@@ -112,7 +111,7 @@ class TableReader(DataSourceReader):
         return [TablePartition(reads, objects, table.shape) for reads in self._reads(table)]
 
     def _found(self) -> TableRead:
-        """The table by one reading of its manifest, for all that is planned."""
+        """The table; its manifest is read once for all planning."""
         self._table = self._table or TableRead.of(self._asked)
         return self._table
 
@@ -136,7 +135,7 @@ class TableReader(DataSourceReader):
 
     @each_in_one_message
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Some ranges' rows, in Arrow batches."""
+        """One partition's rows, in Arrow batches."""
         if isinstance(partition, WholePartition):
             found = partition.batches()
         elif isinstance(partition, TablePartition):
@@ -151,7 +150,7 @@ class TableReader(DataSourceReader):
 def _narrowed(
     table: TableRead, keys: Sequence[KeyRange], parts: int, size: int
 ) -> list[RangeRead] | None:
-    """What is read for ``keys``; None if that would be more than the table, of ``size`` bytes."""
+    """The reads for ``keys``; None if they were more than the table, of ``size`` bytes."""
     boundary, choose = table.boundary, table.choose
     if len(keys) <= MOST_APART:
         apart = [key_ranges.cut(boundary, choose, one) for one in keys]
@@ -174,19 +173,21 @@ def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
         try:
             yield from batches(read, reader, shape.columns, opener)
         except ValueLacking as lacking:
-            # What the diffs come to is of many files.
-            raise lacking.placed(f"{shape.asked.path} at {partition.objects.boundary}") from None
+            # A row that the diffs made has no file of its own.
+            raise lacking.with_location(
+                f"{shape.asked.path} at {partition.objects.boundary}"
+            ) from None
 
 
 class FilteredTableReader(TableReader):
-    """Reads only the ranges of the keys that a query asks for.
+    """A reader of a table that reads only the key ranges of a query's filters.
 
-    Spark refuses a reader that has pushFilters where the setting for it is off.
+    Spark refuses a reader with pushFilters where its setting is off.
     """
 
     @in_one_message
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
-        """Take what narrows the key; Spark checks every row of what is read."""
+        """Use the filters on the key; Spark checks every row of what is read."""
         if self._keys is None:
             self._keys = ranges_of(filters, self._found().shape)
         return iter(filters)

@@ -1,4 +1,4 @@
-"""Base and diffs as they stand, for Spark to fold: rows with their key, order and action."""
+"""Reads base and diffs unmerged, as rows with key, order and action, for Spark to join."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ByteType, LongType, StringType, StructField, StructType
 
 from laredo_archive import codec
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
-from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import Artifact
 from laredo_model import line as lines_
 from laredo_model.change import Action, Change
-from laredo_spark.failure import each_in_one_message, in_one_message
+from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered
-from laredo_spark.options import Mode, ReadOptions
+from laredo_spark.options import ReadMode, ReadOptions
 from laredo_spark.read.row_shape import RowShape
 from laredo_spark.read.table_read import TableRead
 
@@ -27,12 +27,12 @@ PUT, DELETE, TRUNCATE = 1, 2, 3
 TASK_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 _CHANGES_AT_ONCE = 10_000
-_PLACES = 1 << 40
-"""Changes that a diff can have; order is diff * _PLACES + place."""
+_MOST_CHANGES = 1 << 40
+"""The most changes of a diff; the order of a change is its diff * _MOST_CHANGES + its number."""
 
 
 def unfolded(table: StructType) -> StructType:
-    """The table's columns, and those that tell how to fold."""
+    """The table's columns, and key, order and action."""
     added = [
         StructField(KEY, StringType()),
         StructField(ORDER, LongType()),
@@ -42,17 +42,17 @@ def unfolded(table: StructType) -> StructType:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What is read of one artifact: the lines that begin in the slice."""
+class _ArtifactPart:
+    """A slice of one artifact: the lines that begin in it are read."""
 
     diff: int
-    part: Slice
+    part: ObjectSlice
 
 
 class UnfoldedPartition(InputPartition):
-    """What one task reads."""
+    """The slices that one task reads."""
 
-    def __init__(self, parts: Sequence[_Part], objects: Objects, shape: RowShape) -> None:
+    def __init__(self, parts: Sequence[_ArtifactPart], objects: Objects, shape: RowShape) -> None:
         super().__init__(None)
         self.parts = parts
         self.objects = objects
@@ -60,7 +60,7 @@ class UnfoldedPartition(InputPartition):
 
 
 class UnfoldedReader(DataSourceReader):
-    """Reads the base, or the diffs, in any order."""
+    """Spark's reader of the base alone, or of the diffs alone, in any order."""
 
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
         self._asked = asked
@@ -68,11 +68,11 @@ class UnfoldedReader(DataSourceReader):
 
     @in_one_message
     def partitions(self) -> Sequence[InputPartition]:
-        """Large jsonl files in pieces, small diffs several to a task."""
+        """The partitions: slices of large jsonl files, several small diffs to a task."""
         table = TableRead.of(self._asked)
         diffs = list(enumerate(table.boundary.diffs, 1))
         truncating = [number for number, diff in diffs if diff.truncate]
-        if self._asked.mode is Mode.BASE:
+        if self._asked.mode is ReadMode.BASE:
             parts = [] if truncating else [[one] for one in _pieces(table)]
         else:
             first = truncating[-1] if truncating else 1
@@ -86,20 +86,20 @@ class UnfoldedReader(DataSourceReader):
         if not isinstance(partition, UnfoldedPartition):
             return
         wanted = to_arrow_schema(self._schema, timezone="UTC")
-        task = _Task(partition.shape, wanted)
+        task = _UnfoldedTask(partition.shape, wanted)
         opener = partition.objects.opener()
-        if self._asked.mode is Mode.DIFFS:
+        if self._asked.mode is ReadMode.DIFFS:
             opener.expect(one.part for one in partition.parts)
         for one in partition.parts:
             with opener(one.part) as source:
                 yield from task.batches(one, source)
 
 
-def _whole(table: TableRead, number: int, artifact: Artifact) -> _Part:
-    return _Part(number, Slice(*table.choose(artifact)))
+def _whole(table: TableRead, number: int, artifact: Artifact) -> _ArtifactPart:
+    return _ArtifactPart(number, ObjectSlice(*table.choose(artifact)))
 
 
-def _pieces(table: TableRead) -> list[_Part]:
+def _pieces(table: TableRead) -> list[_ArtifactPart]:
     whole = _whole(table, 0, table.boundary.base)
     format_id, entry = whole.part.format_id, whole.part.entry
     if format_id != codec.JSONL or entry.size_bytes <= TASK_BYTES:
@@ -107,21 +107,24 @@ def _pieces(table: TableRead) -> list[_Part]:
     # Each but the first begins a byte early, to see whether a line ends there.
     starts = range(0, entry.size_bytes, TASK_BYTES)
     return [
-        _Part(
-            0, Slice(format_id, entry, max(0, start - 1), min(start + TASK_BYTES, entry.size_bytes))
+        _ArtifactPart(
+            0,
+            ObjectSlice(
+                format_id, entry, max(0, start - 1), min(start + TASK_BYTES, entry.size_bytes)
+            ),
         )
         for start in starts
     ]
 
 
-def _gathered(parts: Sequence[_Part]) -> list[list[_Part]]:
+def _gathered(parts: Sequence[_ArtifactPart]) -> list[list[_ArtifactPart]]:
     """Some files to a task, two tasks at least."""
     total = sum(one.part.size_bytes for one in parts)
     share = min(TASK_BYTES, max(1, total // 2))
     return gathered(parts, share)
 
 
-class _Task:
+class _UnfoldedTask:
     def __init__(self, shape: RowShape, schema: pa.Schema) -> None:
         self._schema = schema
         self._shape = shape
@@ -130,19 +133,19 @@ class _Task:
         names = [column.name for column in shape.columns]
         self._nulls = lines_.join(names, [b"null"] * len(names))
 
-    def batches(self, one: _Part, source: Source) -> Iterator[pa.RecordBatch]:
+    def batches(self, one: _ArtifactPart, source: ByteSource) -> Iterator[pa.RecordBatch]:
         found = self._changes(one, source) if one.diff else self._rows(one, source)
         for batch in found:
             yield batch.cast(self._schema)
 
-    def _rows(self, one: _Part, source: Source) -> Iterator[pa.RecordBatch]:
+    def _rows(self, one: _ArtifactPart, source: ByteSource) -> Iterator[pa.RecordBatch]:
         for block in self._blocks(one.part, source):
             count = block.count(b"\n")
             fragments = self._reader.split(block)
             keys = keys_of(fragments, self._shape.columns)
             yield _with(self._reader.typed(fragments, count), keys, [0] * count, [PUT] * count)
 
-    def _blocks(self, part: Slice, source: Source) -> Iterator[bytes]:
+    def _blocks(self, part: ObjectSlice, source: ByteSource) -> Iterator[bytes]:
         if part.format_id == codec.JSONL:
             for block in lines_from(source, part):
                 yield _without_blank_lines(block)
@@ -153,9 +156,9 @@ class _Task:
         for _, lines in rows:
             yield b"\n".join([*lines, b""])
 
-    def _changes(self, one: _Part, source: Source) -> Iterator[pa.RecordBatch]:
+    def _changes(self, one: _ArtifactPart, source: ByteSource) -> Iterator[pa.RecordBatch]:
         changes = codec.read_diff(one.part.format_id, self._columns, source)
-        order = one.diff * _PLACES
+        order = one.diff * _MOST_CHANGES
         while some := list(islice(changes, _CHANGES_AT_ONCE)):
             lines = [change.new or self._nulls for change in some]
             keys = [None if c.action is Action.TRUNCATE else c.key.decode() for c in some]
@@ -190,11 +193,11 @@ def _without_blank_lines(block: bytes) -> bytes:
     return b"\n".join([*filter(None, block.split(b"\n")), b""])
 
 
-def lines_from(source: Source, part: Slice) -> Iterator[bytes]:
+def lines_from(source: ByteSource, part: ObjectSlice) -> Iterator[bytes]:
     """Blocks of the lines that begin in ``part``, each ending in a newline.
 
-    A line begins after the first newline at or after the slice's start, or at the file's; the
-    one that the byte before ``stop`` lies in is the slice's last.
+    A line begins after the first newline at or after the slice's start, or at the file's start;
+    the slice's last line is the one with the byte before ``stop``.
     """
     at, rest = part.start, b""
     last = (part.entry.size_bytes if part.stop is None else part.stop) - 1
@@ -215,8 +218,8 @@ def lines_from(source: Source, part: Slice) -> Iterator[bytes]:
         rest += piece
 
 
-def _after_newline(source: Source) -> tuple[int, bytes]:
-    """How many bytes go before the first line's start, and what was read of it."""
+def _after_newline(source: ByteSource) -> tuple[int, bytes]:
+    """The number of bytes before the first line's start, and the bytes already read from there."""
     skipped = 0
     while piece := source.read(_BLOCK_BYTES):
         end = piece.find(b"\n") + 1

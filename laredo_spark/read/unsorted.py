@@ -1,24 +1,24 @@
-"""Archives whose files aren't sorted by key, folded by Spark: newest change per key, anti join."""
+"""Reads archives that aren't sorted by key, joined by Spark: base and each key's newest change."""
 
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_spark.options import Mode
+from laredo_spark.options import ReadMode
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.read.unfolded_reader import ACTION, KEY, ORDER, PUT, TRUNCATE
 
 
 def folded(spark: SparkSession, table: TableRead, options: Mapping[str, str]) -> DataFrame:
-    """The table at its boundary. ``options`` are pinned to it."""
+    """The table at its boundary, to which ``options`` are pinned."""
 
-    def rows(mode: Mode) -> DataFrame:
+    def rows(mode: ReadMode) -> DataFrame:
         given = {**options, "mode": mode.value, "push_filters": "false"}
         return spark.read.format("laredo").options(**given).load()
 
     names = table.spark_schema().names
-    base, diffs = rows(Mode.BASE), rows(Mode.DIFFS)
+    base, diffs = rows(ReadMode.BASE), rows(ReadMode.DIFFS)
     if not table.boundary.diffs:
         return _chosen(_of_key(base, table), names)
     if not all(diff.says_truncation for diff in table.boundary.diffs):
@@ -47,7 +47,7 @@ def _of_key(frame: DataFrame, table: TableRead) -> DataFrame:
 
 
 def _since_truncation(base: DataFrame, diffs: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """What the last TRUNCATE line left, wherever in the diffs it is."""
+    """Base and diffs without the rows before the diffs' last TRUNCATE."""
     truncated = diffs.where(F.col(ACTION) == TRUNCATE)
     last = F.broadcast(truncated.agg(F.coalesce(F.max(ORDER), F.lit(-1)).alias("__laredo_last")))
     base = base.crossJoin(last).where("__laredo_last = -1").drop("__laredo_last")

@@ -1,1 +1,1 @@
-"""Parquet directories and Delta tables kept level with an archive."""
+"""Parquet directories and Delta tables kept up to date with an archive."""

@@ -1,4 +1,4 @@
-"""The configuration of ``laredo-spark sync``: HOCON, checked, with places in its errors.
+"""The configuration of ``laredo-spark sync``: HOCON, with file and line in its errors.
 
     sync {
       spark { master = "local[*]", conf { "spark.driver.memory" = "4g" } }
@@ -32,18 +32,18 @@ Options = dict[str, str | int | bool]
 
 
 class SparkBlock(Section):
-    """The session; what spark-submit or spark-defaults.conf say where ``master`` is left out."""
+    """The Spark session; without ``master`` as spark-submit or spark-defaults.conf say."""
 
     master: str | None = None
     conf: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, str]:
-        """``conf`` as Spark has it: dotted names, texts."""
+        """``conf`` as Spark's settings: dotted names, texts."""
         return dict(_flat("", self.conf))
 
 
-class TableBlock(Section):
+class SyncTableBlock(Section):
     """One table and its target."""
 
     archive: str
@@ -54,12 +54,12 @@ class TableBlock(Section):
 
 
 class SyncBlock(Section):
-    """A job."""
+    """The block ``sync``: the tables to sync, and the options that they share."""
 
     spark: SparkBlock = Field(default_factory=SparkBlock)
     parallel: Annotated[int, Field(ge=1, le=64)] = 1
     options: Options = Field(default_factory=dict)
-    tables: Annotated[list[TableBlock], Field(min_length=1)]
+    tables: Annotated[list[SyncTableBlock], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _is_possible(self) -> "SyncBlock":
@@ -74,7 +74,7 @@ class SyncBlock(Section):
         return self
 
     def jobs(self, *, rebuild: bool = False) -> list[Job]:
-        """What there is to do."""
+        """The arguments of sync_table() for each table."""
         return [
             Job(
                 table.archive,
@@ -96,8 +96,8 @@ def _flat(above: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{above}{name}", str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Root(Section):
-    """The file."""
+class SyncRoot(Section):
+    """The whole file."""
 
     sync: SyncBlock
 
@@ -118,5 +118,5 @@ def load(path: Path, sets: tuple[str, ...] = ()) -> SyncBlock:
 
     :raises SettingsError: naming file and line, variable or path of everything that is wrong.
     """
-    root = settings.load(path, env_prefix=ENV_PREFIX, env_root="sync", sets=sets, schema=Root)
+    root = settings.load(path, env_prefix=ENV_PREFIX, env_root="sync", sets=sets, schema=SyncRoot)
     return root.sync

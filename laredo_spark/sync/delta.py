@@ -1,8 +1,8 @@
 """``sync_table(to="delta")``: changes merged into a Delta table, the position in the same commit.
 
-Two jobs at once: one commits, the other fails with TargetBusy, and finds the rest to do when it
-is run again. The table is written anew after a truncation, after someone else's changes of its
-rows, and where it hasn't as many rows as the archive says.
+Of two jobs at once one commits, and the other fails with TargetBusy and does the rest when it is
+run again. The table is rewritten after a truncation, after another program changed its rows, and
+where its row count differs from the manifest's.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from laredo_spark.sync.delta_fit import refuse_unfit
 from laredo_spark.sync.delta_log import NO_TABLE, DeltaLog, Held
 from laredo_spark.sync.errors import TargetDiffers
 from laredo_spark.sync.files import comparable
-from laredo_spark.sync.parquet import Written
-from laredo_spark.sync.plan import Level, Merge, Rebuild, SyncAction
+from laredo_spark.sync.parquet import SyncResult
+from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.spark import failing_as, frame_of
 from laredo_spark.sync.state import SyncState
 
@@ -33,8 +33,8 @@ _MISCOUNTED = "it hasn't as many rows as the archive says"
 
 def sync_delta(
     spark: SparkSession, given: Mapping[str, str], target: str, *, rebuild: bool
-) -> Written:
-    """Bring the Delta table at ``target`` level with the archive's head.
+) -> SyncResult:
+    """Bring the Delta table at ``target`` up to the archive's head.
 
     :raises DeltaMissing: if the session can't write Delta tables.
     :raises DeltaUnfit: if its Delta Lake is for another Spark.
@@ -56,13 +56,13 @@ class DeltaSync:
     table: TableRead
     log: DeltaLog
 
-    def run(self, *, rebuild: bool) -> Written:
-        """What sync_delta() does."""
+    def run(self, *, rebuild: bool) -> SyncResult:
+        """Plan the sync and do it."""
         held = self.log.held()
         step = self._step(held, rebuild=rebuild)
         reach("sync.planned")
-        if isinstance(step, Level) and held.state is not None:
-            return self._level(held, held.state)
+        if isinstance(step, UpToDate) and held.state is not None:
+            return self._up_to_date(held, held.state)
         state = self._next(held)
         after = held
         if isinstance(step, Merge) and held.state is not None:
@@ -72,15 +72,15 @@ class DeltaSync:
         if isinstance(step, Rebuild):
             after = self._rebuilt(held, after, state)
         reach("sync.committed")
-        return Written(step, replace(state, rows=self._rows()), after.files_written)
+        return SyncResult(step, replace(state, rows=self._rows()), after.files_written)
 
     def _step(self, held: Held, *, rebuild: bool) -> SyncAction:
         if rebuild:
             return Rebuild("it was asked for")
         found = plan.step(self.target, held.state, self.table)
         if held.by_others is not None:
-            return Rebuild(f"someone else has written to it ({held.by_others})")
-        if isinstance(found, Level) and not self._is_counted():
+            return Rebuild(f"another program has written to it ({held.by_others})")
+        if isinstance(found, UpToDate) and not self._is_counted():
             return Rebuild(_MISCOUNTED)
         if isinstance(found, Merge) and found.truncates:
             return Rebuild("the table was truncated")
@@ -88,8 +88,8 @@ class DeltaSync:
             return Rebuild("rows can't be told apart by their key columns")
         return found
 
-    def _level(self, held: Held, state: SyncState) -> Written:
-        """The rows stay. Which epoch they are of is put down before the archive forgets it."""
+    def _up_to_date(self, held: Held, state: SyncState) -> SyncResult:
+        """Keep the rows; commit their epoch before retention removes it from the archive."""
         epoch = self.table.boundary.epoch
         if state.epoch != epoch or held.is_aged:
             state = replace(state, version=state.version + 1, epoch=epoch)
@@ -97,7 +97,7 @@ class DeltaSync:
             with self.log.committing(state, state.table, held):
                 nothing.write.format("delta").mode("append").save(self.target)
             self.log.committed(state)
-        return Written(Level(), replace(state, rows=self._rows()), 0)
+        return SyncResult(UpToDate(), replace(state, rows=self._rows()), 0)
 
     def _next(self, held: Held) -> SyncState:
         boundary = self.table.boundary
@@ -108,14 +108,14 @@ class DeltaSync:
             epoch=boundary.epoch,
             position=boundary.position,
             shape=plan.shape_of(self.table),
-            rows=plan.rows_said(self.table) or 0,
+            rows=plan.expected_rows(self.table) or 0,
             in_ranges=False,
             built_rows=0,
             files=(),
         )
 
     def _rebuilt(self, held: Held, after: Held, state: SyncState) -> Held:
-        """All rows anew; taken back if they aren't as many as the archive says."""
+        """Rewrite all rows; restore the version before if the row count isn't the manifest's."""
         frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
         with self.log.committing(state, state.table, after):
             reach("sync.committing")
@@ -124,9 +124,9 @@ class DeltaSync:
             )
         done = self.log.committed(state)
         if not self._is_counted():
-            said, found = plan.rows_said(self.table) or 0, self._rows()
+            expected, found = plan.expected_rows(self.table) or 0, self._rows()
             self._take_back(held, done, state)
-            raise TargetDiffers(self.target, self.table.boundary, said, found)
+            raise TargetDiffers(self.target, self.table.boundary, expected, found)
         return done
 
     def _take_back(self, held: Held, done: Held, state: SyncState) -> None:
@@ -178,22 +178,22 @@ class DeltaSync:
             F.col("lsn").alias("__laredo_lsn"),
             *(_value(name, name in keys).alias(name) for name in names),
         )
-        # Two keys with one typed value (1.0 and 1.00) are one row to MERGE: the one that is there.
+        # Two keys with one typed value (1.0 and 1.00) are one row to MERGE: the newest stays.
         newest_first = Window.partitionBy(*map(_quoted, self.table.key_names)).orderBy(
             F.col("__laredo_lsn").desc(), F.expr("__laredo_action = 'DELETE'")
         )
-        placed = rows.withColumn("__laredo_place", F.row_number().over(newest_first))
-        return placed.where("__laredo_place = 1").drop("__laredo_place", "__laredo_lsn")
+        ranked = rows.withColumn("__laredo_rank", F.row_number().over(newest_first))
+        return ranked.where("__laredo_rank = 1").drop("__laredo_rank", "__laredo_lsn")
 
     def _is_counted(self) -> bool:
-        return plan.rows_said(self.table) in (None, self._rows())
+        return plan.expected_rows(self.table) in (None, self._rows())
 
     def _rows(self) -> int:
         return self.spark.read.format("delta").load(self.target).count()
 
 
 def _value(name: str, is_key: bool) -> Column:
-    """A deleted row has its key still."""
+    """A column of the changed row; of a deleted row only the key has a value."""
     new = F.col(f"new.{_quoted(name)}")
     return F.coalesce(new, F.col(f"old.{_quoted(name)}")) if is_key else new
 

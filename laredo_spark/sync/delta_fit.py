@@ -1,4 +1,4 @@
-"""Whether a Spark session can write Delta tables: Delta Lake is there, and made for this Spark.
+"""Checks that a Spark session has Delta Lake, and one made for its Spark.
 
 Delta's classes are compiled for one release of Spark. With another one some calls work and others
 end in a NoSuchMethodError, also after a write: so the versions are compared first.
@@ -22,7 +22,7 @@ _RELEASE = re.compile(r"\d+(\.\d+)*")
 
 
 def refuse_unfit(spark: SparkSession) -> None:
-    """Refuse a session that can't write Delta tables, or only some of the way.
+    """Refuse a session that can't write Delta tables.
 
     :raises DeltaMissing: if Delta Lake isn't in the session.
     :raises DeltaUnfit: if it is for another Spark.
@@ -46,7 +46,7 @@ def refuse_unfit(spark: SparkSession) -> None:
 
 
 def settings() -> dict[str, str]:
-    """What puts the installed Delta Lake into a session of the installed Spark.
+    """Spark's settings that load the installed Delta Lake.
 
     :raises DeltaMissing: if the Python package isn't installed.
     """
@@ -63,9 +63,9 @@ def settings() -> dict[str, str]:
 
 
 def fits(version: str, requirement: str) -> bool:
-    """Whether a release is one that a requirement asks for (``pyspark<=4.2.0,>=4.0.1``).
+    """Whether a release meets a requirement (``pyspark<=4.2.0,>=4.0.1``).
 
-    Builds of vendors are known by their release: ``4.2.0-amzn-1`` is 4.2.0.
+    A vendor's build counts as its release: ``4.2.0-amzn-1`` is 4.2.0.
     """
     wanted = Requirement(requirement)
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):

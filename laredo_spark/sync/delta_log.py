@@ -1,12 +1,12 @@
-"""What a Delta table says of our syncs in its log: which boundary it is at, and who else wrote.
+"""A Delta table's log: the boundary of the last sync, and writes of other programs since.
 
 Each commit of a sync names its boundary in the commit's userMetadata. Its transaction's version
-(txnAppId, txnVersion) is beyond every one before, and Delta passes over a write whose version is
+(txnAppId, txnVersion) is greater than all before, and Delta skips a write whose version is
 recorded already: so of two jobs that planned on the same log only one commits.
 https://docs.delta.io/latest/delta-batch.html#idempotent-writes
 
 Delta drops commits from its log after delta.logRetentionDuration (30 days) when there are later
-ones; a target that stays as it is says anew where it is once a week.
+ones; a sync of an unchanged target therefore commits its boundary again once a week.
 """
 
 import json
@@ -24,14 +24,14 @@ from laredo_spark.sync.errors import TargetBusy, TargetRefused
 from laredo_spark.sync.state import StateUnreadable, SyncState
 
 AGED_S = 7 * 86400.0
-"""How old the newest commit that says where the target is may become."""
+"""Seconds after which a sync's newest commit is repeated."""
 NO_TABLE = -1
 _MARK = "laredo"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _APP = "spark.databricks.delta.write.txnAppId"
 _TXN = "spark.databricks.delta.write.txnVersion"
-_ONE_COMMIT = Lock()
-"""Those settings are the session's, which other tables' syncs share."""
+_COMMIT_LOCK = Lock()
+"""The settings of a commit are the session's, which other tables' syncs share."""
 _COMMITS = 100
 _SAME_ROWS = frozenset(
     {
@@ -51,15 +51,17 @@ _FILES_WRITTEN = ("numFiles", "numTargetFilesAdded", "numAddedFiles")
 
 @dataclass(frozen=True)
 class Held:
-    """What a Delta table is at. ``version``: its newest; ``files_written``: by our newest commit.
+    """The present state of a Delta table, by its log."""
 
-    ``by_others``: what somebody else has done to its rows since, None if nothing.
-    """
-
+    #: The boundary that a sync committed last; None if it is at no boundary.
     state: SyncState | None = None
+    #: The table's newest version.
     version: int = NO_TABLE
+    #: The operation by which another program changed its rows since; None if none did.
     by_others: str | None = None
+    #: Whether the sync's commit is so old that it is to be repeated.
     is_aged: bool = False
+    #: The files that the sync's newest commit wrote.
     files_written: int = 0
 
 
@@ -71,7 +73,7 @@ class DeltaLog:
     target: str
 
     def held(self) -> Held:
-        """What the newest commit of ours says.
+        """Read the newest commit of a sync.
 
         :raises TargetRefused: if it is a Delta table that no sync has made.
         """
@@ -100,7 +102,7 @@ class DeltaLog:
 
     @contextmanager
     def committing(self, state: SyncState | None, table: str, after: Held) -> Iterator[None]:
-        """What is written now says that the rows are at ``state``, or at no boundary.
+        """Writes in the block commit that the rows are at ``state``; None: at no boundary.
 
         :raises TargetBusy: if another sync has committed since ``after``.
         """
@@ -110,7 +112,7 @@ class DeltaLog:
             _APP: f"{_MARK}:{table}",
             _TXN: str(after.version + 1),
         }
-        with _ONE_COMMIT, _conflicts_as_busy(self.target):
+        with _COMMIT_LOCK, _conflicts_as_busy(self.target):
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
             try:
@@ -120,9 +122,9 @@ class DeltaLog:
                     self.spark.conf.unset(name)
 
     def committed(self, state: SyncState) -> Held:
-        """What the table is at, after a commit of ``state``.
+        """Read the log after a commit of ``state``.
 
-        :raises TargetBusy: if Delta passed it over, for another sync's.
+        :raises TargetBusy: if Delta skipped it, as another sync had committed.
         """
         found = self.held()
         if found.state != state:
@@ -130,12 +132,12 @@ class DeltaLog:
         return found
 
     def _commits(self, newest: int | None = None) -> Sequence[Row]:
-        """Newest first."""
+        """The commits, newest first."""
         from delta.tables import DeltaTable
 
         found = DeltaTable.forPath(self.spark, self.target).history(newest)
-        said = ("version", "operation", "userMetadata", "operationMetrics")
-        named = found.select(*said, F.unix_millis("timestamp").alias("at_ms"))
+        columns = ("version", "operation", "userMetadata", "operationMetrics")
+        named = found.select(*columns, F.unix_millis("timestamp").alias("at_ms"))
         commits: list[Row] = named.orderBy(F.col("version").desc()).collect()
         return commits
 
@@ -150,11 +152,12 @@ class DeltaLog:
 
 
 def _refuse_others(target: str) -> None:
-    """Delta itself makes a table beside whatever is in a directory; its own files may be a rest."""
-    place = Path(target.removeprefix("file:"))
-    if place.is_file():
+    """Refuse a directory with files of others, beside which Delta itself would make a table."""
+    directory = Path(target.removeprefix("file:"))
+    if directory.is_file():
         raise TargetRefused(target, "is a file; give a directory of its own")
-    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    # Delta's own files may be left from an unfinished write.
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     others = [name for name in names if not name.startswith(("part-", "_", "."))]
     if others:
         raise TargetRefused(

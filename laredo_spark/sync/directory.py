@@ -2,12 +2,12 @@
 
     TARGET/current -> versions/00000007        the one commit point: a symbolic link, renamed
     TARGET/versions/00000007/part-….parquet    never changed; the same file in many versions
-    TARGET/versions/00000007/_laredo.json      which boundary this is, and which keys are where
+    TARGET/versions/00000007/_laredo.json      its boundary, and the key range of each file
 
-A version is whole, with its files and its ``_laredo.json`` on disk, before ``current`` names it,
-so whoever reads TARGET/current has one boundary's rows, wherever a sync is killed; and the
-position that is reached is committed with the rows. Files that stay are linked, not copied. A
-version that was followed by another stays as long as its readers may need it, ``keep_s``.
+A version's files and its ``_laredo.json`` are durable before ``current`` names it, so a reader of
+TARGET/current sees one boundary's rows, wherever a sync is killed; and the position is committed
+with the rows. Unchanged files are linked, not copied. An older version stays for ``keep_s``
+seconds, as its readers may need it.
 """
 
 import errno
@@ -53,7 +53,7 @@ class SyncDirectory:
         return link.resolve() if link.is_symlink() else None
 
     def state(self) -> SyncState | None:
-        """What that version holds.
+        """The state of the current version.
 
         :raises TargetRefused: if it can't be read.
         """
@@ -64,7 +64,7 @@ class SyncDirectory:
             return SyncState.parse((version / STATE).read_bytes())
         except (OSError, StateUnreadable) as wrong:
             raise TargetRefused(
-                version / STATE, f"{wrong}. Remove the directory {self.path} and sync it anew"
+                version / STATE, f"{wrong}. Remove the directory {self.path} and sync again"
             ) from wrong
 
     def shown(self) -> Path:
@@ -79,7 +79,7 @@ class SyncDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes; what a sync that was killed had begun is removed.
+        """Lock the directory for the block, and remove what a killed sync left.
 
         :raises TargetBusy: if another sync is at work.
         :raises TargetRefused: if something else is in the directory.
@@ -96,21 +96,21 @@ class SyncDirectory:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A place for files that tasks write; gone at the end."""
-        place = self.path / f"{_STAGING}{secrets.token_hex(8)}"
-        place.mkdir()
+        """A temporary directory for files that tasks write."""
+        directory = self.path / f"{_STAGING}{secrets.token_hex(8)}"
+        directory.mkdir()
         try:
-            yield place
+            yield directory
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
     def is_whole(self, state: SyncState) -> bool:
-        """Whether the files are there as they were written."""
+        """Whether all files are there with their sizes."""
         version = self.shown()
         return all(_size(version / file.name) == file.size_bytes for file in state.files)
 
     def commit(self, state: SyncState, staged: Path, kept: Sequence[SyncedFile]) -> None:
-        """Make ``state`` what readers see; of its files ``kept`` stay, the others are staged."""
+        """Make a version of ``kept`` and staged files, and show it to readers."""
         version = self._versions / f"{state.version:08d}"
         version.mkdir(parents=True)
         before = self.current()
@@ -129,7 +129,7 @@ class SyncDirectory:
         reach("sync.committed")
 
     def recorded(self, state: SyncState) -> None:
-        """Write anew what the present version holds, when its files stay as they are."""
+        """Replace the state of the current version, whose files stay."""
         version = self.shown()
         name = version / f".{STATE}-{secrets.token_hex(8)}"
         with name.open("w") as file, replacing(version / STATE, name, file):

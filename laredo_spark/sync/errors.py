@@ -1,4 +1,4 @@
-"""What can go wrong between an archive and the copy that sync_table keeps of it.
+"""Errors of sync_table and its targets.
 
 SyncError
 ├── TargetRefused    the target holds something else, or can't be such a target
@@ -23,7 +23,7 @@ _DELTA = (
 
 
 class SyncError(SparkReadError):
-    """The root of what sync_table raises of its own."""
+    """The root of sync_table's errors."""
 
 
 class TargetRefused(SyncError):
@@ -53,13 +53,13 @@ class TargetMissing(SyncError):
 class TargetDiffers(SyncError):
     """What was written hasn't as many rows as the archive says; it wasn't made visible."""
 
-    def __init__(self, target: object, boundary: object, said: int, found: int) -> None:
+    def __init__(self, target: object, boundary: object, expected: int, found: int) -> None:
         super().__init__(
-            f"{target}: the table at {boundary} has {said} rows by the archive's manifest, and what"
-            f" was written has {found}. The target is left as it was. Check the archive with"
+            f"{target}: the table at {boundary} has {expected} rows by the archive's manifest, and"
+            f" what was written has {found}. The target is left as it was. Check the archive with"
             " laredo-archive verify; if it is whole, sync once with rebuild = true"
         )
-        self.said = said
+        self.expected = expected
         self.found = found
 
 
@@ -70,7 +70,7 @@ class OlderThanTarget(SyncError):
         super().__init__(
             f"{target} is at {positions.text(at)}, and the archive {where} ends at"
             f" {positions.text(head)}. Is this an older copy? Sync from the archive that was synced"
-            " before, wait until this one is level, or sync with rebuild = true to go back"
+            " before, wait until this one has caught up, or sync with rebuild = true to go back"
         )
 
 

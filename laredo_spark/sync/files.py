@@ -1,8 +1,8 @@
-"""What tasks do for a Parquet target: write files of key ranges, and merge changes into them.
+"""The tasks of a Parquet target: write files of key ranges, and merge changes into them.
 
-A task has a few adjacent files. It reads the new diffs in their range, and writes those of its
-files anew that a change touches; the rows that stay come from the file as it was, not from the
-archive. Memory holds what the diffs touch in the range, and a few row groups.
+A task has a few adjacent files. It reads the new diffs in their range, and rewrites the files
+that a change touches; unchanged rows come from the old file, not from the archive. Memory holds
+the changed rows of the range, and a few row groups.
 """
 
 import secrets
@@ -28,7 +28,7 @@ from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
 from laredo_model.files.durable import sync_file
-from laredo_spark.failure import in_one_message
+from laredo_spark.messages import in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.read.row_shape import RowShape
 from laredo_spark.read.table_reader import TablePartition, TableReader
@@ -41,11 +41,11 @@ _QUOTED = frozenset({b"NaN", b"Infinity", b"-Infinity"})
 
 
 class RangeFile:
-    """A file being written: ``with`` makes it durable, and gives it no name of others."""
+    """Writes one Parquet file of a key range, under a random name; ``with`` makes it durable."""
 
-    def __init__(self, place: Path, schema: StructType, keys: KeyRange) -> None:
+    def __init__(self, directory: Path, schema: StructType, keys: KeyRange) -> None:
         self._keys = keys
-        self._path = place / f"part-{secrets.token_hex(12)}.parquet"
+        self._path = directory / f"part-{secrets.token_hex(12)}.parquet"
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
@@ -57,7 +57,7 @@ class RangeFile:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; a row group is written when they are enough for one."""
+        """Add rows; they are written once they are enough for a row group."""
         self._held.append(batch.cast(self._schema))
         self._held_bytes += batch.nbytes
         self._rows += batch.num_rows
@@ -85,7 +85,7 @@ class RangeFile:
 
     @property
     def written(self) -> SyncedFile:
-        """What it came to, when it is closed."""
+        """The closed file's entry."""
         low, high = self._keys.low, self._keys.high
         return SyncedFile(
             self._path.name,
@@ -97,7 +97,7 @@ class RangeFile:
 
 
 @dataclass(frozen=True)
-class Build:
+class BuildFiles:
     """Writes each partition of a table's reader into a file of its own."""
 
     reader: TableReader
@@ -115,27 +115,35 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Adjacent:
-    """Files beside one another, in key order, and the new diffs in their range."""
+class AdjacentFiles:
+    """Adjacent files, in key order, and the new diffs in their range."""
 
+    #: The files.
     files: tuple[SyncedFile, ...]
+    #: The slices of diffs to merge.
     reads: RangeRead
 
 
 @dataclass(frozen=True)
 class MergeFiles:
-    """Merges diffs into files; ``truncates``: nothing of what was before stays."""
+    """Merges diffs into files."""
 
+    #: The columns of the rows.
     shape: RowShape
+    #: The location of the diffs.
     objects: Objects
+    #: The files' schema.
     schema: StructType
+    #: The directory of the old files.
     version: Path
+    #: The directory for new files.
     staging: Path
+    #: Whether a diff truncates the table, so that no earlier row stays.
     truncates: bool
 
     @in_one_message
-    def __call__(self, adjacent: Adjacent) -> list[SyncedFile]:
-        """The files afterwards: as they were, or new ones in the staging directory."""
+    def __call__(self, adjacent: AdjacentFiles) -> list[SyncedFile]:
+        """The files after the merge: unchanged ones, or new ones in the staging directory."""
         changed = newest(adjacent.reads, self.shape.columns, self.objects.opener())
         by_file = _by_file(adjacent.files, changed)
         return [
@@ -172,7 +180,7 @@ def _by_file(
 
 
 def comparable(columns: Sequence[Column], shape: RowShape) -> bool:
-    """Whether a row's key can be told from its typed columns."""
+    """Whether a row's key follows from its typed columns."""
     typing, wanted = shape.asked.typing, shape.asked.columns
     key = key_columns(columns)
     return bool(key) and all(_is_comparable(column, typing, wanted) for column in key)
@@ -190,7 +198,7 @@ def _is_comparable(column: Column, typing: Typing, wanted: Sequence[str] | None)
 def _leaving_out(
     keys: Sequence[bytes], columns: Sequence[Column], typing: Typing
 ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """What drops the rows with these keys."""
+    """A filter that drops the rows with these keys."""
     values = _typed(keys, columns, typing)
     if len(columns) == 1:
         touched = values.column(0)
@@ -212,7 +220,7 @@ def _leaving_out(
 
 
 def _typed(keys: Sequence[bytes], columns: Sequence[Column], typing: Typing) -> pa.Table:
-    """The key columns' values, as a target's files have them."""
+    """The keys as typed columns, like those of a target's files."""
     fragments = [_fragments(key, columns) for key in keys]
     return pa.table(
         {
@@ -225,7 +233,7 @@ def _typed(keys: Sequence[bytes], columns: Sequence[Column], typing: Typing) -> 
 
 
 def _fragments(key: bytes, columns: Sequence[Column]) -> Sequence[bytes]:
-    """The JSON values that a key is made of: laredo_model.key, backwards."""
+    """Split a key into its columns' JSON values: the inverse of laredo_model.key."""
     if len(columns) > 1:
         return lines_.elements(key)
     bare = columns[0].type in _BARE and key not in _QUOTED

@@ -1,4 +1,4 @@
-"""``sync_table(to="parquet")``: what is to be done, done by tasks, and committed in one step."""
+"""``sync_table(to="parquet")``: Spark's tasks write files, which one rename commits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +20,20 @@ from laredo_spark.read.table_reader import TableReader
 from laredo_spark.sync import plan
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import TargetDiffers
-from laredo_spark.sync.files import Adjacent, Build, MergeFiles, comparable
-from laredo_spark.sync.plan import Level, Merge, Rebuild, SyncAction
+from laredo_spark.sync.files import AdjacentFiles, BuildFiles, MergeFiles, comparable
+from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.state import SyncedFile, SyncState
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 FILE_BYTES = 16 << 20
-"""What one file's range is in the archive, about: bases have their splits as far apart."""
+"""About how many bytes of the archive one file's range has: the distance of a base's splits."""
 DIFF_BYTES = 64 << 20
-"""The diffs that one task holds, at most about."""
+"""About the most bytes of diffs that one task holds."""
 GROWN = 4
-"""A file with as many times the rows of the largest one when all were written: write all anew."""
+"""All files are rewritten once one has this many times the rows of the largest at the last
+rebuild."""
 _SMALL_ROWS = 100_000
 _TASKS_A_CORE = 2
 _NOT_WHOLE = "its files aren't as they were written"
@@ -40,28 +41,30 @@ _NOT_WHOLE = "its files aren't as they were written"
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs tasks.
+    """Runs a sync's tasks; Spark, outside of tests."""
 
-    ``run`` gives each item's result; ``write`` makes Parquet files in a directory of what
-    read_table() gives with these options.
-    """
-
+    #: Applies a function to each item, in tasks, and returns the results.
     run: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+    #: Writes read_table() with these options as Parquet files into a directory.
     write: Callable[[Mapping[str, str], Path], None]
+    #: The number of tasks that run at the same time.
     cores: int
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a sync did: nothing if ``step`` is Level."""
+class SyncResult:
+    """A finished sync."""
 
+    #: What it did.
     step: SyncAction
+    #: The target's state after it.
     state: SyncState
+    #: The number of files that it wrote.
     files_written: int
 
 
 class ParquetSync:
-    """One table's sync into one directory; whoever calls it holds the directory's lock."""
+    """One table's sync into one directory; the caller holds the directory's lock."""
 
     def __init__(self, directory: SyncDirectory, given: Mapping[str, str], engine: Engine) -> None:
         self._directory = directory
@@ -69,8 +72,8 @@ class ParquetSync:
         self._engine = engine
         self._table = TableRead.of(options.parse(given))
 
-    def run(self, *, rebuild: bool = False) -> Written:
-        """Bring the target level with the archive's head.
+    def run(self, *, rebuild: bool = False) -> SyncResult:
+        """Bring the target up to the archive's head.
 
         :raises ArchiveError: if the archive can't be read.
         :raises SyncError: if the target can't be written.
@@ -78,8 +81,8 @@ class ParquetSync:
         held = self._directory.state()
         step = self._step(held, rebuild=rebuild)
         reach("sync.planned")
-        if isinstance(step, Level) and held is not None:
-            return self._level(held)
+        if isinstance(step, UpToDate) and held is not None:
+            return self._up_to_date(held)
         with self._directory.staging() as staging:
             kept: Sequence[SyncedFile] = ()
             if isinstance(step, Merge) and held is not None:
@@ -93,7 +96,7 @@ class ParquetSync:
             reach("sync.staged")
             self._compare(state)
             self._directory.commit(state, staging, kept)
-        return Written(step, state, len(state.files) - len(kept))
+        return SyncResult(step, state, len(state.files) - len(kept))
 
     def _step(self, held: SyncState | None, *, rebuild: bool) -> SyncAction:
         if rebuild:
@@ -101,7 +104,7 @@ class ParquetSync:
         if held is None:
             return plan.step(self._directory, None, self._table)
         found = plan.step(self._directory, held, self._table)
-        if isinstance(found, Level) and not self._directory.is_whole(held):
+        if isinstance(found, UpToDate) and not self._directory.is_whole(held):
             return Rebuild(_NOT_WHOLE)
         why = self._unfit(held) if isinstance(found, Merge) else None
         return found if why is None else Rebuild(why)
@@ -118,30 +121,30 @@ class ParquetSync:
             return "some of its files have grown large"
         return None
 
-    def _level(self, held: SyncState) -> Written:
+    def _up_to_date(self, held: SyncState) -> SyncResult:
         if held.epoch != self._table.boundary.epoch:
             held = replace(held, epoch=self._table.boundary.epoch)
             self._directory.recorded(held)
-        return Written(Level(), held, 0)
+        return SyncResult(UpToDate(), held, 0)
 
     def _pinned(self) -> dict[str, str]:
         return {**self._given, **self._table.pinned()}
 
     def _built(self, staging: Path) -> tuple[list[SyncedFile], bool]:
-        """All files anew, and whether they are ranges of keys."""
+        """Rewrite all files; True if they are ranges of keys."""
         if not self._table.has_ranges:
-            return self._joined(staging), False
+            return self._written_by_spark(staging), False
         table = self._table
         size = sum(table.choose(artifact)[1].size_bytes for artifact in table.boundary.artifacts)
         parts = max(self._engine.cores * _TASKS_A_CORE, -(-size // FILE_BYTES))
         asked = options.parse({**self._pinned(), "partitions": str(parts)})
         schema = table.spark_schema()
         reader = TableReader(asked, schema)
-        build = Build(reader, schema, staging)
+        build = BuildFiles(reader, schema, staging)
         done: list[list[SyncedFile]] = self._engine.run(build, list(reader.partitions()))
         return [file for files in done for file in files], True
 
-    def _joined(self, staging: Path) -> list[SyncedFile]:
+    def _written_by_spark(self, staging: Path) -> list[SyncedFile]:
         """Files that Spark writes, after it has folded an archive without order."""
         self._engine.write(self._pinned(), staging)
         return [
@@ -162,7 +165,7 @@ class ParquetSync:
         done: list[list[SyncedFile]] = self._engine.run(merge, adjacent)
         return [file for files in done for file in files]
 
-    def _adjacent(self, step: Merge, files: Sequence[SyncedFile]) -> list[Adjacent]:
+    def _adjacent(self, step: Merge, files: Sequence[SyncedFile]) -> list[AdjacentFiles]:
         """As many tasks as cores; more if the diffs are large."""
         size = sum(self._table.choose(diff)[1].size_bytes for diff in step.diffs)
         count = min(len(files), max(self._engine.cores, -(-size // DIFF_BYTES)))
@@ -170,7 +173,7 @@ class ParquetSync:
         ends = [len(files) * number // count for number in range(count + 1)]
         groups = [tuple(files[start:end]) for start, end in pairwise(ends)]
         return [
-            Adjacent(group, cut(KeyRange(group[0].keys.low, group[-1].keys.high)))
+            AdjacentFiles(group, cut(KeyRange(group[0].keys.low, group[-1].keys.high)))
             for group in groups
         ]
 
@@ -198,13 +201,13 @@ class ParquetSync:
 
     def _compare(self, state: SyncState) -> None:
         """With the manifest, where that says how many rows there are."""
-        said = plan.rows_said(self._table)
-        if said is not None and said != state.rows:
-            raise TargetDiffers(self._directory, self._table.boundary, said, state.rows)
+        expected = plan.expected_rows(self._table)
+        if expected is not None and expected != state.rows:
+            raise TargetDiffers(self._directory, self._table.boundary, expected, state.rows)
 
 
 def given_options(asked: Mapping[str, object]) -> dict[str, str]:
-    """Options as Spark has them: texts, without those that are None.
+    """Options as Spark's texts; None is left out.
 
     :raises OptionRefused: naming the first that can't be used.
     """

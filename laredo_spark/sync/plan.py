@@ -1,4 +1,4 @@
-"""What brings a target from the boundary that it holds to the archive's head."""
+"""The plan of a sync: nothing to do, a merge of diffs, or a rebuild."""
 
 from dataclasses import dataclass
 
@@ -11,34 +11,36 @@ from laredo_spark.sync.state import SyncState
 
 
 @dataclass(frozen=True)
-class Level:
-    """There is nothing to do."""
+class UpToDate:
+    """The target holds the archive's head already."""
 
 
 @dataclass(frozen=True)
 class Merge:
-    """These diffs, in their order, lead from what the target holds to the head."""
+    """Merge diffs into the target."""
 
+    #: The diffs from the boundary that the target holds to the head, in order.
     diffs: tuple[Artifact, ...]
 
     @property
     def truncates(self) -> bool:
-        """Whether nothing of what was before stays."""
+        """Whether a diff truncates the table, so that no earlier row stays."""
         return any(diff.truncate for diff in self.diffs)
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The table has to be written anew."""
+    """Rewrite the whole target."""
 
+    #: Why diffs can't be merged.
     reason: str
 
 
-SyncAction = Level | Merge | Rebuild
+SyncAction = UpToDate | Merge | Rebuild
 
 
 def step(target: object, held: SyncState | None, table: TableRead) -> SyncAction:
-    """What is to be done; ``held`` is None if nothing was synced yet.
+    """Plan a sync; ``held`` is None if nothing was synced yet.
 
     :raises TargetRefused: if the target holds another table.
     :raises OlderThanTarget: if the archive ends before what the target holds.
@@ -59,7 +61,7 @@ def step(target: object, held: SyncState | None, table: TableRead) -> SyncAction
 
 
 def shape_of(table: TableRead) -> str:
-    """What has to be the same for old rows and new ones to stand beside one another."""
+    """Schema, special values and key as one text; if it changes, the target is rebuilt."""
     schema = table.spark_schema().simpleString()
     return f"{schema} special_values={table.asked.typing.special.value} key={table.key_names}"
 
@@ -72,8 +74,8 @@ def _onwards(held: SyncState, table: TableRead) -> SyncAction:
     if diffs is None:
         return Rebuild(f"epoch {table.boundary.epoch} doesn't continue the one before")
     if not diffs:
-        return Level()
-    # Whoever says that a diff is sorted also says whether it truncates.
+        return UpToDate()
+    # A writer that marks a diff as sorted also marks whether it truncates.
     if not all(table.choose(diff)[1].sorted for diff in diffs):
         return Rebuild("the archive's diffs aren't sorted by key")
     return Merge(tuple(diffs))
@@ -92,7 +94,7 @@ def _start(held: SyncState, table: TableRead) -> Boundary | None:
 
 
 def _continues(held: SyncState, boundary: Boundary, table: TableRead) -> bool:
-    """Whether each epoch after the one held goes on where the one before ended."""
+    """Whether each epoch after the one held continues the one before."""
     bases = {epoch.number: epoch.base for epoch in table.archive.epochs}
     between = range(held.epoch + 1, boundary.epoch + 1)
     return bool(between) and all(n in bases and bool(bases[n].continues) for n in between)
@@ -103,7 +105,7 @@ def history_text(boundary: Boundary) -> str:
     return UNKNOWN_HISTORY if boundary.history is None else str(boundary.history)
 
 
-def rows_said(table: TableRead) -> int | None:
-    """How many rows the manifest says the table has; None if it doesn't."""
+def expected_rows(table: TableRead) -> int | None:
+    """The manifest's row count of the table; None if it has none."""
     last = table.boundary.last
     return last.row_count if last.is_snapshot and last.rows is None else last.rows

@@ -1,4 +1,4 @@
-"""Spark as what does a sync's work, and what it says when that fails."""
+"""Runs a sync's tasks on Spark, and turns Spark's exceptions into SyncFailed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,29 +9,29 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from laredo_spark.errors import said
 from laredo_spark.frames.table import read_table
+from laredo_spark.messages import own_message
 from laredo_spark.sync.errors import SyncFailed
 from laredo_spark.sync.parquet import Engine
 
 
 def engine(spark: SparkSession, target: object) -> Engine:
-    """Spark as what runs a sync's tasks."""
+    """An engine that runs a sync's tasks on Spark."""
     context = spark.sparkContext
 
     def run(task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         with failing_as(target):
             return context.parallelize(items, len(items)).map(task).collect() if items else []
 
-    def write(pinned: Mapping[str, str], place: Path) -> None:
+    def write(pinned: Mapping[str, str], directory: Path) -> None:
         with failing_as(target):
-            frame_of(spark, pinned).write.mode("append").parquet(file_uri(place))
+            frame_of(spark, pinned).write.mode("append").parquet(file_uri(directory))
 
     return Engine(run, write, context.defaultParallelism)
 
 
 def frame_of(spark: SparkSession, pinned: Mapping[str, str]) -> DataFrame:
-    """read_table() with options that mean one boundary."""
+    """read_table() with options of one boundary."""
     given: dict[str, Any] = dict(pinned)
     for name in ("columns", "key_fields"):
         if name in given:
@@ -40,19 +40,19 @@ def frame_of(spark: SparkSession, pinned: Mapping[str, str]) -> DataFrame:
 
 
 def file_uri(path: Path) -> str:
-    """A path as Spark takes it: what Path.as_uri() encodes would be in the names of its files."""
+    """A path for Spark, unencoded: Path.as_uri()'s escapes would be in the names of its files."""
     return f"file://{path.absolute()}"
 
 
 @contextmanager
 def failing_as(target: object) -> Iterator[None]:
-    """What goes wrong in Spark as a SyncFailed with one message."""
+    """Raise Spark's exceptions in the block as SyncFailed, with one message."""
     try:
         yield
     except (Py4JError, PySparkException) as failure:
-        raise SyncFailed(target, said(failure) or _first_line(failure)) from failure
+        raise SyncFailed(target, own_message(failure) or _first_line(failure)) from failure
 
 
 def _first_line(failure: Exception) -> str:
-    """Without the JVM's stack, which the exception that is the cause has still."""
+    """The message without the JVM's stack, which the cause still has."""
     return str(failure).strip().split("\n", 1)[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""What a target says of itself: the boundary of the archive that it holds, and its files.
+"""The state that a sync keeps in its target: the archive's boundary that it holds, its files.
 
 In a Parquet target this is ``_laredo.json``, which readers of Parquet pass over.
 """
@@ -16,22 +16,27 @@ FORMAT = 1
 
 
 class StateUnreadable(ValueError):
-    """Not a state, or a later program's."""
+    """A text that isn't a state, or one of a newer program."""
 
 
 @dataclass(frozen=True)
 class SyncedFile:
-    """One file of the target: the rows whose keys are from ``low`` to before ``high``."""
+    """One file of a Parquet target, with the rows of one key range."""
 
+    #: The file's name.
     name: str
+    #: The first key of its range; None: from the first row on.
     low: str | None
+    #: The first key after its range; None: to the last row.
     high: str | None
+    #: Its rows.
     rows: int
+    #: Its size.
     size_bytes: int
 
     @property
     def keys(self) -> KeyRange:
-        """The same as the archive's ranges are given."""
+        """Its key range."""
         low, high = self.low, self.high
         return KeyRange(
             None if low is None else low.encode(), None if high is None else high.encode()
@@ -40,31 +45,40 @@ class SyncedFile:
 
 @dataclass(frozen=True)
 class SyncState:
-    """``shape`` is what the rows look like: schema and options; another one means new files.
+    """The boundary that a target holds, and its files."""
 
-    ``in_ranges``: whether the files are key ranges, in key order, so that changes can be merged.
-    ``built_rows``: of the largest file when all were last written.
-    """
-
+    #: Counts the target's versions, from 1.
     version: int
+    #: The table, as the manifest names it.
     table: str
+    #: The history of the boundary.
     history: str
+    #: The epoch of the boundary.
     epoch: int
+    #: The position of the boundary.
     position: Position
+    #: Schema, special values and key of the rows; if it changes, all files are rewritten.
     shape: str
+    #: The target's rows.
     rows: int
+    #: Whether the files are key ranges, in key order, so that diffs can be merged.
     in_ranges: bool
+    #: The rows of the largest file when all were last written.
     built_rows: int
+    #: The files of a Parquet target.
     files: tuple[SyncedFile, ...]
 
     def to_json(self) -> str:
-        """As it is kept in the target."""
+        """The text that the target keeps."""
         described = {"format": FORMAT, **asdict(self), "position": positions.text(self.position)}
         return json.dumps(described, indent=1) + "\n"
 
     @classmethod
     def parse(cls, text: str | bytes) -> "SyncState":
-        """:raises StateUnreadable: if it isn't one that this program knows."""
+        """Parse :meth:`to_json`'s text.
+
+        :raises StateUnreadable: if it isn't one that this program knows.
+        """
         try:
             given: dict[str, Any] = json.loads(text)
             if given.pop("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""``sync_table``: keep a Parquet directory, or a Delta table, level with an archive.
+"""``sync_table``: keep a Parquet directory, or a Delta table, up to date with an archive.
 
     sync_table(spark, "s3://bucket/users/", to="parquet", target="/data/users")
     synced_table(spark, "/data/users")          # or spark.read.parquet("/data/users/current")
@@ -27,18 +27,18 @@ from laredo_spark.errors import SparkReadError
 from laredo_spark.sync.delta import sync_delta
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
-from laredo_spark.sync.parquet import ParquetSync, Written, given_options
-from laredo_spark.sync.plan import Level, Merge, Rebuild
+from laredo_spark.sync.parquet import ParquetSync, SyncResult, given_options
+from laredo_spark.sync.plan import Merge, Rebuild, UpToDate
 from laredo_spark.sync.spark import engine, file_uri
 
 KEEP_S = 3600.0
-"""How long a version of a Parquet target stays after the next one, for those who read it."""
+"""Seconds that a version of a Parquet target stays after the next one, for its readers."""
 
 To = Literal["parquet", "delta"]
 
 
-class Outcome(StrEnum):
-    """What a sync found to do."""
+class SyncOutcome(StrEnum):
+    """What a sync did to its target."""
 
     UNCHANGED = "unchanged"
     MERGED = "merged"
@@ -47,16 +47,25 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Synced:
-    """A target that is level now. ``reason``: why it was rebuilt."""
+    """A target after a sync."""
 
+    #: The table, as the manifest names it.
     table: str
+    #: The target's path.
     target: str
-    outcome: Outcome
+    #: What the sync did.
+    outcome: SyncOutcome
+    #: The boundary that the target holds.
     position: Position
+    #: The epoch of that boundary.
     epoch: int
+    #: The target's rows.
     rows: int
+    #: The number of files that the sync wrote.
     files_written: int
+    #: How long it took.
     seconds: float
+    #: Why the target was rebuilt; empty if it wasn't.
     reason: str = ""
 
     def __str__(self) -> str:
@@ -67,22 +76,31 @@ class Synced:
 
 @dataclass(frozen=True)
 class Job:
-    """One table of a job with several: the arguments of sync_table()."""
+    """One table to sync: the arguments of sync_table()."""
 
+    #: The archive's path or URI.
     path: str
+    #: The target's path.
     target: str
+    #: The target's format.
     to: To = "parquet"
+    #: Whether the target is rewritten whatever it holds.
     rebuild: bool = False
+    #: Seconds that a version of a Parquet target stays after the next one.
     keep_s: float = KEEP_S
+    #: More options of laredo_spark.options.
     options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a job: ``synced``, or else ``failure``."""
+    """A finished job: ``synced``, or else ``failure``."""
 
+    #: The job.
     job: Job
+    #: The target, if the sync succeeded.
     synced: Synced | None = None
+    #: The error, if it failed.
     failure: Exception | None = None
 
 
@@ -96,10 +114,10 @@ def sync_table(
     keep_s: float = KEEP_S,
     **given: object,
 ) -> Synced:
-    """Bring ``target`` level with the head of the archive at ``path``.
+    """Bring ``target`` up to the head of the archive at ``path``.
 
-    ``rebuild`` writes it anew whatever it holds. ``given``: options of
-    :mod:`laredo_spark.options` that say how S3 is reached and which types columns have.
+    ``rebuild`` rewrites it whatever it holds. ``given``: options of
+    :mod:`laredo_spark.options` for access to S3 and for types of columns.
 
     :raises ArchiveError: if the archive can't be read.
     :raises SyncError: if the target can't be written; it is left as it was.
@@ -112,7 +130,11 @@ def sync_table(
     else:
         written = _sync_parquet(spark, asked, target, rebuild=rebuild, keep_s=keep_s)
     state, step = written.state, written.step
-    outcomes = {Level: Outcome.UNCHANGED, Merge: Outcome.MERGED, Rebuild: Outcome.REBUILT}
+    outcomes = {
+        UpToDate: SyncOutcome.UNCHANGED,
+        Merge: SyncOutcome.MERGED,
+        Rebuild: SyncOutcome.REBUILT,
+    }
     return Synced(
         state.table,
         str(target),
@@ -128,7 +150,7 @@ def sync_table(
 
 def _sync_parquet(
     spark: SparkSession, asked: dict[str, str], target: str | Path, *, rebuild: bool, keep_s: float
-) -> Written:
+) -> SyncResult:
     directory = SyncDirectory(target)
     try:
         with directory.locked():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from laredo_spark.sync.directory import SyncDirectory
-from laredo_spark.sync.parquet import Engine, ParquetSync, Written, given_options
+from laredo_spark.sync.parquet import Engine, ParquetSync, SyncResult, given_options
 
 
 def here(task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -17,7 +17,7 @@ def no_join(pinned: Mapping[str, str], place: str) -> None:
     raise AssertionError("an archive with ranges is written by tasks")
 
 
-def sync(archive: Path, target: Path, *, rebuild: bool = False, **given: object) -> Written:
+def sync(archive: Path, target: Path, *, rebuild: bool = False, **given: object) -> SyncResult:
     asked = given_options({"path": archive, **given})
     directory = SyncDirectory(target)
     with directory.locked():

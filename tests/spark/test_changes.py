@@ -23,9 +23,9 @@ from laredo_spark.errors import (
     ChangesGone,
     ColumnUnfit,
     OptionRefused,
-    said,
 )
 from laredo_spark.frames.table import PUSH_FILTERS
+from laredo_spark.messages import own_message
 from laredo_spark.options import parse
 from tests.spark.simple_archive import (
     AT_20,
@@ -226,7 +226,7 @@ def test_a_value_that_doesnt_fit_the_columns_new_type(spark: SparkSession, tmp_p
     archive = str(builder.base(0x30, {}, continues=False).write())
     with pytest.raises(Exception, match=ColumnUnfit.__name__) as failure:
         read_changes(spark, archive, "0/10", on_gap="snapshot").collect()
-    message = said(failure.value) or ""
+    message = own_message(failure.value) or ""
     assert "column name: " in message
     assert "when the change was written the column was text (-1)" in message
 
@@ -247,7 +247,7 @@ def test_the_same_changes_however_often_it_is_read(spark: SparkSession, tmp_path
     builder.write()
     with pytest.raises(Exception, match=BoundaryGone.__name__) as failure:
         late.collect()
-    assert "isn't in the archive any more" in (said(failure.value) or "")
+    assert "isn't in the archive any more" in (own_message(failure.value) or "")
 
 
 def test_a_damaged_diff_is_one_message(spark: SparkSession, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_diff_is_one_message(spark: SparkSession, tmp_path: Path) -> N
     diff.write_bytes(diff.read_bytes().replace(b"Dee", b"Doe"))
     with pytest.raises(Exception, match=ArtifactDamaged.__name__) as failure:
         read_changes(spark, str(archive)).collect()
-    message = said(failure.value) or ""
+    message = own_message(failure.value) or ""
     assert diff.name in message
     assert "sha256" in message
 

@@ -8,7 +8,13 @@ import pytest
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown, ManifestNewer
 from laredo_model.column import Column
-from laredo_spark.errors import BoundaryGone, ColumnsChanged, OptionRefused, SparkReadError, said
+from laredo_spark.errors import (
+    BoundaryGone,
+    ColumnsChanged,
+    OptionRefused,
+    SparkReadError,
+)
+from laredo_spark.messages import own_message
 from tests.support.archive.building import COLUMNS, Builder
 from tests.support.spark_reading import Reading, manifest_of, names
 
@@ -219,9 +225,9 @@ def test_the_one_message_in_an_exception_of_sparks() -> None:
         "  File x, line 1\nlaredo_archive.errors.ArtifactDamaged: file:///a/b: cut off: it has 3"
         " bytes\n\tat org.apache.spark.api.python.BasePythonRunner"
     )
-    assert said(RuntimeError(shown)) == "file:///a/b: cut off: it has 3 bytes"
-    assert said(SparkReadError("as it is")) == "as it is"
-    assert said(RuntimeError("of another")) is None
+    assert own_message(RuntimeError(shown)) == "file:///a/b: cut off: it has 3 bytes"
+    assert own_message(SparkReadError("as it is")) == "as it is"
+    assert own_message(RuntimeError("of another")) is None
 
 
 def test_names_in_columns_are_the_tables(builder: Builder) -> None:

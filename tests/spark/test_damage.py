@@ -106,6 +106,8 @@ def test_a_part_is_made_of_blocks_only_where_both_ends_are_blocks(tmp_path: Path
     part = partitions[2].reads[0].base
     assert part.blocks[0].start == part.start
     assert part.blocks[-1].stop == part.stop
-    inside = key_ranges.Slice(part.format_id, part.entry, part.start, part.stop - 1)
+    inside = key_ranges.ObjectSlice(part.format_id, part.entry, part.start, part.stop - 1)
     assert inside.blocks == []
-    assert key_ranges.Slice(part.format_id, part.entry, part.start + 1, part.stop).blocks == []
+    assert (
+        key_ranges.ObjectSlice(part.format_id, part.entry, part.start + 1, part.stop).blocks == []
+    )

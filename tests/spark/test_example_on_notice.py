@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from examples.spark.on_notice import main
 from laredo_archive.manifest import parser
-from laredo_archive.manifest.notices import Published
+from laredo_archive.manifest.notices import NoticeSource
 from laredo_snapshotter.events.notice import Notice
 from tests.support.aws import AwsServer
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
@@ -16,7 +16,7 @@ from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
 NAME = "mixed"
 
 
-def uploaded(moto: AwsServer) -> Published:
+def uploaded(moto: AwsServer) -> NoticeSource:
     """The golden archive in a bucket."""
     bucket = moto.new_bucket()
     for path in (ARCHIVES / NAME).rglob("*"):
@@ -25,7 +25,7 @@ def uploaded(moto: AwsServer) -> Published:
             moto.client("s3").put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
     uri = f"s3://{bucket}/{NAME}/manifest.json"
     text = (ARCHIVES / NAME / "manifest.json").read_bytes()
-    return Published(uri, parser.parse(text, uri))
+    return NoticeSource(uri, parser.parse(text, uri))
 
 
 def test_every_notice_is_read_and_written_once(

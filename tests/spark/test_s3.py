@@ -11,7 +11,7 @@ from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_changes, read_table
 from laredo_spark.changes import changes_reader
-from laredo_spark.errors import said
+from laredo_spark.messages import own_message
 from laredo_spark.objects import UpTo
 from tests.spark.change_stream import Stream
 from tests.spark.s3_archive import put, reached
@@ -57,7 +57,7 @@ def test_an_object_that_is_gone_or_cut_off(
     s3.put_object(Bucket=bucket, Key=key, Body=data[:-20])
     with pytest.raises(Exception, match="cut off") as raised:
         read_table(spark, place, partitions=1, **reached(moto)).collect()
-    assert (said(raised.value) or "").startswith(f"s3://{bucket}/{key}: cut off: it has ")
+    assert (own_message(raised.value) or "").startswith(f"s3://{bucket}/{key}: cut off: it has ")
     s3.delete_object(Bucket=bucket, Key=key)
     with pytest.raises(ArtifactMissing, match=rf"s3://{bucket}/{key}: the manifest names"):
         Reading(place, **reached(moto)).rows()

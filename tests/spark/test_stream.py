@@ -15,7 +15,6 @@ from laredo_spark.errors import (
     ColumnsChanged,
     OffsetUnreadable,
     OptionRefused,
-    said,
 )
 from tests.spark.change_stream import FIRST, Stream, latest, reader
 from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
@@ -193,6 +192,6 @@ def test_a_gap_ends_the_query_by_one_message(spark: SparkSession, tmp_path: Path
     archive = builder.base(0x30, THREE, continues=False).diff(0x40, FOUR).write()
     with pytest.raises(Exception, match=ChangesGone.__name__) as failure:
         stream.run()
-    assert 'on_gap = "snapshot"' in (said(failure.value) or "")
+    assert 'on_gap = "snapshot"' in (own_message(failure.value) or "")
     Stream(spark, archive, tmp_path, on_gap="snapshot").run()
     assert stream.found() == AT_20 + SNAPSHOT_30 + AT_40

@@ -15,7 +15,7 @@ from laredo_spark import read_table, sync_table, sync_tables, synced_table
 from laredo_spark.sync import parquet
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
-from laredo_spark.sync.sync import Job, Outcome
+from laredo_spark.sync.sync import Job, SyncOutcome
 from tests.spark.s3_archive import put, reached
 from tests.support.archive.building import Builder
 from tests.support.archive.many_rows import COUNT, many
@@ -40,17 +40,17 @@ def test_level_again_and_again(
     builder = Builder(tmp_path / "archive").base(0x10, many())
     archive, target = builder.write(), tmp_path / "target"
     done = sync_table(spark, str(archive), target=target)
-    assert (done.outcome, done.rows) == (Outcome.REBUILT, COUNT) and done.files_written > 5
+    assert (done.outcome, done.rows) == (SyncOutcome.REBUILT, COUNT) and done.files_written > 5
     assert same(spark, archive, target)
     builder.diff(0x20, many({7: "new", 8: None})).write()
     before = synced_table(spark, target)
     done = sync_table(spark, str(archive), target=target)
-    assert (done.outcome, done.rows) == (Outcome.MERGED, COUNT - 1)
+    assert (done.outcome, done.rows) == (SyncOutcome.MERGED, COUNT - 1)
     assert done.files_written in (1, 2)
     assert same(spark, archive, target)
     assert before.count() == COUNT
     assert str(done).endswith("merged, at 0/20 (epoch 1), 4999 rows")
-    assert sync_table(spark, str(archive), target=target).outcome is Outcome.UNCHANGED
+    assert sync_table(spark, str(archive), target=target).outcome is SyncOutcome.UNCHANGED
     plain = spark.read.parquet(f"{target}/current")
     assert plain.count() == COUNT - 1
 
@@ -64,7 +64,7 @@ def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
         assert same(spark, archive, target)
         builder.diff(position, names(changed)).write()
         done = sync_table(spark, str(archive), target=target, key_fields=["id"])
-        assert done.outcome is Outcome.REBUILT
+        assert done.outcome is SyncOutcome.REBUILT
         assert same(spark, archive, target)
 
 
@@ -74,15 +74,15 @@ def test_from_a_bucket(spark: SparkSession, moto: AwsServer, tmp_path: Path) -> 
     builder.diff(0x20, names({**FIRST, 7: "changed"}))
     bucket, target = put(moto, builder.write()), tmp_path / "t"
     done = sync_table(spark, f"s3a://{bucket}/lake/users/", target=target, **reached(moto))
-    assert (done.outcome, done.rows) == (Outcome.REBUILT, 100)
+    assert (done.outcome, done.rows) == (SyncOutcome.REBUILT, 100)
     again = sync_table(spark, f"s3://{bucket}/lake/users/", target=target, **reached(moto))
-    assert again.outcome is Outcome.UNCHANGED
+    assert again.outcome is SyncOutcome.UNCHANGED
     for file in (tmp_path / "archive" / "users").glob("epoch=1/*"):
         file.unlink()
     builder.diff(0x30, names({**FIRST, 7: "changed", 200: "new"}))
     newer = put(moto, builder.write())
     done = sync_table(spark, f"s3://{newer}/lake/users/", target=target, **reached(moto))
-    assert (done.outcome, done.files_written) == (Outcome.MERGED, 1)
+    assert (done.outcome, done.files_written) == (SyncOutcome.MERGED, 1)
     found = {row.id: row["name"] for row in synced_table(spark, target).collect()}
     assert found == {**FIRST, 7: "changed", 200: "new"}
 
@@ -141,4 +141,4 @@ def test_a_job_that_is_killed(
         state = SyncDirectory(target).state()
         assert state is not None and state.position == position
     assert same(spark, archive, target)
-    assert sync_table(spark, str(archive), target=target).outcome is Outcome.UNCHANGED
+    assert sync_table(spark, str(archive), target=target).outcome is SyncOutcome.UNCHANGED

@@ -23,7 +23,7 @@ from laredo_spark.sync.errors import (
     TargetMissing,
     TargetRefused,
 )
-from laredo_spark.sync.plan import Level, Merge, Rebuild
+from laredo_spark.sync.plan import Merge, Rebuild, UpToDate
 from tests.spark.parquet_copy import sync
 from tests.support import drawn
 from tests.support.archive.building import HISTORY, Builder, State
@@ -77,7 +77,7 @@ def test_level_at_each_boundary(tmp_path: Path, archive: Builder) -> None:
         done = sync(archive.write(), target)
         assert isinstance(done.step, Merge) and done.state.position == position
         assert rows_of(target) == expected(archive.states[-1])
-        assert isinstance(sync(archive.write(), target).step, Level)
+        assert isinstance(sync(archive.write(), target).step, UpToDate)
 
 
 def test_several_diffs_at_once(tmp_path: Path, archive: Builder) -> None:
@@ -125,7 +125,7 @@ def test_a_new_epoch_that_continues(tmp_path: Path, archive: Builder) -> None:
     assert rows_of(target) == expected(archive.states[-1])
     # Retention removes the epochs before; the target was level, and goes on without them.
     archive.base(0x30, many({1: "b"}))
-    assert isinstance(sync(archive.write(), target).step, Level)
+    assert isinstance(sync(archive.write(), target).step, UpToDate)
     archive.artifacts = archive.artifacts[-1:]
     archive.diff(0x40, many({1: "c"}))
     assert isinstance(sync(archive.write(), target).step, Merge)

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_spark.sync.directory import SyncDirectory
-from laredo_spark.sync.plan import Level, Merge, Rebuild, SyncAction
+from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from tests.spark.parquet_copy import sync
 from tests.spark.postgres_road import (
     DEEP,
@@ -122,7 +122,7 @@ def test_level_with_postgres(spark: SparkSession, database: Database, tmp_path: 
         made.re_base("kinds")
         kinds.sync()
         made.do("kinds", "UPDATE kinds SET real8 = real8 * 3 WHERE id % 7 = 0")
-        assert all_are(kinds.sync(), Merge) and all_are(kinds.sync(), Level)
+        assert all_are(kinds.sync(), Merge) and all_are(kinds.sync(), UpToDate)
         made.do("kinds", "TRUNCATE kinds", insert(7), parameters=ROW)
         assert all(step.truncates for step in kinds.sync() if isinstance(step, Merge))
         made.do("kinds", "ALTER TABLE kinds ADD added numeric(5,1)", insert(8), parameters=ROW)

@@ -10,7 +10,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
 from laredo_spark import read_changes, read_table, register
-from laredo_spark.errors import KeyMissing, OptionRefused, said
+from laredo_spark.errors import KeyMissing, OptionRefused
 from laredo_spark.frames.table import PUSH_FILTERS
 from tests.support import drawn
 from tests.support.archive.building import Builder
@@ -125,7 +125,7 @@ def test_damage_that_a_task_finds_is_one_message(spark: SparkSession, archive: P
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(Exception, match="cut off") as raised:
         read_table(spark, str(archive), "0/10", partitions=1).collect()
-    message = said(raised.value)
+    message = own_message(raised.value)
     assert message is not None and message.startswith(f"file://{file}: cut off: it has ")
     assert message.endswith("Restore it from another destination, or read that one")
     assert "The above exception" not in str(raised.value)
@@ -143,7 +143,7 @@ def test_what_goes_wrong_by_its_format_is_one_message(
     ]:
         with pytest.raises(AnalysisException) as raised:
             spark.read.format("laredo").options(**given).load()
-        assert expected in (said(raised.value) or ""), raised.value
+        assert expected in (own_message(raised.value) or ""), raised.value
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,9 @@ def test_a_row_that_doesnt_fit_says_how_to_look_at_more(tmp_path: Path) -> None:
         with pytest.raises(TypesUnfit, match=r"column n: 1.5.*20 rows.*infer_rows"):
             Reading(archive, infer_rows=20, mode=mode).rows()
     archive = hand_made(tmp_path, [*lines, '{"id":99,"n":1,"extra":1}'])
-    with pytest.raises(TypesUnfit, match=r"file:.*: no row that was looked at has extra"):
+    with pytest.raises(
+        TypesUnfit, match=r"file:.*: no row that types were inferred from has extra"
+    ):
         Reading(archive, infer_rows=20, mode="base").rows()
     assert len(Reading(archive, infer_rows=21).rows()) == 21
 

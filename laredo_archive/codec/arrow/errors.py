@@ -1,4 +1,4 @@
-"""What can go wrong when lines become typed columns.
+"""Errors of converting lines to typed columns.
 
 ArrowError
 ├── TypingRefused        an option that no column can have
@@ -24,14 +24,14 @@ class TypingRefused(ArrowError):
 class ValueLacking(ArrowError):
     """A value of PostgreSQL's that the column can't have as it is read."""
 
-    is_placed = False
-    """Whether the message begins with where the value is."""
+    has_location = False
+    """Whether the message begins with the value's location."""
 
-    def placed(self, where: str) -> Self:
-        """The same, saying where the value is; unless it says so already."""
-        if not self.is_placed:
+    def with_location(self, where: str) -> Self:
+        """The same error with ``where`` before its message, unless it has a location already."""
+        if not self.has_location:
             self.args = (f"{where}: {self}",)
-            self.is_placed = True
+            self.has_location = True
         return self
 
 

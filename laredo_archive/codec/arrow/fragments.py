@@ -1,4 +1,4 @@
-"""Blocks of lines taken apart into columns of JSON fragments, the fastest way that is exact.
+"""Splits blocks of lines into columns of JSON fragments, by the fastest exact method.
 
 A fragment is a value verbatim, as it stands in the line: ``42``, ``"a\\n"``,
 ``null``, ``{"b": 1}``. Only the wanted columns are made. Lines as

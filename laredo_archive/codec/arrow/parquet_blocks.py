@@ -5,23 +5,26 @@ each row group and one for the footer, so these are fetched whole.
 """
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO, cast
 
-from laredo_archive.codec.arrow.slices import OpenSlice
+from laredo_archive.codec import ByteSource
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.ranged_file import Seekable
-from laredo_archive.manifest.key_ranges import Block, Slice
+from laredo_archive.manifest.key_ranges import Block, ObjectSlice
+
+OpenSlice = Callable[[ObjectSlice], AbstractContextManager[ByteSource]]
+"""Opens an artifact's bytes from the slice's start on; reading may go beyond its stop."""
 
 
 @contextmanager
-def fetched(base: Slice, block: Block, open_slice: OpenSlice) -> Iterator[bytes]:
-    """One block's bytes, checked; what goes wrong with them is told as the file's damage.
+def fetched(base: ObjectSlice, block: Block, open_slice: OpenSlice) -> Iterator[bytes]:
+    """One block's bytes, checked; errors in them are raised as the file's damage.
 
     :raises BadBytes: if the file ends before the block does.
     """
-    part = Slice(base.format_id, base.entry, block.start, block.stop)
+    part = ObjectSlice(base.format_id, base.entry, block.start, block.stop)
     with open_slice(part) as source:
         found = bytearray()
         while left := part.size_bytes - len(found):
@@ -32,7 +35,7 @@ def fetched(base: Slice, block: Block, open_slice: OpenSlice) -> Iterator[bytes]
         yield bytes(found)
 
 
-def file_of(base: Slice, open_slice: OpenSlice) -> BinaryIO:
+def file_of(base: ObjectSlice, open_slice: OpenSlice) -> BinaryIO:
     """The blocks of the slice as a seekable file, as long as the base's.
 
     Reading raises BadBytes beside them.
@@ -43,7 +46,7 @@ def file_of(base: Slice, open_slice: OpenSlice) -> BinaryIO:
 class _Blocks(Seekable):
     """Holds the block that was read last."""
 
-    def __init__(self, base: Slice, blocks: Sequence[Block], open_slice: OpenSlice) -> None:
+    def __init__(self, base: ObjectSlice, blocks: Sequence[Block], open_slice: OpenSlice) -> None:
         super().__init__(base.entry.size_bytes)
         self._base = base
         self._blocks = blocks

@@ -1,4 +1,4 @@
-"""How many rows of a parquet row group may be decoded at once, so that memory stays bounded.
+"""Limits the rows of a parquet row group that are decoded at once, so that memory is bounded.
 
 A dictionary's value stands in the file once and comes out once per row: some kilobytes can
 become gigabytes. So the longest value of each dictionary is looked at first; the dictionaries
@@ -23,7 +23,7 @@ LARGEST_ARRAYS = 1 << 30
 MOST_VALUES = 1 << 26
 """In a column of one row group. Ours has the values of about 16 MB of lines."""
 _EXPANDING = frozenset({"DELTA_BYTE_ARRAY"})
-"""Encodings whose values repeat what is before them; nobody of ours writes them."""
+"""Encodings whose values repeat earlier ones; our writers don't use them."""
 
 OpenWith = Callable[[Sequence[str]], pq.ParquetFile]
 """Opens the file so that these columns come as dictionaries."""
@@ -50,7 +50,7 @@ def check(metadata: pq.RowGroupMetaData) -> None:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ReadBounds:
     """How a row group's columns are read. ``rows``: at once; ``counted``: columns whose arrays
     may be so long that their size is looked at before they are decoded."""
 
@@ -60,7 +60,7 @@ class Bounds:
 
 def bounds(
     open_with: OpenWith, metadata: pq.RowGroupMetaData, group: int, names: Sequence[str]
-) -> Bounds:
+) -> ReadBounds:
     """How to read the columns ``names`` of this row group; their dictionaries are looked at."""
     everything = map(metadata.column, range(metadata.num_columns))
     columns = [column for column in everything if column.path_in_schema.split(".")[0] in names]
@@ -72,7 +72,7 @@ def bounds(
         if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY"
     }
     if not texts:
-        return Bounds(max(1, most), ())
+        return ReadBounds(max(1, most), ())
     longest = _longest(open_with, group, list(texts))
     rows = max(1, min(most, BYTES_AT_ONCE // max(1, sum(longest.values()))))
     counted = [
@@ -80,7 +80,7 @@ def bounds(
         for path, length in longest.items()
         if "." in path and texts[path] * length > BYTES_AT_ONCE
     ]
-    return Bounds(min(rows, 16) if counted else rows, tuple(counted))
+    return ReadBounds(min(rows, 16) if counted else rows, tuple(counted))
 
 
 def _longest(open_with: OpenWith, group: int, paths: list[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A parquet snapshot, opened: row groups by the splits' byte offsets, their batches checked.
 
-Every page has a checksum (CRC-32); page headers and the footer have none, so whoever opens the
-file has compared it with its sha256, or its blocks with theirs (``parquet_blocks``).
+Every page has a checksum (CRC-32); page headers and the footer have none. The
+caller has compared the file with its sha256, or its blocks with theirs (``parquet_blocks``).
 https://parquet.apache.org/docs/file-format/data-pages/checksumming/
 """
 
@@ -36,7 +36,7 @@ class ParquetSnapshot:
 
         :raises BadBytes: if it isn't a parquet file, or lacks one of them.
         """
-        with _damage_told():
+        with _as_damage():
             self._known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
             self._source = file
             self._file = self._open(())
@@ -60,7 +60,7 @@ class ParquetSnapshot:
 
         :raises BadBytes: if none begins at ``start``, or inside of the file at ``stop``.
         """
-        with _damage_told():
+        with _as_damage():
             offsets = [self._offset(number) for number in range(self._file.num_row_groups)]
         first = 0 if start <= _MAGIC_BYTES else start
         known = {0, *offsets}
@@ -80,7 +80,7 @@ class ParquetSnapshot:
         wanted = [column.name for column in self.columns] if names is None else list(names)
         read = [*wanted, *([] if self._rest is None else [self._rest])]
         for group in groups:
-            with _damage_told():
+            with _as_damage():
                 for batch in gathered(self._bounded(group, read), _ROWS_AT_ONCE):
                     if set(batch.schema.names) != set(read):
                         raise BadBytes(f"its rows have {', '.join(batch.schema.names)}")
@@ -116,7 +116,7 @@ class ParquetSnapshot:
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _as_damage() -> Iterator[None]:
     try:
         yield
     except (ArchiveError, BadBytes):

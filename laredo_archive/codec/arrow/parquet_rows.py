@@ -7,14 +7,14 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow import parquet_blocks
+from laredo_archive.codec.arrow.parquet_blocks import OpenSlice
 from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.slices import OpenSlice
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.ranged_file import put_aside, ranged
-from laredo_archive.manifest.key_ranges import Slice
+from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_model.column import Column, key_columns
 
 _TAIL_BYTES = 64 << 10
@@ -22,7 +22,7 @@ _TAIL_BYTES = 64 << 10
 
 
 def batches(
-    base: Slice, columns: Sequence[Column], rows: RowReader, open_slice: OpenSlice
+    base: ObjectSlice, columns: Sequence[Column], rows: RowReader, open_slice: OpenSlice
 ) -> Iterator[StoredBatch]:
     """What is stored in the slice, of the columns that ``rows`` and the key need.
 
@@ -41,7 +41,7 @@ def key_fragments(stored: StoredBatch, columns: Sequence[Column]) -> Mapping[str
 
 @contextmanager
 def _opened(
-    base: Slice, columns: Sequence[Column], open_slice: OpenSlice
+    base: ObjectSlice, columns: Sequence[Column], open_slice: OpenSlice
 ) -> Iterator[ParquetSnapshot]:
     if base.whole:
         # Its sha256 is compared before the first row.
@@ -59,19 +59,19 @@ def _opened(
 
 
 @contextmanager
-def _unchecked(base: Slice, open_slice: OpenSlice) -> Iterator[BinaryIO]:
+def _unchecked(base: ObjectSlice, open_slice: OpenSlice) -> Iterator[BinaryIO]:
     """A file whose manifest has no checksums of its blocks: only what is needed is fetched."""
     size = base.entry.size_bytes
     tail = max(1, size - _TAIL_BYTES)
 
-    def at(offset: int) -> Slice:
+    def at(offset: int) -> ObjectSlice:
         return replace(base, start=offset, stop=size)
 
-    # What goes wrong in the file is told by who opened it, so it is open all the time.
+    # The context that opened the file reports its errors, so it is open all the time.
     with open_slice(at(tail)) as source:
         waiting = [source]
 
-        def open_at(offset: int) -> AbstractContextManager[Source]:
+        def open_at(offset: int) -> AbstractContextManager[ByteSource]:
             if offset == tail and waiting:
                 return nullcontext(waiting.pop())
             return open_slice(at(offset))

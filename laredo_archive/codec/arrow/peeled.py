@@ -1,4 +1,4 @@
-"""Blocks of lines taken apart by Arrow's own functions, one column of all lines after the other.
+"""Splits blocks of lines with Arrow's own functions, one column of all lines after the other.
 
 What stands between two values, ``,"name":``, can't stand inside of a string, where its quotes
 would have backslashes, nor of an array, which has no colons; only an object may hold it. So from

@@ -1,4 +1,4 @@
-"""One key range of a table, folded: the base's rows in Arrow batches, with the diffs on top.
+"""Merges base and diffs of one key range of a table into Arrow batches.
 
 The newest change of each key wins. What the diffs of the range touch is held in
 memory, so a range is to be cut so that it fits (``ranges.plan``); the base goes by.
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive import codec
-from laredo_archive.codec import Source
+from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow import parquet_rows
+from laredo_archive.codec.arrow.parquet_blocks import OpenSlice
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
-from laredo_archive.codec.arrow.slices import OpenSlice
 from laredo_archive.codec.errors import BadBytes
-from laredo_archive.manifest.key_ranges import KeyRange, RangeRead, Slice
+from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
 from laredo_model.column import Column
 from laredo_model.errors import BadLine, ModelError
 
@@ -40,7 +40,7 @@ def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -
     return found
 
 
-def order(reads: RangeRead) -> Sequence[Slice]:
+def order(reads: RangeRead) -> Sequence[ObjectSlice]:
     """The range's diffs as they are read: the newest first, so that no older row is parsed."""
     return reads.diffs[::-1]
 
@@ -76,7 +76,7 @@ def _changed(block: bytes, rows: RowReader, keys: KeyRange) -> pa.RecordBatch:
 
 
 def _of_lines(
-    base: Slice,
+    base: ObjectSlice,
     rows: RowReader,
     columns: Sequence[Column],
     left: "_Left",
@@ -98,7 +98,7 @@ def _of_lines(
 
 
 def _of_parquet(
-    base: Slice,
+    base: ObjectSlice,
     rows: RowReader,
     columns: Sequence[Column],
     left: "_Left",
@@ -144,7 +144,7 @@ class _Left:
 class _Bounded:
     """A slice's bytes: ends at its stop, and refuses a file that ends before."""
 
-    def __init__(self, source: Source, part: Slice) -> None:
+    def __init__(self, source: ByteSource, part: ObjectSlice) -> None:
         self._source = source
         self._left = part.size_bytes
         self._end = part.start + part.size_bytes

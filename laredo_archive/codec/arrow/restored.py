@@ -1,4 +1,4 @@
-"""Arrow columns back into JSON fragments: the inverse of :mod:`laredo_archive.codec.arrow.values`.
+"""Converts Arrow columns to JSON fragments: the inverse of :mod:`.values`.
 
 By the array's own type, so that files of other writers read too. What comes out is what
 PostgreSQL printed in all but a few cases (floats with a digit more than they need); who must

@@ -1,4 +1,4 @@
-"""Which Arrow type a PostgreSQL column has: the narrowest that keeps every value exact.
+"""The Arrow type of a PostgreSQL column: the narrowest that keeps every value exact.
 
 | PostgreSQL | Arrow |
 |---|---|

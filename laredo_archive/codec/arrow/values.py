@@ -1,4 +1,4 @@
-"""One column's JSON fragments as an Arrow array of its type, exactly or not at all.
+"""Converts one column's JSON fragments to an Arrow array of its type, exactly or not at all.
 
 The rules are those of docs/archive-format.md, Rows. The work is done by Arrow's own functions on
 whole arrays; only strings with escapes, bytea and arrays are looked at one by one.

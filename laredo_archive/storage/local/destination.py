@@ -29,8 +29,8 @@ from laredo_archive.failpoint import reach
 from laredo_archive.storage.destination import (
     LARGEST_WHOLE,
     ObjectInfo,
+    ObjectVersion,
     StoredObject,
-    Version,
     is_plain,
 )
 from laredo_archive.storage.local.failures import explained, unclear_if_failing
@@ -58,7 +58,7 @@ class LocalDestination:
         return uri_of(self._tree.root).rstrip("/") + "/"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The URI: there is one such directory."""
         return self.uri
 
@@ -84,7 +84,7 @@ class LocalDestination:
                 data = file.read(LARGEST_WHOLE + 1)
         if len(data) > LARGEST_WHOLE:
             raise TooLarge(self.uri_of(key), LARGEST_WHOLE)
-        return StoredObject(data, Version(_etag(data), self._now()))
+        return StoredObject(data, ObjectVersion(_etag(data), self._now()))
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size and time of the file."""
@@ -112,7 +112,7 @@ class LocalDestination:
             if not parts[-1].startswith("."):
                 yield _info("/".join(parts), found)
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         """Replace the file, under a lock, if it is still the version ``expected``."""
         parts = self._parts(key)
         path, name = self._tree.path(parts), parts[-1]
@@ -139,10 +139,10 @@ class LocalDestination:
             with unclear_if_failing(path):
                 sync(directory)
         reach("local.swap.done")
-        return Version(_etag(data), self._now())
+        return ObjectVersion(_etag(data), self._now())
 
     def upload(self, key: str) -> LocalUpload:
-        """Begin a file, hidden beside its place."""
+        """Begin a file, hidden in its directory."""
         parts = self._parts(key)
         with explained(self._tree.path(parts)):
             return LocalUpload(self._tree, parts)

@@ -1,4 +1,4 @@
-"""What the operating system refuses, as a destination's errors: where, why and what to do."""
+"""Converts OSErrors into a destination's errors, with the path, the reason and the cure."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def unclear_if_failing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """:raises DestinationUnavailable: in the place of an OSError; ``path`` is what was meant."""
+    """:raises DestinationUnavailable: instead of an OSError; ``path`` names the file."""
     try:
         yield
     except OSError as failure:

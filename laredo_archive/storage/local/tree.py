@@ -1,4 +1,4 @@
-"""What is below one directory, reached by file descriptors and never by a symbolic link.
+"""The files below one directory, opened by file descriptors and never by a symbolic link.
 
 The directory's own path is the operator's and is followed as it is. Below it others may write:
 each step down is an openat() that refuses a symbolic link, and a file is read only if it is a

@@ -1,4 +1,4 @@
-"""Files in the making: hidden beside their place until they are linked, or renamed, to it."""
+"""Files being written: hidden in their directory until they are linked, or renamed."""
 
 import os
 import re
@@ -62,7 +62,7 @@ class LocalUpload:
                 os.stat(known, dir_fd=directory, follow_symlinks=False) for known in (hidden, name)
             )
             if not os.path.samestat(ours, there):
-                # Whoever adopts it relies on its name; its maker may have been killed
+                # A writer that adopts it relies on its name; its maker may have been killed
                 # before it synced that.
                 sync(directory)
                 raise NameTaken(uri_of(self._path)) from None
@@ -73,7 +73,7 @@ class LocalUpload:
 
 
 class Unfinished:
-    """A hidden file beside the place that it is for."""
+    """A hidden file in the directory of the file that it becomes."""
 
     def __init__(self, tree: LocalTree, parts: Parts) -> None:
         self.name = f"{UNFINISHED}{parts[-1]}-{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""Which bucket, which prefix, and how objects are to be kept there."""
+"""The S3 location of objects: bucket, prefix, region, encryption and storage class."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _TAG_VALUE = re.compile(r"[\w\s+=.:/@-]{0,256}")
 
 
 class BadS3Location(DestinationError):
-    """What a configuration or a command line says can't be a place in S3."""
+    """A configured location isn't a valid bucket or prefix."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class S3Location:
 
 
 def parse(uri: str) -> S3Location:
-    """The place that ``s3://bucket/prefix`` (or ``s3a://``) names; nothing in it is quoted.
+    """Parse ``s3://bucket/prefix`` (or ``s3a://``); nothing in it is quoted.
 
     :raises BadS3Location: if it isn't such a URI.
     """

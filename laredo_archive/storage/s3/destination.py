@@ -5,11 +5,11 @@ from datetime import UTC, timedelta
 from threading import Event
 from typing import BinaryIO
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.errors import CommitConflict, CommitStateUnknown, DestinationUnavailable
 from laredo_archive.failpoint import reach
-from laredo_archive.storage.destination import ObjectInfo, StoredObject, Version, is_plain
+from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject, is_plain
 from laredo_archive.storage.s3 import probe
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.reading import open_object, read_whole
@@ -18,15 +18,15 @@ from laredo_archive.storage.s3.requests import (
     RETRY_CONDITIONAL,
     Answer,
     Bucket,
+    FailedRequest,
     Pause,
-    Refused,
     kept_as,
     sha256_of,
 )
 from laredo_archive.storage.s3.upload import Lanes, S3Upload
 
 HIDDEN = "."
-"""Names that begin so are nobody's objects: probes."""
+"""Names with this prefix are probes, not objects."""
 
 # Amazon S3 API reference: where a listing goes on, by what the page before says.
 _MARKS = {
@@ -43,22 +43,24 @@ class S3Destination:
 
     Making one asks nothing of the store. ``pause``: how waits between tries are made.
 
-    :raises AwsError: if there can be no client for ``place``.
+    :raises AwsError: if there can be no client for ``location``.
     """
 
-    def __init__(self, place: S3Location, clients: Clients, pause: Pause = Event.wait) -> None:
-        self._bucket = Bucket(place, clients, pause)
+    def __init__(
+        self, location: S3Location, clients: AwsClients, pause: Pause = Event.wait
+    ) -> None:
+        self._bucket = Bucket(location, clients, pause)
         self._lanes = Lanes()
 
     @property
     def uri(self) -> str:
         """``s3://bucket/prefix/``."""
-        return self._bucket.place.uri
+        return self._bucket.location.uri
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The URI, and the endpoint if it isn't AWS's."""
-        return self._bucket.place.identity
+        return self._bucket.location.identity
 
     @property
     def retries(self) -> dict[str, int]:
@@ -66,10 +68,10 @@ class S3Destination:
         return dict(self._bucket.retries)
 
     def __repr__(self) -> str:
-        return f"S3Destination({self.place!r})"
+        return f"S3Destination({self.location!r})"
 
     def probe(self) -> None:
-        """Find out, by writing and removing small objects, whether the store can do a commit.
+        """Check, by writing and removing small objects, that the store has conditional writes.
 
         :raises ConditionalWritesMissing: if it can't compare and swap.
         :raises DestinationUnavailable: if it can't be found out now.
@@ -84,7 +86,7 @@ class S3Destination:
         """The object and its ETag, whatever that is made of."""
         try:
             return read_whole(self._bucket, key)
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind is Cause.NO_SUCH_KEY:
                 return None
             raise refused.error() from refused
@@ -93,12 +95,12 @@ class S3Destination:
         """Size and time of the object."""
         try:
             answer = self._bucket.ask("head_object", key)
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind is Cause.NO_SUCH_KEY:
                 return None
             raise refused.error() from refused
         size, modified = (
-            self._bucket.said(answer, name, self.uri_of(key))
+            self._bucket.required(answer, name, self.uri_of(key))
             for name in ("ContentLength", "LastModified")
         )
         return ObjectInfo(key, size, modified.astimezone(UTC))
@@ -111,11 +113,11 @@ class S3Destination:
         """The objects below ``prefix``, hidden ones and folders of a console apart."""
         for page in self._pages("list_objects_v2", prefix):
             for found in page.get("Contents", ()):
-                key = found["Key"].removeprefix(self._bucket.place.prefix)
+                key = found["Key"].removeprefix(self._bucket.location.prefix)
                 if is_plain(key) and not key.rpartition("/")[2].startswith(HIDDEN):
                     yield ObjectInfo(key, found["Size"], found["LastModified"].astimezone(UTC))
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         """PUT with If-Match, or If-None-Match for the first one."""
         try:
             answer = self._bucket.ask(
@@ -124,10 +126,10 @@ class S3Destination:
                 again=RETRY_CONDITIONAL,
                 Body=data,
                 ChecksumSHA256=sha256_of(data),
-                **kept_as(self._bucket.place, manifest=True),
+                **kept_as(self._bucket.location, manifest=True),
                 **(IF_ABSENT if expected is None else {"IfMatch": expected}),
             )
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind in (Cause.PRECONDITION, Cause.NO_SUCH_KEY):
                 raise CommitConflict(self.uri_of(key)) from refused
             raise refused.error(changing=True) from refused
@@ -135,7 +137,7 @@ class S3Destination:
         try:
             version = self._bucket.version(key, answer)
         except DestinationUnavailable as lacking:
-            raise CommitStateUnknown(self.uri_of(key), str(lacking)).at(self.place) from lacking
+            raise CommitStateUnknown(self.uri_of(key), str(lacking)).at(self.location) from lacking
         reach("s3.swap.done")
         return version
 
@@ -149,7 +151,7 @@ class S3Destination:
             # A request without an answer may yet come, when the name has been given out
             # again: that one isn't followed by another, whose answer would hide it.
             self._bucket.ask("delete_object", key, again=(Cause.CONNECT, Cause.THROTTLED))
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind is not Cause.NO_SUCH_KEY:
                 raise refused.error(changing=True) from refused
 
@@ -162,7 +164,7 @@ class S3Destination:
             # A Date has whole seconds, the time of an upload's beginning may have fractions.
             limit = self._bucket.date(page) + timedelta(seconds=1) - older_than
             for upload in page.get("Uploads", ()):
-                key = upload["Key"].removeprefix(self._bucket.place.prefix)
+                key = upload["Key"].removeprefix(self._bucket.location.prefix)
                 if upload["Initiated"] <= limit and is_plain(key) and is_ours(key):
                     dropped += self._abort(key, upload["UploadId"])
         return dropped
@@ -170,7 +172,7 @@ class S3Destination:
     def _abort(self, key: str, upload_id: str) -> bool:
         try:
             self._bucket.ask("abort_multipart_upload", key, UploadId=upload_id)
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind is Cause.NO_SUCH_UPLOAD:
                 return False
             raise refused.error() from refused
@@ -182,7 +184,7 @@ class S3Destination:
         while True:
             try:
                 page = self._bucket.ask_all(method, prefix, **marks)
-            except Refused as refused:
+            except FailedRequest as refused:
                 raise refused.error() from refused
             yield page
             if not page.get("IsTruncated"):
@@ -193,4 +195,4 @@ class S3Destination:
             if not marks:
                 raise DestinationUnavailable(
                     self.uri, "its listing says that there is more, and not where it goes on"
-                ).at(self.place)
+                ).at(self.location)

@@ -1,7 +1,7 @@
-"""Whether a store honours conditional writes, found out by trying each of them.
+"""Tests whether a store honours conditional writes, by trying each of them.
 
 A store that doesn't know If-Match and If-None-Match ignores them and overwrites,
-so only a request that has to be refused tells.
+so only a request that has to be refused is a test.
 """
 
 import re
@@ -17,7 +17,7 @@ from laredo_archive.errors import ConditionalWritesMissing, DestinationUnavailab
 from laredo_archive.storage.s3.requests import (
     RETRY_CONDITIONAL,
     Bucket,
-    Refused,
+    FailedRequest,
     kept_as,
     sha256_of,
 )
@@ -32,7 +32,7 @@ _LEFT_BEHIND = timedelta(hours=1)
 
 
 def run(bucket: Bucket) -> None:
-    """Try them, and remove what was written.
+    """Run the test, and remove its objects.
 
     :raises ConditionalWritesMissing: if it can't.
     :raises DestinationUnavailable: if it can't be found out now.
@@ -40,12 +40,12 @@ def run(bucket: Bucket) -> None:
     key = f"{NAME}{secrets.token_hex(8)}"
     try:
         lacking = next(_Probe(bucket, key).lacking(), None)
-    except Refused as refused:
+    except FailedRequest as refused:
         raise refused.error() from refused
     finally:
         _remove(bucket, key)
     if lacking is not None:
-        raise ConditionalWritesMissing(bucket.place.uri, lacking).at(bucket.place.identity)
+        raise ConditionalWritesMissing(bucket.location.uri, lacking).at(bucket.location.identity)
 
 
 class _Probe:
@@ -62,7 +62,7 @@ class _Probe:
         try:
             first = self._put(b"first", IfNoneMatch="*")
             second = self._put(b"second", IfMatch=first)
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind not in (Cause.NOT_IMPLEMENTED, Cause.PRECONDITION):
                 raise
             yield f"it refuses what it should take: {refused}"
@@ -85,14 +85,14 @@ class _Probe:
             again=_AGAIN,
             Body=data,
             ChecksumSHA256=sha256_of(data),
-            **kept_as(bucket.place, manifest=True),
+            **kept_as(bucket.location, manifest=True),
             **condition,
         )
         return bucket.version(self._key, answer).etag
 
     def _complete(self) -> None:
         data, ask = b"third", self._bucket.ask
-        kept = kept_as(self._bucket.place)
+        kept = kept_as(self._bucket.location)
         begun = ask("create_multipart_upload", self._key, ChecksumAlgorithm="SHA256", **kept)
         upload_id, digest = begun["UploadId"], sha256_of(data)
         try:
@@ -107,7 +107,7 @@ class _Probe:
                 MultipartUpload={"Parts": parts},
                 IfNoneMatch="*",
             )
-        except Refused:
+        except FailedRequest:
             ask("abort_multipart_upload", self._key, UploadId=upload_id)
             raise
 
@@ -115,7 +115,7 @@ class _Probe:
         """Whether the store takes what it has to refuse."""
         try:
             write()
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind in (Cause.PRECONDITION, Cause.NO_SUCH_KEY):
                 return False
             if refused.kind is Cause.NOT_IMPLEMENTED:
@@ -131,11 +131,11 @@ def _remove(bucket: Bucket, key: str) -> None:
         page = bucket.ask_all("list_objects_v2", NAME)
         limit = bucket.date(page) - _LEFT_BEHIND
         for found in page.get("Contents", ()):
-            name = found["Key"].removeprefix(bucket.place.prefix)
+            name = found["Key"].removeprefix(bucket.location.prefix)
             if found["LastModified"] < limit and _OWN.fullmatch(name):
                 bucket.ask("delete_object", name)
         _abort_uploads(bucket, key)
-    except (Refused, DestinationUnavailable) as failure:
+    except (FailedRequest, DestinationUnavailable) as failure:
         # A writer that may not delete can still commit.
         log.warning("a probe's object may be left", uri=bucket.uri_of(key), failure=str(failure))
 
@@ -145,10 +145,10 @@ def _abort_uploads(bucket: Bucket, key: str) -> None:
     page = bucket.ask_all("list_multipart_uploads", NAME)
     limit = bucket.date(page) - _LEFT_BEHIND
     for upload in page.get("Uploads", ()):
-        found = upload["Key"].removeprefix(bucket.place.prefix)
+        found = upload["Key"].removeprefix(bucket.location.prefix)
         if found == key or (upload["Initiated"] < limit and _OWN.fullmatch(found)):
             try:
                 bucket.ask("abort_multipart_upload", found, UploadId=upload["UploadId"])
-            except Refused as refused:
+            except FailedRequest as refused:
                 if refused.kind is not Cause.NO_SUCH_UPLOAD:
                     raise

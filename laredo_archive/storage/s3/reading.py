@@ -1,4 +1,4 @@
-"""Objects read: a small one whole, a large one as a stream that is resumed where it broke off.
+"""Reads objects: a small one whole, a large one as a stream that resumes when interrupted.
 
 A stream is pinned to the version that was opened (If-Match), so it never mixes two;
 what ends before the object does is never taken for its end.
@@ -14,7 +14,13 @@ from laredo_archive.aws.explain import failures
 from laredo_archive.aws.kinds import Cause
 from laredo_archive.errors import ArtifactMissing, DestinationUnavailable, TooLarge
 from laredo_archive.storage.destination import LARGEST_WHOLE, StoredObject
-from laredo_archive.storage.s3.requests import RETRY_IDEMPOTENT, Answer, Bucket, Parameters, Refused
+from laredo_archive.storage.s3.requests import (
+    RETRY_IDEMPOTENT,
+    Answer,
+    Bucket,
+    FailedRequest,
+    Parameters,
+)
 
 _BUFFER_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
@@ -32,8 +38,8 @@ def read_whole(bucket: Bucket, key: str) -> StoredObject:
     def read() -> StoredObject:
         answer = bucket.ask("get_object", key, again=(), ChecksumMode="ENABLED")
         with closing(answer["Body"]) as body:
-            if bucket.said(answer, "ContentLength", uri) > LARGEST_WHOLE:
-                raise TooLarge(uri, LARGEST_WHOLE).at(bucket.place.identity)
+            if bucket.required(answer, "ContentLength", uri) > LARGEST_WHOLE:
+                raise TooLarge(uri, LARGEST_WHOLE).at(bucket.location.identity)
             try:
                 data = body.read()
             except _broken_off() as failure:
@@ -79,7 +85,7 @@ class PinnedObject(io.RawIOBase):
         self._position = offset
         try:
             self._bucket.repeatedly("get_object", RETRY_IDEMPOTENT, self._ask_for_the_rest)
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.status == _BEYOND_THE_END:
                 self._size = offset
                 return
@@ -90,7 +96,7 @@ class PinnedObject(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """Yes; the next read asks anew."""
+        """Yes; the next read sends a new request."""
         return True
 
     def tell(self) -> int:
@@ -114,7 +120,7 @@ class PinnedObject(io.RawIOBase):
             count = self._bucket.repeatedly(
                 "get_object", RETRY_IDEMPOTENT, partial(self._read_some, buffer)
             )
-        except Refused as refused:
+        except FailedRequest as refused:
             raise self._meant(refused) from refused
         self._position += count
         return count
@@ -149,7 +155,7 @@ class PinnedObject(io.RawIOBase):
             wanted["IfMatch"] = self._etag
         answer = self._bucket.ask("get_object", self._key, again=(), **wanted)
         try:
-            size, etag = self._size_in(answer), self._bucket.said(answer, "ETag", self._uri)
+            size, etag = self._size_in(answer), self._bucket.required(answer, "ETag", self._uri)
             if self._etag not in (None, etag):
                 raise self._replaced()
         except DestinationUnavailable:
@@ -159,18 +165,18 @@ class PinnedObject(io.RawIOBase):
 
     def _size_in(self, answer: Answer) -> int:
         if not self._position and "ContentRange" not in answer:
-            return int(self._bucket.said(answer, "ContentLength", self._uri))
-        told = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
-        if told is None or int(told[1]) != self._position:
+            return int(self._bucket.required(answer, "ContentLength", self._uri))
+        content_range = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
+        if content_range is None or int(content_range[1]) != self._position:
             raise DestinationUnavailable(
                 self._uri,
                 f"asked for the bytes from {self._position} on, the store answered with"
                 f" {answer.get('ContentRange', 'all of them')}; it, or a proxy before it, has no"
                 " range requests",
-            ).at(self._bucket.place.identity)
-        return int(told[2])
+            ).at(self._bucket.location.identity)
+        return int(content_range[2])
 
-    def _meant(self, refused: Refused) -> Exception:
+    def _meant(self, refused: FailedRequest) -> Exception:
         if refused.kind is Cause.NO_SUCH_KEY:
             return ArtifactMissing(self._uri)
         if refused.kind is Cause.PRECONDITION:
@@ -180,7 +186,7 @@ class PinnedObject(io.RawIOBase):
     def _replaced(self) -> DestinationUnavailable:
         return DestinationUnavailable(
             self._uri, "it was replaced while it was being read; nothing of ours does that"
-        ).at(self._bucket.place.identity)
+        ).at(self._bucket.location.identity)
 
     def _drop_body(self) -> None:
         if self._body is not None:

@@ -1,7 +1,7 @@
-"""Requests to one bucket, and what their failures mean to a commit.
+"""Sends requests to one bucket, with retries, and translates failures into a commit's errors.
 
-The client doesn't repeat anything by itself; what may be repeated is said here,
-request by request. A read, and what nobody sees until it is completed, may be.
+The client doesn't repeat anything by itself; this module decides what is repeated,
+request by request. A read, and an upload that is invisible until completed, may be.
 A change may only be where the store's answer says that it didn't happen.
 """
 
@@ -27,10 +27,9 @@ from tenacity import (
     stop_when_event_set,
 )
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.explained import Explained
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.kinds import Cause, Explained
 from laredo_archive.errors import (
     BadKey,
     CommitStateUnknown,
@@ -38,7 +37,7 @@ from laredo_archive.errors import (
     DestinationError,
     DestinationUnavailable,
 )
-from laredo_archive.storage.destination import Version, is_plain
+from laredo_archive.storage.destination import ObjectVersion, is_plain
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_model.retry import Backoff
 
@@ -57,7 +56,7 @@ handshake with each commit."""
 PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.LOST, Cause.CONNECT})
 """What is over soon, as a rule."""
 RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
-"""When to repeat what nobody sees yet: a part, the beginning of an upload."""
+"""When to repeat a request without visible effect: a part, the beginning of an upload."""
 RETRY_CONDITIONAL = frozenset({Cause.CONFLICT, Cause.CHECKSUM})
 """When to repeat a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
 
@@ -79,7 +78,7 @@ _NEEDED_FOR = {
     "Date": "by which retention goes, never by our clock",
     "ETag": "by which a version is known from the next",
     "LastModified": "by which it is known how old it is",
-    "ContentLength": "without which what breaks off can't be told from what ends",
+    "ContentLength": "without which a cut-off answer looks like a whole one",
 }
 
 Answer = Mapping[str, Any]
@@ -91,20 +90,20 @@ Pause = Callable[[Event, float], object]
 """Waits so many seconds, or until the event."""
 
 
-class Refused(Exception):
-    """A request that failed. Stays inside this package: :meth:`error` is what goes out."""
+class FailedRequest(Exception):
+    """A request that failed. It stays inside this package; :meth:`error` is raised outside."""
 
-    def __init__(self, uri: str, place: str, explained: Explained) -> None:
+    def __init__(self, uri: str, location: str, explained: Explained) -> None:
         super().__init__(explained.message)
         self.kind = explained.kind
         self.status = explained.status
         self._uri = uri
-        self._place = place
+        self._location = location
         self._explained = explained
 
     def error(self, *, changing: bool = False) -> DestinationError:
-        """What it means; ``changing``: that the request was to change what others see."""
-        return self._meant(changing)(self._uri, self._explained.message).at(self._place)
+        """The destination's error; ``changing``: the request was to change what others see."""
+        return self._meant(changing)(self._uri, self._explained.message).at(self._location)
 
     def _meant(self, changing: bool) -> type[DestinationError]:
         if changing and self._may_be_done():
@@ -120,17 +119,17 @@ class Refused(Exception):
 class Bucket:
     """One prefix of one bucket: sends requests, names things, counts repetitions."""
 
-    def __init__(self, place: S3Location, clients: Clients, pause: Pause) -> None:
-        self.place = place
+    def __init__(self, location: S3Location, clients: AwsClients, pause: Pause) -> None:
+        self.location = location
         self.retries: Counter[str] = Counter()
         """Requests sent again, by method of the client."""
         self._pause = pause
         self._client = clients.client(
             "s3",
-            credentials=place.credentials,
-            region=place.region,
-            endpoint=place.endpoint,
-            addressing=place.addressing,
+            credentials=location.credentials,
+            region=location.region,
+            endpoint=location.endpoint,
+            addressing=location.addressing,
             connections=_CONNECTIONS,
         )
 
@@ -140,8 +139,8 @@ class Bucket:
         :raises BadKey: if ``key`` leads out of the prefix.
         """
         if not is_plain(key):
-            raise BadKey(self.place.uri, key)
-        return f"{self.place.uri}{key}"
+            raise BadKey(self.location.uri, key)
+        return f"{self.location.uri}{key}"
 
     def ask(
         self,
@@ -154,12 +153,12 @@ class Bucket:
     ) -> Answer:
         """Send a request about one object, again where it fails as ``again`` says.
 
-        ``ended``: nobody waits for it any more once this is set.
+        ``ended``: set when its result isn't needed any more.
 
         :raises Refused: if it keeps failing, or fails otherwise.
         :raises BadKey: if ``key`` leads out of the prefix.
         """
-        uri, more["Key"] = self.uri_of(key), self.place.prefix + key
+        uri, more["Key"] = self.uri_of(key), self.location.prefix + key
         return self.repeatedly(method, again, partial(self._once, method, uri, more), ended)
 
     def ask_all(self, method: str, prefix: str, **more: str) -> Answer:
@@ -167,7 +166,7 @@ class Bucket:
 
         :raises Refused: if it keeps failing, or fails otherwise.
         """
-        uri, more["Prefix"] = f"{self.place.uri}{prefix}", self.place.prefix + prefix
+        uri, more["Prefix"] = f"{self.location.uri}{prefix}", self.location.prefix + prefix
         return self.repeatedly(method, PASSING, partial(self._once, method, uri, more))
 
     def repeatedly(
@@ -190,7 +189,7 @@ class Bucket:
             ),
             wait=RETRY,
             retry=retry_if_exception(
-                lambda failure: isinstance(failure, Refused) and failure.kind in again
+                lambda failure: isinstance(failure, FailedRequest) and failure.kind in again
             ),
             before_sleep=partial(self._note, method),
             sleep=partial(self._wait, ended),
@@ -198,23 +197,23 @@ class Bucket:
         )
         return retrying(work)
 
-    def refused(self, failure: Exception, operation: str, uri: str) -> Refused:
+    def refused(self, failure: Exception, operation: str, uri: str) -> FailedRequest:
         """What a failure of the client means; ``operation`` as the API names it."""
         explained = explain(
             failure,
             service="s3",
             operation=operation,
-            credentials=self.place.credentials,
+            credentials=self.location.credentials,
             resource=uri,
         )
-        return Refused(uri, self.place.identity, explained)
+        return FailedRequest(uri, self.location.identity, explained)
 
     def _once(self, method: str, uri: str, more: Parameters) -> Answer:
         body = more.get("Body")
         if isinstance(body, io.IOBase):
             body.seek(0)
         try:
-            answer: Answer = getattr(self._client, method)(Bucket=self.place.bucket, **more)
+            answer: Answer = getattr(self._client, method)(Bucket=self.location.bucket, **more)
         except failures() as failure:
             operation = self._client.meta.method_to_api_mapping[method]
             raise self.refused(failure, operation, uri) from failure
@@ -228,17 +227,17 @@ class Bucket:
         log.warning(
             "request to S3 is sent again",
             request=method,
-            uri=self.place.uri,
+            uri=self.location.uri,
             attempt=state.attempt_number,
             failure=str(state.outcome.exception() if state.outcome else None),
         )
 
-    def version(self, key: str, answer: Answer) -> Version:
+    def version(self, key: str, answer: Answer) -> ObjectVersion:
         """Which version ``answer`` shows, and the Date it carries.
 
         :raises DestinationUnavailable: if it doesn't say.
         """
-        return Version(self.said(answer, "ETag", self.uri_of(key)), self.date(answer))
+        return ObjectVersion(self.required(answer, "ETag", self.uri_of(key)), self.date(answer))
 
     def date(self, answer: Answer) -> datetime:
         """The store's time.
@@ -249,10 +248,10 @@ class Bucket:
         try:
             return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
         except ValueError:
-            raise self._lacking("Date", self.place.uri) from None
+            raise self._lacking("Date", self.location.uri) from None
 
-    def said(self, answer: Answer, name: str, uri: str) -> Any:
-        """What ``answer`` says of the object.
+    def required(self, answer: Answer, name: str, uri: str) -> Any:
+        """A required field of ``answer``.
 
         :raises DestinationUnavailable: if it doesn't.
         """
@@ -265,19 +264,19 @@ class Bucket:
         why = _NEEDED_FOR[name]
         return DestinationUnavailable(
             uri, f"the store's answer has no {name}, {why}; did a proxy before it drop that?"
-        ).at(self.place.identity)
+        ).at(self.location.identity)
 
 
-def kept_as(place: S3Location, *, manifest: bool = False) -> Parameters:
+def kept_as(location: S3Location, *, manifest: bool = False) -> Parameters:
     """The parameters that say how an object is encrypted, stored and tagged.
 
     A manifest has the usual storage class: the cheaper ones bill each version for weeks.
     """
     wanted = {
-        "ServerSideEncryption": place.server_side_encryption,
-        "SSEKMSKeyId": place.kms_key_id,
-        "StorageClass": None if manifest else place.storage_class,
-        "Tagging": place.tagging,
+        "ServerSideEncryption": location.server_side_encryption,
+        "SSEKMSKeyId": location.kms_key_id,
+        "StorageClass": None if manifest else location.storage_class,
+        "Tagging": location.tagging,
     }
     return {name: value for name, value in wanted.items() if value}
 

@@ -1,4 +1,4 @@
-"""An object in the making: one PUT when it is small, else parts, sent by a few threads.
+"""Writes an object: by one PUT when it is small, else in parts, sent by a few threads.
 
 A part is held in memory until the store has it. What all uploads to one
 destination hold is bounded: PARALLEL_PARTS parts on their way, and one per upload
@@ -26,7 +26,7 @@ from laredo_archive.storage.s3.requests import (
     RETRY_CONDITIONAL,
     RETRY_IDEMPOTENT,
     Bucket,
-    Refused,
+    FailedRequest,
     kept_as,
     sha256_of,
 )
@@ -114,7 +114,7 @@ class S3Upload:
         reach("s3.upload.completing")
         try:
             self._put() if self._upload_id is None else self._complete(self._upload_id)
-        except Refused as refused:
+        except FailedRequest as refused:
             raise self._outcome(refused) from refused
         self._end()
         reach("s3.upload.done")
@@ -152,9 +152,9 @@ class S3Upload:
                 self._key,
                 again=RETRY_IDEMPOTENT,
                 ChecksumAlgorithm="SHA256",
-                **kept_as(self._bucket.place),
+                **kept_as(self._bucket.location),
             )
-        except Refused as refused:
+        except FailedRequest as refused:
             raise self._lose(refused) from refused
         upload_id = str(answer["UploadId"])
         self._upload_id = upload_id
@@ -182,10 +182,10 @@ class S3Upload:
         while waiting and (every or waiting[0].done()):
             try:
                 self._parts.append(waiting.popleft().result())
-            except Refused as refused:
+            except FailedRequest as refused:
                 raise self._lose(refused) from refused
 
-    def _lose(self, refused: Refused) -> DestinationError:
+    def _lose(self, refused: FailedRequest) -> DestinationError:
         self._lost = refused.error()
         return self._lost
 
@@ -204,7 +204,7 @@ class S3Upload:
             again=RETRY_CONDITIONAL,
             Body=self._filling,
             ChecksumSHA256=_sha256(self._filling),
-            **kept_as(self._bucket.place),
+            **kept_as(self._bucket.location),
             **IF_ABSENT,
         )
 
@@ -218,18 +218,18 @@ class S3Upload:
             **IF_ABSENT,
         )
 
-    def _outcome(self, refused: Refused) -> DestinationError:
+    def _outcome(self, refused: FailedRequest) -> DestinationError:
         if refused.kind is Cause.PRECONDITION:
             return NameTaken(self._uri)
         if refused.kind is Cause.NO_SUCH_UPLOAD and self._is_there():
-            # Put together by an earlier request whose answer was lost, or somebody else's.
+            # Completed by an earlier request whose answer was lost, or another writer's object.
             return NameTaken(self._uri)
         return refused.error(changing=True)
 
     def _is_there(self) -> bool:
         try:
             self._bucket.ask("head_object", self._key)
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind is Cause.NO_SUCH_KEY:
                 return False
             raise refused.error() from refused
@@ -237,7 +237,7 @@ class S3Upload:
 
     def _drop_parts(self, upload_id: str) -> None:
         try:
-            # Not again where the store is away: a claim, the collector and the bucket's
+            # Not again where the store is unavailable: a claim, the collector and the bucket's
             # lifecycle rule drop what is left.
             self._bucket.ask(
                 "abort_multipart_upload",
@@ -245,7 +245,7 @@ class S3Upload:
                 again=(Cause.THROTTLED, Cause.SERVER),
                 UploadId=upload_id,
             )
-        except Refused as refused:
+        except FailedRequest as refused:
             if refused.kind is not Cause.NO_SUCH_UPLOAD:
                 log.warning("upload couldn't be aborted", uri=self._uri, failure=str(refused))
 

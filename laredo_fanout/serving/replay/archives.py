@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
@@ -82,7 +82,7 @@ class TableArchive:
     async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
         """Find the archive, with a manifest that is FRESH_S old at most (`newest`: read now).
 
-        Clients that ask together are answered by one read. The second value is whether
+        AwsClients that ask together are answered by one read. The second value is whether
         it was read now.
 
         :raises NoReplay: it can't be read.
@@ -219,7 +219,7 @@ def destination_of(options: ArchiveOptions) -> Destination:
         options.profile, options.role_arn, options.external_id, options.region
     )
     reached = access.S3Access(
-        Clients(profiles),
+        AwsClients(profiles),
         credentials,
         region=options.region,
         endpoint=options.endpoint,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.errors import AwsError, ProfileError, RegionUnknown
 from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.kinds import Cause
@@ -27,7 +27,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_request_is_told_with_its_profile_and_status(moto: AwsServer) -> None:
     calls: list[Called] = []
-    clients = Clients(on_call=calls.append)
+    clients = AwsClients(on_call=calls.append)
     bucket = moto.new_bucket()
     s3 = clients.client("s3", endpoint=moto.endpoint, addressing="path")
     s3.put_object(Bucket=bucket, Key="k", Body=b"data")
@@ -52,12 +52,12 @@ def test_a_role_is_who_its_client_is(server: str, request: pytest.FixtureRequest
     profile = Profile(
         "writer", "assume_role", role_arn=ROLE, session_name="tests", endpoint=endpoint
     )
-    clients = Clients({"writer": profile})
+    clients = AwsClients({"writer": profile})
     assert clients.identity("writer").arn.endswith("assumed-role/writer/tests")
 
 
 def test_the_same_arguments_give_the_same_client() -> None:
-    clients = Clients({"other": Profile("other", "ambient")})
+    clients = AwsClients({"other": Profile("other", "ambient")})
     first = clients.client("s3", region="eu-west-1")
     assert clients.client("s3", region="eu-west-1", credentials="ambient") is first
     others = [
@@ -83,14 +83,14 @@ def test_addressing_is_as_told(addressing: Any, url: str, monkeypatch: pytest.Mo
     monkeypatch.delenv("no_proxy", raising=False)
     with answering(Answer(headers={"ETag": '"e"'})) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.endpoint)
-        s3 = Clients().client("s3", endpoint="http://store.example", addressing=addressing)
+        s3 = AwsClients().client("s3", endpoint="http://store.example", addressing=addressing)
         s3.put_object(Bucket="bkt", Key="k", Body=b"")
         assert [asked.path for asked in proxy.asked] == [url]
 
 
 def test_no_checksum_is_sent_that_nobody_asked_for() -> None:
     with answering(Answer(headers={"ETag": '"e"'})) as server:
-        Clients().client("s3", endpoint=server.endpoint).put_object(
+        AwsClients().client("s3", endpoint=server.endpoint).put_object(
             Bucket="bkt", Key="k", Body=b"data"
         )
         headers = {name.lower() for name in server.asked[0].headers}
@@ -102,28 +102,28 @@ def test_the_region_is_the_places_then_the_profiles_then_the_environments(
 ) -> None:
     home = {"home": Profile("home", "ambient", region="eu-central-1")}
 
-    def region(clients: Clients, **where: str) -> str:
+    def region(clients: AwsClients, **where: str) -> str:
         return clients.client("sqs", **where).meta.region_name  # type: ignore[arg-type]
 
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    assert region(Clients()) == "us-west-2"
+    assert region(AwsClients()) == "us-west-2"
     monkeypatch.setenv("AWS_REGION", "us-east-2")
-    assert region(Clients()) == "us-east-2"
-    assert region(Clients(home), credentials="home") == "eu-central-1"
-    assert region(Clients(home), credentials="home", region="eu-north-1") == "eu-north-1"
+    assert region(AwsClients()) == "us-east-2"
+    assert region(AwsClients(home), credentials="home") == "eu-central-1"
+    assert region(AwsClients(home), credentials="home", region="eu-north-1") == "eu-north-1"
 
 
 def test_an_unknown_region_is_an_error_unless_there_is_an_endpoint(nowhere: None) -> None:
     with pytest.raises(RegionUnknown, match="no region for kinesis as profile ambient"):
-        Clients().client("kinesis")
-    assert Clients().client("kinesis", endpoint="http://127.0.0.1:1").meta.region_name
+        AwsClients().client("kinesis")
+    assert AwsClients().client("kinesis", endpoint="http://127.0.0.1:1").meta.region_name
 
 
 def test_a_role_is_asked_for_where_its_partition_is(nowhere: None) -> None:
     regions = {}
     for partition in ("aws", "aws-cn", "aws-us-gov"):
         arn = ROLE.replace("aws", partition)
-        clients = Clients({"w": Profile("w", "assume_role", role_arn=arn)})
+        clients = AwsClients({"w": Profile("w", "assume_role", role_arn=arn)})
         clients.client("s3", credentials="w", region="eu-west-1")
         (sts,) = [c for wanted, c in clients._clients.items() if wanted.service == "sts"]
         regions[partition] = sts.meta.region_name
@@ -137,7 +137,7 @@ def test_a_role_is_asked_for_where_its_partition_is(nowhere: None) -> None:
 @pytest.mark.parametrize("where", [{"region": "eu west"}, {"endpoint": "s3.example.com"}])
 def test_a_place_that_cannot_be_one_is_refused(where: dict[str, str]) -> None:
     with pytest.raises(AwsError, match="no client for s3") as caught:
-        Clients().client("s3", **{"region": "eu-west-1", **where})  # type: ignore[arg-type]
+        AwsClients().client("s3", **{"region": "eu-west-1", **where})  # type: ignore[arg-type]
     assert next(iter(where.values())) in str(caught.value)
 
 
@@ -147,7 +147,7 @@ def test_a_named_profile_of_the_files_is_who_it_says(
     files = tmp_path / "credentials"
     files.write_text("[prod]\naws_access_key_id = PROD\naws_secret_access_key = x\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(files))
-    clients = Clients({"prod": Profile("prod", "ambient", aws_profile="prod")})
+    clients = AwsClients({"prod": Profile("prod", "ambient", aws_profile="prod")})
     with answering(Answer(headers={"ETag": '"e"'})) as server:
         s3 = clients.client("s3", credentials="prod", endpoint=server.endpoint)
         s3.put_object(Bucket="bkt", Key="k", Body=b"")
@@ -161,7 +161,7 @@ def test_expired_keys_are_read_again_from_their_file(
     keys = "[prod]\naws_access_key_id = {0}\naws_secret_access_key = x\n"
     files.write_text(keys.format("OLD"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(files))
-    clients = Clients({"prod": Profile("prod", "ambient", aws_profile="prod")})
+    clients = AwsClients({"prod": Profile("prod", "ambient", aws_profile="prod")})
     expired = Answer(400, "<Error><Code>ExpiredToken</Code><Message>over</Message></Error>")
     with answering(Answer(headers={"ETag": '"e"'})) as server:
         s3 = clients.client("s3", credentials="prod", endpoint=server.endpoint)
@@ -177,7 +177,7 @@ def test_expired_keys_are_read_again_from_their_file(
 
 
 def test_a_profile_that_is_not_in_the_files_is_refused() -> None:
-    clients = Clients({"prod": Profile("prod", "ambient", aws_profile="prdo")})
+    clients = AwsClients({"prod": Profile("prod", "ambient", aws_profile="prdo")})
     with pytest.raises(ProfileError, match=r"credentials\.prod: the AWS .*prdo"):
         clients.client("s3", credentials="prod", region="eu-west-1")
 
@@ -198,7 +198,7 @@ def test_boto3_is_imported_only_when_a_client_is_made() -> None:
     code = """
 import sys
 from laredo_archive.aws import advice, clients, explain, iam, profile
-clients.Clients({"p": profile.Profile("p", "ambient")})
+clients.AwsClients({"p": profile.Profile("p", "ambient")})
 print([name for name in sys.modules if name.split(".")[0] in ("boto3", "botocore", "s3transfer")])
 """
     assert _python(code) == "[]"
@@ -208,10 +208,10 @@ def test_without_boto3_the_error_says_how_to_get_it() -> None:
     code = """
 import sys
 sys.modules["botocore"] = None
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.errors import AwsMissing
 try:
-    Clients().client("s3", region="eu-west-1")
+    AwsClients().client("s3", region="eu-west-1")
 except AwsMissing as missing:
     print(missing)
 """

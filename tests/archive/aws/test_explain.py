@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from laredo_archive.aws import kinds
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.explained import Explained
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.kinds import Cause, Explained
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws import refusals, refusals_of_sinks
 from tests.archive.aws.answering import REQUEST_ID, Answer, Answering, answering
@@ -69,13 +68,13 @@ def server() -> Iterator[Answering]:
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[Clients]:
-    kept = Clients({"writer": WRITER})
+def clients() -> Iterator[AwsClients]:
+    kept = AwsClients({"writer": WRITER})
     yield kept
     kept.close()
 
 
-def refused(clients: Clients, server: Answering, operation: str) -> Explained:
+def refused(clients: AwsClients, server: Answering, operation: str) -> Explained:
     service, method, arguments = CALLS[operation]
     client = clients.client(
         service, credentials="writer", region="us-east-1", endpoint=server.endpoint
@@ -94,7 +93,9 @@ def refused(clients: Clients, server: Answering, operation: str) -> Explained:
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.operation}-{case.kind}")
-def test_an_answer_is_told_apart(clients: Clients, server: Answering, case: refusals.Case) -> None:
+def test_an_answer_is_told_apart(
+    clients: AwsClients, server: Answering, case: refusals.Case
+) -> None:
     server.tell(case.answer)
     explained = refused(clients, server, case.operation)
     assert (explained.kind, explained.sent) == (case.kind, True), explained.message

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.errors import ProfileError
 from laredo_archive.aws.profile import AMBIENT, Profile, chain_of, check
 
@@ -46,7 +46,7 @@ def test_a_profile_that_contradicts_itself_is_refused(profiles: list[Profile], s
     assert says in str(caught.value)
     assert str(caught.value).startswith(f"credentials.{profiles[0].name}: ")
     with pytest.raises(ProfileError):
-        Clients(named(*profiles))
+        AwsClients(named(*profiles))
 
 
 def test_a_chain_ends_at_the_ambient_profile() -> None:
@@ -61,7 +61,7 @@ def test_a_chain_ends_at_the_ambient_profile() -> None:
 
 
 def test_an_unknown_profile_names_the_nearest() -> None:
-    clients = Clients(named(role("writer")))
+    clients = AwsClients(named(role("writer")))
     with pytest.raises(ProfileError, match=r"credentials\.writr: .*did you mean writer\?"):
         clients.client("s3", credentials="writr")
 

@@ -10,10 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from laredo_archive.aws import role
-from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.explained import Explained
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.kinds import Cause, Explained
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, Answering, Asked, answering
 from tests.support.aws import AwsServer
@@ -80,7 +79,7 @@ def writer(sts: Answering, name: str = "writer", **more: str) -> dict[str, Profi
     return {name: Profile(name, "assume_role", role_arn=ARN + name, endpoint=sts.endpoint, **more)}
 
 
-def ask(clients: Clients, store: Answering, credentials: str | None = "writer") -> None:
+def ask(clients: AwsClients, store: Answering, credentials: str | None = "writer") -> None:
     client = clients.client(
         "s3",
         credentials=credentials,
@@ -91,7 +90,7 @@ def ask(clients: Clients, store: Answering, credentials: str | None = "writer") 
     client.list_objects_v2(Bucket="b")
 
 
-def refused(clients: Clients, store: Answering, credentials: str = "writer") -> Explained:
+def refused(clients: AwsClients, store: Answering, credentials: str = "writer") -> Explained:
     asked = len(store.asked)
     with pytest.raises(failures()) as caught:
         ask(clients, store, credentials)
@@ -127,7 +126,7 @@ def test_a_request_is_signed_with_the_roles_session(
     sts: Answering, store: Answering, clock: Clock, ambient_key: str
 ) -> None:
     profiles = writer(sts, external_id="customer-7", session_name="users-archive")
-    clients = Clients(profiles, now=clock)
+    clients = AwsClients(profiles, now=clock)
     ask(clients, store)
     ask(clients, store)
     assert keys(sts) == [ambient_key]
@@ -146,7 +145,7 @@ def test_a_session_is_named_after_the_host_unless_told(
     sts: Answering, store: Answering, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "writer_1:" + "x" * 80)
-    ask(Clients(writer(sts), now=clock), store)
+    ask(AwsClients(writer(sts), now=clock), store)
     asked = parameters(sts.asked[0])
     assert asked["RoleSessionName"] == ("laredo-writer-1-" + "x" * 80)[:64]
     assert "ExternalId" not in asked
@@ -160,7 +159,7 @@ def test_a_role_is_taken_on_by_its_base(
     inner = writer(sts, "inner")
     middle = {"middle": Profile("middle", "assume_role", role_arn=ARN + "middle", base="inner")}
     outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="middle")}
-    ask(Clients({**outer, **inner, **middle}, now=clock), store, "outer")
+    ask(AwsClients({**outer, **inner, **middle}, now=clock), store, "outer")
     assert keys(sts) == [ambient_key, "FIRST", "SECOND"]
     assert [parameters(asked)["RoleArn"] for asked in sts.asked] == [
         ARN + "inner",
@@ -174,7 +173,7 @@ def test_profiles_do_not_know_of_each_other(
     sts: Answering, store: Answering, clock: Clock, ambient_key: str
 ) -> None:
     until = START + timedelta(hours=1)
-    clients = Clients({**writer(sts), **writer(sts, "reader")}, now=clock)
+    clients = AwsClients({**writer(sts), **writer(sts, "reader")}, now=clock)
     sts.tell(session("WRITER", until), session("READER", until))
     for credentials in ("writer", "reader", None, "writer", "reader", None):
         ask(clients, store, credentials)
@@ -184,7 +183,7 @@ def test_profiles_do_not_know_of_each_other(
 def test_a_session_is_renewed_well_before_it_ends(
     sts: Answering, store: Answering, clock: Clock
 ) -> None:
-    clients = Clients(writer(sts), now=clock)
+    clients = AwsClients(writer(sts), now=clock)
     ask(clients, store)
     sts.tell(session("KEY2", START + timedelta(hours=2)))
     clock.now = START + timedelta(minutes=44)
@@ -200,7 +199,7 @@ def test_a_session_is_renewed_well_before_it_ends(
 def test_while_sts_is_away_the_old_session_serves_as_long_as_it_can(
     sts: Answering, store: Answering, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clients = Clients(writer(sts), now=clock)
+    clients = AwsClients(writer(sts), now=clock)
     ask(clients, store)
     sts.tell(refusal(503, "ServiceUnavailable", "later"))
     clock.now = START + timedelta(minutes=46)
@@ -232,7 +231,7 @@ def test_a_passing_failure_of_sts_is_tried_again(
         Answer(cut=0),
         session("KEY1", START + timedelta(hours=1)),
     )
-    ask(Clients(writer(sts), on_call=calls.append, now=clock), store)
+    ask(AwsClients(writer(sts), on_call=calls.append, now=clock), store)
     assert [(call.operation, call.credentials, call.status) for call in calls] == [
         ("AssumeRole", "ambient", 400),
         ("AssumeRole", "ambient", None),
@@ -245,7 +244,7 @@ def test_a_refused_role_is_told_once_with_all_names(
     sts: Answering, store: Answering, clock: Clock
 ) -> None:
     sts.tell(DENIED)
-    explained = refused(Clients(writer(sts), now=clock), store)
+    explained = refused(AwsClients(writer(sts), now=clock), store)
     assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert len(sts.asked) == 1
     message = explained.message
@@ -261,7 +260,7 @@ def test_a_refused_base_is_told_through_all_roles(
 ) -> None:
     sts.tell(DENIED)
     outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="writer")}
-    explained = refused(Clients({**writer(sts), **outer}, now=clock), store, "outer")
+    explained = refused(AwsClients({**writer(sts), **outer}, now=clock), store, "outer")
     assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert "(credentials.outer) as profile writer: its role wasn't" in explained.message
     assert "(credentials.writer) as profile ambient: AccessDenied" in explained.message
@@ -273,7 +272,7 @@ def test_a_role_above_one_that_waits_for_sts_does_not_ask_for_it_again(
 ) -> None:
     sts.tell(refusal(503, "ServiceUnavailable", "later"))
     outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="writer")}
-    explained = refused(Clients({**writer(sts), **outer}, now=clock), store, "outer")
+    explained = refused(AwsClients({**writer(sts), **outer}, now=clock), store, "outer")
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert len(sts.asked) == role.ATTEMPTS
 
@@ -287,7 +286,7 @@ def test_a_session_that_a_service_calls_expired_is_renewed_with_the_next_call(
     store.tell(Answer(400, expired), LISTING)
     until = START + timedelta(hours=1)
     sts.tell(session("KEY1", until), session("KEY2", until))
-    clients = Clients(writer(sts), now=clock)
+    clients = AwsClients(writer(sts), now=clock)
     with pytest.raises(failures()):
         ask(clients, store)
     ask(clients, store)
@@ -299,7 +298,7 @@ def test_a_session_that_has_ended_as_it_comes_is_a_wrong_clock(
     sts: Answering, store: Answering, clock: Clock
 ) -> None:
     clock.now = START + timedelta(hours=3)
-    explained = refused(Clients(writer(sts), now=clock), store)
+    explained = refused(AwsClients(writer(sts), now=clock), store)
     assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert "ends at 2026-03-01T13:00:00Z" in explained.message
     assert "this machine's clock says 2026-03-01T15:00:00Z" in explained.message
@@ -308,7 +307,7 @@ def test_a_session_that_has_ended_as_it_comes_is_a_wrong_clock(
 def test_threads_share_one_client_and_one_session(
     sts: Answering, store: Answering, clock: Clock
 ) -> None:
-    clients = Clients(writer(sts), now=clock)
+    clients = AwsClients(writer(sts), now=clock)
     together = threading.Barrier(8)
     made = []
 
@@ -334,7 +333,7 @@ def test_a_role_in_another_account_is_who_its_client_is(moto: AwsServer) -> None
         base="base",
         session_name="audit",
     )
-    clients = Clients({"base": base, "auditor": auditor})
+    clients = AwsClients({"base": base, "auditor": auditor})
     identity = clients.identity("auditor")
     assert identity.account == "999988887777"
     assert identity.arn == "arn:aws:sts::999988887777:assumed-role/auditor/audit"

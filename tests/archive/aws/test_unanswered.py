@@ -13,10 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from laredo_archive.aws import clients as clients_module
-from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.explained import Explained
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.kinds import Cause, Explained
 from tests.archive.aws.answering import Answer, answering
 from tests.support.processes import free_port
 
@@ -30,15 +29,15 @@ def calls() -> list[Called]:
 
 
 @pytest.fixture
-def clients(monkeypatch: pytest.MonkeyPatch, calls: list[Called]) -> Iterator[Clients]:
+def clients(monkeypatch: pytest.MonkeyPatch, calls: list[Called]) -> Iterator[AwsClients]:
     monkeypatch.setattr(clients_module, "CONNECT_TIMEOUT_S", 0.5)
     monkeypatch.setattr(clients_module, "READ_TIMEOUT_S", 0.5)
-    kept = Clients(on_call=calls.append)
+    kept = AwsClients(on_call=calls.append)
     yield kept
     kept.close()
 
 
-def failed(clients: Clients, endpoint: str) -> Explained:
+def failed(clients: AwsClients, endpoint: str) -> Explained:
     s3 = clients.client("s3", region="us-east-1", endpoint=endpoint, addressing="path")
     with pytest.raises(failures()) as caught:
         s3.list_objects_v2(Bucket="b")
@@ -54,7 +53,7 @@ def failed(clients: Clients, endpoint: str) -> Explained:
     return explained
 
 
-def test_nobody_listens(clients: Clients, calls: list[Called]) -> None:
+def test_nobody_listens(clients: AwsClients, calls: list[Called]) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     explained = failed(clients, endpoint)
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
@@ -63,13 +62,13 @@ def test_nobody_listens(clients: Clients, calls: list[Called]) -> None:
     assert [(call.operation, call.status) for call in calls] == [("ListObjectsV2", None)]
 
 
-def test_no_such_host(clients: Clients) -> None:
+def test_no_such_host(clients: AwsClients) -> None:
     explained = failed(clients, "http://s3.eu-wst-1.invalid")
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
     assert "a typing error?" in explained.message
 
 
-def test_a_host_that_takes_no_connection(clients: Clients) -> None:
+def test_a_host_that_takes_no_connection(clients: AwsClients) -> None:
     with ExitStack() as sockets:
         full = sockets.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
@@ -82,7 +81,7 @@ def test_a_host_that_takes_no_connection(clients: Clients) -> None:
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
 
 
-def test_a_proxy_that_is_not_there(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_is_not_there(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
@@ -90,13 +89,13 @@ def test_a_proxy_that_is_not_there(clients: Clients, monkeypatch: pytest.MonkeyP
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
 
 
-def test_tls_where_none_is_spoken(clients: Clients) -> None:
+def test_tls_where_none_is_spoken(clients: AwsClients) -> None:
     with answering(Answer()) as server:
         explained = failed(clients, server.endpoint.replace("http:", "https:"))
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
 
 
-def test_a_certificate_of_nobody(clients: Clients, tmp_path: Path) -> None:
+def test_a_certificate_of_nobody(clients: AwsClients, tmp_path: Path) -> None:
     with answering(Answer(body=LISTING), tls=self_signed(tmp_path)) as server:
         explained = failed(clients, server.endpoint)
         assert server.asked == []
@@ -139,7 +138,9 @@ def self_signed(directory: Path) -> ssl.SSLContext:
         pytest.param(Answer(), id="empty-body"),
     ],
 )
-def test_a_request_without_an_answer_may_have_been_done(clients: Clients, answer: Answer) -> None:
+def test_a_request_without_an_answer_may_have_been_done(
+    clients: AwsClients, answer: Answer
+) -> None:
     with answering(answer) as server:
         explained = failed(clients, server.endpoint)
         server.closing.set()
@@ -148,7 +149,7 @@ def test_a_request_without_an_answer_may_have_been_done(clients: Clients, answer
     assert "may have been done" in explained.message
 
 
-def test_nobody_to_sign_as(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_to_sign_as(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with answering(Answer(body=LISTING)) as server:
@@ -158,7 +159,7 @@ def test_nobody_to_sign_as(clients: Clients, monkeypatch: pytest.MonkeyPatch) ->
     assert "AWS_PROFILE" in explained.message
 
 
-def test_half_a_key(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_key(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with answering(Answer(body=LISTING)) as server:
         explained = failed(clients, server.endpoint)
@@ -168,7 +169,7 @@ def test_half_a_key(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_credentials_that_appear_later_are_found(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
+    clients: AwsClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(Answer(body=LISTING)) as server, monkeypatch.context() as without:
         without.delenv("AWS_ACCESS_KEY_ID")
@@ -179,7 +180,7 @@ def test_credentials_that_appear_later_are_found(
         assert s3.list_objects_v2(Bucket="b")["Name"] == "b"
 
 
-def test_what_cannot_be_asked_is_not_sent(clients: Clients) -> None:
+def test_what_cannot_be_asked_is_not_sent(clients: AwsClients) -> None:
     s3 = clients.client("s3", region="us-east-1", endpoint="http://127.0.0.1:1")
     with pytest.raises(failures()) as caught:
         s3.get_object(Bucket="b", Key="")
@@ -189,7 +190,7 @@ def test_what_cannot_be_asked_is_not_sent(clients: Clients) -> None:
     assert (explained.kind, explained.sent) == (Cause.OTHER, False)
 
 
-def test_a_body_that_is_not_what_its_checksum_says(clients: Clients) -> None:
+def test_a_body_that_is_not_what_its_checksum_says(clients: AwsClients) -> None:
     told = Answer(body=b"data", headers={"x-amz-checksum-sha256": "AAAA"})
     with answering(told) as server:
         s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint)
@@ -210,7 +211,7 @@ def test_a_body_that_is_not_what_its_checksum_says(clients: Clients) -> None:
     ],
 )
 def test_an_empty_answer_is_none(
-    clients: Clients, operation: str, arguments: dict[str, str]
+    clients: AwsClients, operation: str, arguments: dict[str, str]
 ) -> None:
     with answering(Answer()) as server:
         s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint)
@@ -218,7 +219,7 @@ def test_an_empty_answer_is_none(
             getattr(s3, operation)(Bucket="b", **arguments)
 
 
-def test_what_answers_in_headers_alone_is_whole(clients: Clients) -> None:
+def test_what_answers_in_headers_alone_is_whole(clients: AwsClients) -> None:
     with answering(Answer(headers={"ETag": '"e"'})) as server:
         s3 = clients.client("s3", region="us-east-1", endpoint=server.endpoint)
         assert s3.put_object(Bucket="b", Key="k", Body=b"data")["ETag"] == '"e"'

@@ -182,7 +182,7 @@ class RandomWriter:
                     break
                 with (self._orders.directory / f"sink-{number}").open("a") as told:
                     told.write(f"{artifact.epoch} {artifact.to_position} {artifact.kind.value}\n")
-                archive.notices.tell(sink, artifact)
+                archive.notices.mark_notified(sink, artifact)
 
 
 def _set_up(orders: Orders) -> None:

@@ -329,7 +329,7 @@ def test_refusals_and_stops_are_one_line(
 
 
 @pytest.mark.parametrize(
-    "point", drawn.first(1, ["copy.placed:2", "s3.upload.part", "copy.objects", "s3.swap.sent"])
+    "point", drawn.first(1, ["copy.uploaded:2", "s3.upload.part", "copy.objects", "s3.swap.sent"])
 )
 def test_a_copy_that_was_killed_goes_on(point: str, s3_server: AwsServer, tmp_path: Path) -> None:
     large = state(*(row(number, "x" * 9000) for number in range(1000, 2000)))

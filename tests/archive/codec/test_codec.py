@@ -156,7 +156,7 @@ def test_splits_are_left_out_of_small_and_of_unsorted_files() -> None:
 def test_splits_are_few_and_evenly_spread(limit: int, sizes: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "MAX_SPLITS", limit)
-        kept = output.Output(io.BytesIO(), 100)
+        kept = output.FileWriter(io.BytesIO(), 100)
         offsets, at = {}, 0
         for number, size in enumerate(sizes):
             key = b"%04d" % number
@@ -177,7 +177,7 @@ def test_splits_are_few_and_evenly_spread(limit: int, sizes: list[int]) -> None:
 
 def test_splits_of_a_growing_file_stay_evenly_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MAX_SPLITS", 10)
-    kept = output.Output(io.BytesIO(), 100)
+    kept = output.FileWriter(io.BytesIO(), 100)
     for number in range(5000):
         kept.put([b"%04d" % number], b"x" * 10, lambda: [10])
     offsets = [offset for _, offset in kept.close().splits]
@@ -196,7 +196,7 @@ def test_blocks_have_the_checksums_of_their_bytes(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "MAX_SPLITS", limit)
         sink = io.BytesIO()
-        kept = output.Output(sink, 100)
+        kept = output.FileWriter(sink, 100)
         kept.header(b"first")
         for number in range(0, len(rows), 3):
             some = rows[number : number + 3]

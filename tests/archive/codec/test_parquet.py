@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from laredo_archive import codec
-from laredo_archive.codec import BadBytes, Encoded, output
+from laredo_archive.codec import BadBytes, EncodedFile, output
 from laredo_archive.codec import parquet as parquet_codec
-from laredo_archive.codec.parquet import SnapshotEncoder
+from laredo_archive.codec.parquet import ParquetSnapshotEncoder
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from tests.support.archive.without_pyarrow import without_pyarrow
@@ -23,9 +23,9 @@ PRICE = Column("price", "numeric", (10 << 16 | 2) + 4, True, 2)
 REST = "_laredo_rest"
 
 
-def write(columns: Sequence[Column], lines: Sequence[bytes]) -> tuple[bytes, Encoded]:
+def write(columns: Sequence[Column], lines: Sequence[bytes]) -> tuple[bytes, EncodedFile]:
     sink = io.BytesIO()
-    encoder = SnapshotEncoder(sink, columns)
+    encoder = ParquetSnapshotEncoder(sink, columns)
     for number, line in enumerate(lines):
         encoder.write([b"%06d" % number], [line])
     encoded = encoder.close()
@@ -213,7 +213,7 @@ class _FullSink:
 
 
 def test_a_sink_that_fails_fails_with_its_own_error() -> None:
-    encoder = SnapshotEncoder(_FullSink(), [KEY])
+    encoder = ParquetSnapshotEncoder(_FullSink(), [KEY])
     encoder.write([b"1"], [b'{"id":1}'])
     with pytest.raises(_Full):
         encoder.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_archive.codec import BadBytes, Source
+from laredo_archive.codec import BadBytes, ByteSource
 from laredo_archive.codec.ranged_file import ranged
 
 DATA = random.Random(1).randbytes(1 << 20)
@@ -24,7 +24,7 @@ class Object:
         self.open = 0
 
     @contextmanager
-    def at(self, offset: int) -> Iterator[Source]:
+    def at(self, offset: int) -> Iterator[ByteSource]:
         self.opened.append(offset)
         self.open += 1
         try:

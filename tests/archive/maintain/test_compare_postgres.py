@@ -69,7 +69,7 @@ class Live:
     def archive(self) -> Archive:
         return Archive.at(str(self.built.write()))
 
-    def compare(self, **more) -> compare_postgres.Verdict:
+    def compare(self, **more) -> compare_postgres.ComparisonResult:
         return compare(self.archive(), self.dsn, **more)
 
 

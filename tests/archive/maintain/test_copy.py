@@ -192,7 +192,7 @@ def test_what_sinks_were_told_goes_along(tmp_path: Path) -> None:
     with written(tmp_path / "from", sinks=["arn:one"]) as archive:
         assert archive.manifest is not None
         for artifact in archive.notices.outstanding("arn:one", archive.manifest)[:2]:
-            archive.notices.tell("arn:one", artifact)
+            archive.notices.mark_notified("arn:one", artifact)
         archive.record_notices()
     copied(tmp_path / "from" / TABLE, tmp_path / "to" / TABLE)
     notified = location.find(str(tmp_path / "to" / TABLE)).manifest.notified

@@ -265,7 +265,7 @@ def test_check_says_what_else_is_there(tmp_path: Path) -> None:
     put(LocalDestination(tmp_path), "users/photos/\x1bholiday.jpg")
     finding, _ = _archive(table, place, Stores())
     assert finding.good
-    assert "1 objects of others, such as users/photos/" in finding.said
+    assert "1 objects of others, such as users/photos/" in finding.detail
     archived(LocalDestination(tmp_path / "old"), key_prefix="users")
     other = tmp_path / "old" / "usersmanifest.json"
     other.rename(tmp_path / "usersmanifest.json")
@@ -273,4 +273,4 @@ def test_check_says_what_else_is_there(tmp_path: Path) -> None:
     (tmp_path / "usersmanifest.json").write_text(text.replace(TABLE, "public.users"))
     [finding] = _archive(table, place, Stores())
     assert not finding.good
-    assert "laredo-archive copy" in finding.said
+    assert "laredo-archive copy" in finding.detail

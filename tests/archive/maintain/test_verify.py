@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from laredo_archive.codec.arrow.stored import REST
-from laredo_archive.maintain.verify import Report, verify
+from laredo_archive.maintain.verify import VerifyReport, verify
 from laredo_archive.reader import Archive
 from laredo_model.change import Action, Change
 from laredo_model.checksum import StateChecksum
@@ -18,7 +18,7 @@ from tests.support.archive.building import Builder, row, state
 from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, several_epochs
 
 
-def report_of(built: Builder) -> Report:
+def report_of(built: Builder) -> VerifyReport:
     return verify(Archive.at(str(built.write())))
 
 
@@ -160,7 +160,7 @@ def test_a_base_that_doesn_t_continue_though_it_says_so(tmp_path: Path) -> None:
 def test_truncate_flag_and_line_that_disagree(tmp_path: Path) -> None:
     built = several_epochs(tmp_path)
     built.artifacts[2]["truncate"] = False
-    assert "it has a TRUNCATE that its entry doesn't tell" in report_of(built).problems[0]
+    assert "it has a TRUNCATE that its entry doesn't name" in report_of(built).problems[0]
     built = several_epochs(tmp_path / "other")
     built.artifacts[1]["truncate"] = True
     assert "says it truncates, and it has no TRUNCATE" in report_of(built).problems[0]

@@ -66,15 +66,15 @@ def test_one_after_the_other_all_are_told(manifest: Manifest) -> None:
     notices, told = Notices(["s"], [manifest]), []
     while (artifact := notices.next_for("s", manifest)) is not None:
         told.append(artifact)
-        notices.tell("s", artifact)
+        notices.mark_notified("s", artifact)
     assert told == list(manifest.artifacts)
 
 
 def test_what_is_told_late_takes_no_mark_back() -> None:
     notices = Notices(["s"], [])
-    notices.tell("s", diff(2, 10, 20))
-    notices.tell("s", diff(1, 30, 40))
-    assert notices.told == {"s": EpochPosition(2, Position(20))}
+    notices.mark_notified("s", diff(2, 10, 20))
+    notices.mark_notified("s", diff(1, 30, 40))
+    assert notices.notified_of == {"s": EpochPosition(2, Position(20))}
 
 
 def followed(before: Manifest, after: Manifest, mark: EpochPosition | None) -> int:

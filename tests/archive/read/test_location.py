@@ -30,7 +30,7 @@ class Root:
         return location.find(f"{self.uri}{path}", self._access)
 
     def destination(self, path: str) -> Destination:
-        return location.parse(f"{self.uri}{path}", self._access).seen_from(0)[0]
+        return location.parse(f"{self.uri}{path}", self._access).split_at(0)[0]
 
 
 @pytest.fixture(params=["path", "file", "s3", "s3a"])
@@ -69,9 +69,9 @@ def test_it_is_found_with_its_own_destination(
     put(destination, prefix)
     found = root.find(said)
     assert found.key_prefix == prefix
-    assert (found.destination.uri, found.destination.place) == (
+    assert (found.destination.uri, found.destination.location) == (
         destination.uri,
-        destination.place,
+        destination.location,
     )
     assert not found.is_renamed_copy
     assert rows_at(Archive(found), Archive(found).boundary()) == ONE
@@ -126,7 +126,7 @@ def test_other_places_are_not_known(place: str) -> None:
 @pytest.mark.parametrize("place", ["s3://", "s3:///users", "s3://b/a//users", "s3://b/../users"])
 def test_what_can_t_be_a_place_in_s3(place: str) -> None:
     with pytest.raises(DestinationError):
-        location.parse(place).seen_from(0)
+        location.parse(place).split_at(0)
 
 
 ROLE = "arn:aws:iam::123456789012:role/audit/reader"
@@ -152,4 +152,4 @@ def test_profiles_of_a_command_line() -> None:
 def test_a_role_that_is_none_is_told_before_anything_is_asked() -> None:
     made, name = access.profiles(None, "reader", None, None)
     with pytest.raises(ProfileError, match="is no role's ARN"):
-        S3Access(access.Clients(made), name)
+        S3Access(access.AwsClients(made), name)

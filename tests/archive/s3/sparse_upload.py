@@ -9,7 +9,7 @@ import time
 import psutil
 import structlog
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 
@@ -24,7 +24,7 @@ def anonymous_mb() -> float:
 
 def main() -> None:
     endpoint, megabytes, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    destination = S3Destination(S3Location("b", endpoint=endpoint, addressing="path"), Clients())
+    destination = S3Destination(S3Location("b", endpoint=endpoint, addressing="path"), AwsClients())
     warming = destination.upload("warm")
     warming.write(PIECE)
     warming.finish()

@@ -89,13 +89,13 @@ def test_buckets_of_the_same_name_are_two_places(
 ) -> None:
     faulty, other = alike
     assert faulty.uri == other.uri
-    assert faulty.place != other.place
+    assert faulty.location != other.location
     with opened(alike, environment=AT_ONCE) as archive:
         rebased(archive, 10, ONE, continues=False)
         with proxy.away(), pytest.raises(CommitUnavailable) as caught:
             diffed(archive, 10, 20, ONE, TWO)
-        assert caught.value.place == faulty.place
-        assert archive.counts.destination_errors == {faulty.place: 1}
+        assert caught.value.location == faulty.location
+        assert archive.counts.destination_errors == {faulty.location: 1}
         archive.settle()
         diffed(archive, 20, 30, TWO, THREE)
     for place in alike:
@@ -108,7 +108,7 @@ def test_an_upload_that_fails_names_its_place(
     with opened(alike, environment=AT_ONCE) as archive:
         with proxy.away(), pytest.raises(CommitUnavailable) as caught:
             unfinished_base(archive).finish(None)
-        assert caught.value.place == alike[0].place
+        assert caught.value.location == alike[0].location
 
 
 def test_a_store_that_is_away_and_comes_back(way: Way, s3: S3Maker) -> None:

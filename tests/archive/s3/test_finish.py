@@ -17,7 +17,7 @@ from laredo_archive.errors import (
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.s3.requests import ATTEMPTS
 from laredo_archive.write.manifest_store import Environment
-from laredo_archive.write.uploads import Content, place
+from laredo_archive.write.uploads import Content, store_object
 from tests.support.archive.archiving import anybodys
 from tests.support.archive.s3_way import LARGE, Way
 from tests.support.faults.fault import (
@@ -116,7 +116,7 @@ def test_in_the_end_it_is_there_once_under_its_name(way: Way, data: bytes, fault
     sha256 = hashlib.sha256(data).hexdigest()
     content = Content("here", len(data), sha256, lambda: closing(io.BytesIO(data)))
     environment = Environment(pause=lambda _: None)
-    name = place(
+    name = store_object(
         way.faulty, KEY, content, avoid=(), new_names=NewNames("w"), environment=environment
     )
     way.proxy.settle()

@@ -59,7 +59,7 @@ def test_one_that_cant_is_refused(
     assert "two writers could overwrite each other's manifest" in str(caught.value)
     assert "else use a store" in str(caught.value)
     assert not isinstance(caught.value, DestinationUnavailable), "it isn't tried again"
-    assert caught.value.place == way.faulty.place
+    assert caught.value.location == way.faulty.location
     assert nothing_left(way, s3)
 
 

@@ -142,7 +142,7 @@ def test_what_somebody_has_to_cure_says_so(way: Way, etag: str, status: int, cod
     assert "profile ambient" in told
     assert "What to do: " in told
     assert way.sent("PutObject") == 1
-    assert caught.value.place == way.faulty.place
+    assert caught.value.location == way.faulty.location
 
 
 def test_bytes_that_were_changed_on_the_way_are_sent_again(way: Way, etag: str) -> None:

@@ -26,7 +26,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import _Copy
-from laredo_archive.maintain.copy_target import Target
+from laredo_archive.maintain.copy_target import CopyTarget
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
 from laredo_archive.read.location import FoundArchive, as_it_is, read_manifest
@@ -262,7 +262,7 @@ class Writer:
             self._scene.told.add((sink, artifact.kind, artifact.epoch, artifact.to_position))
             if self._chance.random() > patience:
                 return
-            archive.notices.tell(sink, artifact)
+            archive.notices.mark_notified(sink, artifact)
 
 
 class Collector:
@@ -346,7 +346,7 @@ class Copier:
         """Whether it came to an end."""
         scene = self._scene
         slow = SlowDestination(store, self._actor, self._chance.choice([0.0, 30.0, 200.0]))
-        target = Target(MemoryDestination(scene.copy, self._actor), PREFIX)
+        target = CopyTarget(MemoryDestination(scene.copy, self._actor), PREFIX)
         try:
             source = FoundArchive(slow, MANIFEST, read_manifest(slow, MANIFEST), as_it_is)
             around = Environment(

@@ -14,7 +14,7 @@ from laredo_archive.maintain.copy import _Copy
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, Manifest, Retired
 from laredo_archive.manifest.notices import Notices
-from laredo_archive.storage.destination import Version
+from laredo_archive.storage.destination import ObjectVersion
 from laredo_archive.write import (
     base_upload,
     manifest_store,
@@ -46,12 +46,12 @@ def a_foreign_claim_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claim, "owns", lambda *_: True)
 
 
-def nothing_is_levelled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(table_archive, "level", lambda *_: None)
+def nothing_is_reconciled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(table_archive, "reconcile", lambda *_: None)
 
 
 def deleted_without_grace(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(collect._Run, "_expired", lambda _, entry, __: entry.at is not None)
+    patch.setattr(collect._CollectorRun, "_expired", lambda _, entry, __: entry.at is not None)
 
 
 def dated_by_the_writers_clock(patch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def durable_means_on_one(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def levelled_to_the_one_behind(patch: pytest.MonkeyPatch) -> None:
+def reconciled_to_the_one_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reconcile, "max", min, raising=False)
 
 
@@ -132,7 +132,7 @@ def an_upload_replaces_what_is_there(patch: pytest.MonkeyPatch) -> None:
 def a_manifest_is_swapped_whatever_it_is_now(patch: pytest.MonkeyPatch) -> None:
     real = MemoryStore.swap
 
-    def swap(self: MemoryStore, key: str, data: bytes, _: str | None) -> Version:
+    def swap(self: MemoryStore, key: str, data: bytes, _: str | None) -> ObjectVersion:
         found = self.objects.get(key)
         return real(self, key, data, etag_of(found[0]) if found else None)
 
@@ -161,7 +161,9 @@ def a_sink_is_told_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Notices,
         "entered",
-        lambda self, manifest: replace(manifest, notified=dict.fromkeys(self.told, manifest.head)),
+        lambda self, manifest: replace(
+            manifest, notified=dict.fromkeys(self.notified_of, manifest.head)
+        ),
     )
 
 
@@ -177,7 +179,7 @@ RULES: list[Break] = [
     no_look_at_the_object_before_the_swap,
     retired_objects_are_named_again,
     a_foreign_claim_is_ignored,
-    nothing_is_levelled,
+    nothing_is_reconciled,
     deleted_without_grace,
     dated_by_the_writers_clock,
     dated_when_entered,
@@ -185,7 +187,7 @@ RULES: list[Break] = [
     unclear_counts_as_done,
     offered_again_without_looking_whether_it_is_in,
     durable_means_on_one,
-    levelled_to_the_one_behind,
+    reconciled_to_the_one_behind,
     what_has_the_name_is_adopted_unseen,
     an_upload_replaces_what_is_there,
     a_manifest_is_swapped_whatever_it_is_now,

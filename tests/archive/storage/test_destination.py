@@ -276,7 +276,7 @@ def test_deleting_removes_one_object(destination: Destination) -> None:
 
 def test_the_same_place_has_one_name(new_destination: Callable[[], Destination]) -> None:
     one, other = new_destination(), new_destination()
-    assert one.place != other.place
+    assert one.location != other.location
     assert one.uri.endswith("/")
-    assert one.place.startswith(one.uri)
+    assert one.location.startswith(one.uri)
     assert one.uri_of("t/a") == f"{one.uri}t/a"

@@ -67,7 +67,7 @@ def step(archive: TableArchive) -> bool:
         rebased(archive, 10, ONE, continues=False, formats=FORMATS)
         return True
     for artifact in archive.notices.outstanding("arn:sink", archive.manifest):  # type: ignore[arg-type]
-        archive.notices.tell("arn:sink", artifact)
+        archive.notices.mark_notified("arn:sink", artifact)
     state = TRUTH[head.position]
     if (head.position, head.epoch) == (20, 1):
         base = base_of(archive, 20, state, formats=FORMATS)

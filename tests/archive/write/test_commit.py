@@ -336,7 +336,7 @@ def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
     with pytest.raises(CommitUnavailable, match=f"the commit waits for {re.escape(stores[1].uri)}"):
         diffed(archive, 10, 20, ONE, TWO)
     assert archive.unfinished
-    assert archive.counts.destination_errors == {stores[1].place: 1}
+    assert archive.counts.destination_errors == {stores[1].location: 1}
     with pytest.raises(CommitUnavailable):
         archive.see(Position(20))
     with pytest.raises(CommitUnavailable):
@@ -420,13 +420,13 @@ def test_what_sinks_were_told_is_in_the_next_commit(new_stores: NewStores) -> No
     manifest = archive.manifest
     assert manifest is not None
     assert archive.notices.outstanding("a", manifest) == list(manifest.artifacts)
-    archive.notices.tell("a", manifest.artifacts[0])
+    archive.notices.mark_notified("a", manifest.artifacts[0])
     assert archive.notices.outstanding("a", manifest) == [manifest.artifacts[1]]
     diffed(archive, 20, 30, TWO, THREE)
     assert [place.manifest.notified for place in stores] == [
         {"a": EpochPosition(1, 10), "b": None}
     ] * 2  # type: ignore[arg-type]
-    archive.notices.tell("b", stores[0].manifest.artifacts[2])
+    archive.notices.mark_notified("b", stores[0].manifest.artifacts[2])
     archive.record_notices()
     assert stores[1].manifest.notified["b"] == EpochPosition(1, Position(30))
     revision = stores[0].manifest.revision
@@ -439,7 +439,7 @@ def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: New
     archive = opened(stores, sinks=["a"])
     rebased(archive, 10, ONE, continues=False)
     diffed(archive, 10, 20, ONE, TWO)
-    archive.notices.tell("a", stores[0].manifest.artifacts[0])
+    archive.notices.mark_notified("a", stores[0].manifest.artifacts[0])
 
     def go_away() -> None:
         stores[1].store.away_until = stores[1].store.world.now + 100
@@ -452,7 +452,9 @@ def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: New
     manifest = again.manifest
     assert manifest is not None
     assert [a.to_position for a in again.notices.outstanding("a", manifest)] == [20]
-    assert again.notices.told["new"] == EpochPosition(1, Position(10)), "a new sink gets the newest"
+    assert again.notices.notified_of["new"] == EpochPosition(1, Position(10)), (
+        "a new sink gets the newest"
+    )
 
 
 def test_threads_take_turns(tmp_path: Path) -> None:

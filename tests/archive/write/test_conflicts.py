@@ -54,7 +54,7 @@ def see(archive: TableArchive) -> object:
 
 def notices(archive: TableArchive) -> object:
     assert archive.manifest is not None
-    archive.notices.tell("arn:sink", archive.manifest.artifacts[-1])
+    archive.notices.mark_notified("arn:sink", archive.manifest.artifacts[-1])
     archive.record_notices()
     return None
 

@@ -56,7 +56,7 @@ OF_THE_PROTOCOL = {
     "diff.encoded",
     "upload.written",
     "upload.finished",
-    "commit.placed",
+    "commit.uploaded",
     "commit.swap",
     "commit.swapped",
     "commit.done",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.codec import Encoded
+from laredo_archive.codec import EncodedFile
 from laredo_archive.errors import DestinationUnavailable
-from laredo_archive.storage.destination import ObjectInfo, Upload, Version
+from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, Upload
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.parallel import in_threads
-from laredo_archive.write.diff_spool import Spool
+from laredo_archive.write.diff_spool import DiffSpool
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action, Change
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
@@ -58,8 +58,8 @@ class MeetingDestination(LocalDestination):
         self._looks.wait()
         return super().head(key)
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
-        self._events.append(f"swap {self.place}")
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
+        self._events.append(f"swap {self.location}")
         return super().swap(key, data, expected)
 
 
@@ -81,7 +81,7 @@ def test_a_diff_goes_everywhere_at_once_and_into_the_manifests_in_order(tmp_path
         events.clear()
         uploads.on = looks.on = True
         diffed(archive, 10, 20, ONE, TWO, formats=FORMATS)
-    swaps = [f"swap {place}" for place in sorted(place.place for place in places)]
+    swaps = [f"swap {place}" for place in sorted(place.location for place in places)]
     assert events == ["put"] * 4 + swaps
 
 
@@ -94,7 +94,7 @@ def test_a_base_begins_and_ends_everywhere_at_once(tmp_path: Path) -> None:
         assert events == ["put"] * 4
         archive.commit_base(base, continues=False)
     assert [event for event in events if event != "put"] == [
-        f"swap {place}" for place in sorted(place.place for place in places)
+        f"swap {place}" for place in sorted(place.location for place in places)
     ]
 
 
@@ -129,9 +129,9 @@ def test_a_failure_is_raised_when_all_have_ended() -> None:
 
 
 def test_a_diff_is_read_by_several_at_once() -> None:
-    spool = Spool(TABLE, None)
+    spool = DiffSpool(TABLE, None)
     changes = [Change(Action.INSERT, key, None, line) for key, line in sorted(TWO.items())]
-    encoded: Encoded = spool.encode(["jsonl"], COLUMNS, iter(changes), truncate=False)["jsonl"]
+    encoded: EncodedFile = spool.encode(["jsonl"], COLUMNS, iter(changes), truncate=False)["jsonl"]
     content = spool.content("jsonl", encoded)
     with content.open() as one, content.open() as other:
         read = [one.read(7), other.read(7), one.read(), other.read()]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.iam import iam_action
 from laredo_archive.aws.profile import Profile
 from tests.end_to_end.aws_rights.policy import Right
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
         return iam_action(self.service, self.operation)
 
 
-class NotingClients(Clients):
+class NotingClients(AwsClients):
     """The clients, each request noted; ``calls`` is what the clients themselves tell of."""
 
     def __init__(self, profiles: Mapping[str, Profile]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
@@ -27,7 +27,7 @@ class Example:
         assert self.place.kms_key_id is not None
         return self.place.kms_key_id
 
-    def destination(self, clients: Clients) -> S3Destination:
+    def destination(self, clients: AwsClients) -> S3Destination:
         return S3Destination(self.place, clients)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import httpx
 import pytest
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.check.aws import check_bucket, check_profile
 from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy
@@ -38,9 +38,9 @@ class Guarded:
         )
         self._guard(True)
 
-    def clients(self, **more: str) -> Clients:
+    def clients(self, **more: str) -> AwsClients:
         profiles = self.example.profiles
-        return Clients({name: replace(found, **more) for name, found in profiles.items()})  # type: ignore[arg-type]
+        return AwsClients({name: replace(found, **more) for name, found in profiles.items()})  # type: ignore[arg-type]
 
     def open(self) -> None:
         """Check nothing any more."""
@@ -83,7 +83,7 @@ def guarded(guarded_server: Guarded, monkeypatch: pytest.MonkeyPatch) -> Guarded
     return guarded_server
 
 
-def complaints(guarded: Guarded, clients: Clients) -> list[str]:
+def complaints(guarded: Guarded, clients: AwsClients) -> list[str]:
     """What `check` finds wrong."""
     place = guarded.example.place
     findings = [*check_profile(clients, place.credentials), *check_bucket(clients, place)]
@@ -134,7 +134,7 @@ def test_check_names_the_right_that_is_lacking(guarded: Guarded, action: str) ->
 def test_check_names_what_is_wrong_with_who_asks(
     guarded: Guarded,
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Guarded, Callable[[str, str], None]], Clients],
+    spoil: Callable[[Guarded, Callable[[str, str], None]], AwsClients],
     says: tuple[str, ...],
 ) -> None:
     found = complaints(guarded, spoil(guarded, monkeypatch.setenv))

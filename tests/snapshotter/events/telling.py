@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.retry import Backoff
 from laredo_snapshotter.config_outputs import SqsSink
@@ -46,7 +46,7 @@ class Telling:
         self.notifier.stop()
 
 
-def queue(endpoint: str, name: str, clients: Clients) -> Sink:
+def queue(endpoint: str, name: str, clients: AwsClients) -> Sink:
     return build(SqsSink(type="sqs", queue_url=f"{endpoint}/1/{name}"), clients)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_archive.manifest.notices import Published
+from laredo_archive.manifest.notices import NoticeSource
 from laredo_model.position import Position
 from laredo_snapshotter.events.notice import Notice
 from tests.support.archive.archiving import ONE, TWO, diffed, memory, opened, rebased
@@ -90,4 +90,4 @@ def test_nothing_is_published_before_the_first_base() -> None:
     archive = opened(memory(1), sinks=["a"])
     assert archive.published is not None
     assert archive.published.manifest.artifacts == ()
-    assert isinstance(archive.published, Published)
+    assert isinstance(archive.published, NoticeSource)

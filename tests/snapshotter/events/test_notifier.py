@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from laredo_archive.aws import clients as clients_
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, FormatEntry
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
@@ -55,8 +55,8 @@ def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def clients() -> Iterator[Clients]:
-    made = Clients()
+def clients() -> Iterator[AwsClients]:
+    made = AwsClients()
     yield made
     made.close()
 
@@ -70,7 +70,7 @@ def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> T
 
 
 def test_everything_is_told_in_order_as_it_is_committed(
-    recorder: Recorder, clients: Clients
+    recorder: Recorder, clients: AwsClients
 ) -> None:
     sink = queue(recorder.endpoint, "q", clients)
     archive = opened(memory(2), sinks=[sink.name])
@@ -93,11 +93,11 @@ def test_everything_is_told_in_order_as_it_is_committed(
         (2, 40, "diff"),  # its epoch is another one now
     ]
     assert recorder.artifacts(sink.name) == told
-    assert archive.notices.told == {sink.name: EpochPosition(2, Position(40))}
+    assert archive.notices.notified_of == {sink.name: EpochPosition(2, Position(40))}
 
 
 def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
-    recorder: Recorder, proxy: FaultProxy, clients: Clients
+    recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
     hanging = queue(proxy.endpoint, "hanging", clients)
     refusing = queue(recorder.endpoint.replace("127.0.0.1", "localhost"), "refusing", clients)
@@ -138,7 +138,7 @@ def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
 
 
 def test_failures_are_counted_logged_and_forgotten_with_the_next_success(
-    proxy: FaultProxy, recorder: Recorder, clients: Clients
+    proxy: FaultProxy, recorder: Recorder, clients: AwsClients
 ) -> None:
     sink = queue(proxy.endpoint, "q", clients)
     proxy.add(Rule(answer(503, "ServiceUnavailable"), times=3), Rule(drop(after=True)))
@@ -162,7 +162,7 @@ def test_failures_are_counted_logged_and_forgotten_with_the_next_success(
     assert [line["failed_attempts"] for line in logs if line["event"] == "notified"] == [4, 0]
 
 
-def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: Clients) -> None:
+def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: AwsClients) -> None:
     class Defect:
         name = "arn:defect"
 
@@ -183,7 +183,7 @@ def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: Cli
 
 
 def test_what_was_told_and_not_written_down_is_told_again(
-    recorder: Recorder, clients: Clients
+    recorder: Recorder, clients: AwsClients
 ) -> None:
     stores, sink = memory(2), queue(recorder.endpoint, "q", clients)
     archive = written(sink, stores=stores)
@@ -201,7 +201,7 @@ def test_what_was_told_and_not_written_down_is_told_again(
     assert recorder.artifacts(sink.name) == marks(archive) * 2
 
 
-def test_a_sink_that_is_new_begins_with_the_newest(recorder: Recorder, clients: Clients) -> None:
+def test_a_sink_that_is_new_begins_with_the_newest(recorder: Recorder, clients: AwsClients) -> None:
     stores, old = memory(2), queue(recorder.endpoint, "old", clients)
     written(old, stores=stores)
     new = queue(recorder.endpoint, "new", clients)
@@ -216,7 +216,7 @@ def test_a_sink_that_is_new_begins_with_the_newest(recorder: Recorder, clients: 
 
 
 def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
-    recorder: Recorder, proxy: FaultProxy, clients: Clients
+    recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
     down, well = queue(proxy.endpoint, "down", clients), queue(recorder.endpoint, "well", clients)
     archive = opened(memory(2), sinks=[down.name, well.name], keep_epochs=1)
@@ -243,7 +243,7 @@ def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
 
 
 def test_an_answer_that_doesnt_come_shows(
-    recorder: Recorder, proxy: FaultProxy, clients: Clients, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, proxy: FaultProxy, clients: AwsClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = queue(proxy.endpoint, "q", clients)
     proxy.add(Rule(delay(NEVER_S), times=None))
@@ -257,7 +257,7 @@ def test_an_answer_that_doesnt_come_shows(
 
 
 def test_stopping_waits_for_no_sink(
-    recorder: Recorder, proxy: FaultProxy, clients: Clients
+    recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
     sink = queue(proxy.endpoint, "q", clients)
     proxy.add(Rule(delay(NEVER_S)))
@@ -272,7 +272,7 @@ def test_stopping_waits_for_no_sink(
 
 
 def test_stopping_ends_the_wait_before_the_next_attempt(
-    proxy: FaultProxy, clients: Clients
+    proxy: FaultProxy, clients: AwsClients
 ) -> None:
     sink = queue(proxy.endpoint, "q", clients)
     proxy.add(Rule(answer(403, "AccessDenied"), times=None))
@@ -288,7 +288,7 @@ def telling_threads(sink: Sink) -> list[threading.Thread]:
 
 
 def test_a_record_is_due_once_nothing_was_committed_for_a_while(
-    recorder: Recorder, clients: Clients
+    recorder: Recorder, clients: AwsClients
 ) -> None:
     sink = queue(recorder.endpoint, "q", clients)
     archive = opened(memory(2), sinks=[sink.name])
@@ -309,7 +309,7 @@ def test_a_record_is_due_once_nothing_was_committed_for_a_while(
 
 
 def test_thousands_of_outstanding_notices_cost_no_memory(
-    recorder: Recorder, proxy: FaultProxy, clients: Clients
+    recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
     count = 3000
     [store], sink = memory(1), queue(proxy.endpoint, "q", clients)
@@ -361,7 +361,7 @@ def diffs(count: int) -> list[Artifact]:
 def test_a_sink_that_answers_too_late_is_told_again(
     recorder: Recorder,
     proxy: FaultProxy,
-    clients: Clients,
+    clients: AwsClients,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clients_, "READ_TIMEOUT_S", 0.2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.write.table_archive import TableArchive
 from tests.snapshotter.events.recording import Recorder
 from tests.snapshotter.events.telling import Telling, marks, queue
@@ -65,8 +65,8 @@ def recorder() -> Iterator[Recorder]:
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[Clients]:
-    made = Clients()
+def clients() -> Iterator[AwsClients]:
+    made = AwsClients()
     yield made
     made.close()
 
@@ -74,7 +74,7 @@ def clients() -> Iterator[Clients]:
 class WriterSession:
     """The archive from process start to process start, and what came of it."""
 
-    def __init__(self, recorder: Recorder, proxy: FaultProxy, clients: Clients) -> None:
+    def __init__(self, recorder: Recorder, proxy: FaultProxy, clients: AwsClients) -> None:
         self._stores: list[ScriptedDestination] = memory(2)
         self._proxy = proxy
         names = [f"q{next(_names)}" for _ in range(SINKS)]
@@ -130,7 +130,7 @@ class WriterSession:
 @settings(max_examples=examples(60))
 @given(steps=st.lists(STEPS, max_size=25))
 def test_each_sink_hears_all_in_order(
-    steps: list[tuple[str, ...]], recorder: Recorder, clients: Clients
+    steps: list[tuple[str, ...]], recorder: Recorder, clients: AwsClients
 ) -> None:
     with FaultProxy(recorder.endpoint) as proxy:
         life = WriterSession(recorder, proxy, clients)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from laredo_archive.aws import clients as clients_
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.profile import Profile
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.errors import (
@@ -59,8 +59,8 @@ def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def clients() -> Iterator[Clients]:
-    made = Clients()
+def clients() -> Iterator[AwsClients]:
+    made = AwsClients()
     yield made
     made.close()
 
@@ -118,7 +118,7 @@ REFUSALS: dict[str, tuple[Fault, type[SinkError], str]] = {
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_each_refusal_has_its_message(
-    refusal: str, kind: str, proxy: FaultProxy, recorder: Recorder, clients: Clients
+    refusal: str, kind: str, proxy: FaultProxy, recorder: Recorder, clients: AwsClients
 ) -> None:
     fault, expected, advice = REFUSALS[refusal]
     sink = build(config_of(kind, proxy.endpoint), clients)
@@ -134,7 +134,7 @@ def test_each_refusal_has_its_message(
     assert len(recorder.taken[sink.name]) == before + 1, "it goes on as if nothing had been"
 
 
-def test_throttled(kind: str, proxy: FaultProxy, clients: Clients) -> None:
+def test_throttled(kind: str, proxy: FaultProxy, clients: AwsClients) -> None:
     sink = build(config_of(kind, proxy.endpoint), clients)
     proxy.add(Rule(THROTTLED[OPERATIONS[kind]]))
     with pytest.raises(SinkError) as failed:
@@ -143,7 +143,7 @@ def test_throttled(kind: str, proxy: FaultProxy, clients: Clients) -> None:
     assert len(proxy.requests()) == 1, "repeating is the notifier's business"
 
 
-def test_away(kind: str, proxy: FaultProxy, clients: Clients) -> None:
+def test_away(kind: str, proxy: FaultProxy, clients: AwsClients) -> None:
     sink = build(config_of(kind, proxy.endpoint), clients)
     with proxy.away(), pytest.raises(SinkError) as failed:
         sink.send(notice())
@@ -152,7 +152,7 @@ def test_away(kind: str, proxy: FaultProxy, clients: Clients) -> None:
 
 
 def test_slow(
-    kind: str, proxy: FaultProxy, clients: Clients, monkeypatch: pytest.MonkeyPatch
+    kind: str, proxy: FaultProxy, clients: AwsClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients_, "READ_TIMEOUT_S", 0.2)
     sink = build(config_of(kind, proxy.endpoint), clients)
@@ -163,7 +163,7 @@ def test_slow(
 
 
 def test_tables_that_tell_at_the_same_time_keep_their_connections(
-    proxy: FaultProxy, clients: Clients, caplog: pytest.LogCaptureFixture
+    proxy: FaultProxy, clients: AwsClients, caplog: pytest.LogCaptureFixture
 ) -> None:
     many = 40
     sink = build(config_of("sqs", proxy.endpoint), clients)
@@ -173,7 +173,7 @@ def test_tables_that_tell_at_the_same_time_keep_their_connections(
     assert caplog.messages == [], "urllib3 says so when it throws one away"
 
 
-def test_no_region(monkeypatch: pytest.MonkeyPatch, clients: Clients) -> None:
+def test_no_region(monkeypatch: pytest.MonkeyPatch, clients: AwsClients) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     sink = build(KinesisSink(type="kinesis", stream="s"), clients)
     with pytest.raises(SinkRefused, match="s: no region for kinesis as profile ambient: give"):
@@ -190,7 +190,7 @@ def test_each_sink_is_told_as_its_own_profile(
         endpoint=ministack.endpoint,
         region=REGION,
     )
-    clients = Clients({"announcer": role})
+    clients = AwsClients({"announcer": role})
     build(config_of(kind, recorder.endpoint, "announcer"), clients).send(notice())
     build(config_of(kind, recorder.endpoint), clients).send(notice())
     as_role, ambient = recorder.taken[CONFIGS[kind].name]
@@ -208,7 +208,9 @@ def test_a_role_that_is_refused(kind: str, recorder: Recorder, ministack: AwsSer
             endpoint=sts.endpoint,
             region=REGION,
         )
-        sink = build(config_of(kind, recorder.endpoint, "announcer"), Clients({"announcer": role}))
+        sink = build(
+            config_of(kind, recorder.endpoint, "announcer"), AwsClients({"announcer": role})
+        )
         with pytest.raises(SinkError) as failed:
             sink.send(notice())
     check_message(failed.value, kind, "announcer")
@@ -217,7 +219,7 @@ def test_a_role_that_is_refused(kind: str, recorder: Recorder, ministack: AwsSer
 
 
 def test_a_record_is_put_after_the_one_before(proxy: FaultProxy, recorder: Recorder) -> None:
-    sink = build(config_of("kinesis", proxy.endpoint), Clients())
+    sink = build(config_of("kinesis", proxy.endpoint), AwsClients())
     proxy.add(Rule(drop(after=True), skip=2), Rule(answer(400, "InvalidArgumentException"), skip=3))
     for number in range(5):
         for _ in range(2):

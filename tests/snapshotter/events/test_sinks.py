@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.build import build, build_all
@@ -24,8 +24,8 @@ def server(request: pytest.FixtureRequest) -> AwsServer:
 
 
 @pytest.fixture
-def clients() -> Iterator[Clients]:
-    made = Clients()
+def clients() -> Iterator[AwsClients]:
+    made = AwsClients()
     yield made
     made.close()
 
@@ -35,7 +35,7 @@ def said(ear: Ear) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize("kind", EARS)
-def test_what_is_sent_arrives_as_it_is(kind: str, server: AwsServer, clients: Clients) -> None:
+def test_what_is_sent_arrives_as_it_is(kind: str, server: AwsServer, clients: AwsClients) -> None:
     ear = EARS[kind](server)
     sink = build(ear.config, clients)
     sent = notice(1, epoch=12)
@@ -49,7 +49,7 @@ def test_what_is_sent_arrives_as_it_is(kind: str, server: AwsServer, clients: Cl
 
 
 @pytest.mark.parametrize("kind", IN_ORDER)
-def test_order_is_kept_by_table(kind: str, server: AwsServer, clients: Clients) -> None:
+def test_order_is_kept_by_table(kind: str, server: AwsServer, clients: AwsClients) -> None:
     ear = EARS[kind](server)
     sink = build(ear.config, clients)
     for number in range(30):
@@ -65,7 +65,7 @@ def test_order_is_kept_by_table(kind: str, server: AwsServer, clients: Clients) 
 
 @pytest.mark.parametrize("kind", ["sns-fifo", "sqs-fifo"])
 def test_a_fifo_sink_drops_what_a_restart_sends_again(
-    kind: str, server: AwsServer, clients: Clients
+    kind: str, server: AwsServer, clients: AwsClients
 ) -> None:
     ear = EARS[kind](server)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_fifo_sink_drops_what_a_restart_sends_again(
     ids=["kind", "table", "epoch"],
 )
 def test_subscriptions_filter_on_attributes(
-    only: dict[str, object], expected: list[str], server: AwsServer, clients: Clients
+    only: dict[str, object], expected: list[str], server: AwsServer, clients: AwsClients
 ) -> None:
     ear = TopicEar(server, only=only)
     sink = build(ear.config, clients)
@@ -99,7 +99,7 @@ def test_subscriptions_filter_on_attributes(
 
 
 def test_a_stream_that_was_made_again_takes_records_again(
-    server: AwsServer, clients: Clients
+    server: AwsServer, clients: AwsClients
 ) -> None:
     ear = StreamEar(server)
     sink = build(ear.config, clients)
@@ -114,7 +114,7 @@ def test_a_stream_that_was_made_again_takes_records_again(
 
 
 @pytest.mark.parametrize("kind", EARS)
-def test_a_check_looks_and_sends_nothing(kind: str, server: AwsServer, clients: Clients) -> None:
+def test_a_check_looks_and_sends_nothing(kind: str, server: AwsServer, clients: AwsClients) -> None:
     ear = EARS[kind](server)
     found = build(ear.config, clients).check()
     assert found.split()[0] in ("topic", "queue", "stream")
@@ -130,7 +130,7 @@ MISSING = {
 
 @pytest.mark.parametrize("kind", MISSING)
 def test_one_that_is_gone_is_told_with_profile_action_and_resource(
-    kind: str, server: AwsServer, clients: Clients
+    kind: str, server: AwsServer, clients: AwsClients
 ) -> None:
     config = MISSING[kind].model_copy(update={"endpoint": server.endpoint})
     sink = build(config, clients)
@@ -154,12 +154,12 @@ def test_one_that_is_gone_is_told_with_profile_action_and_resource(
         ("localhost:9324", REGION),
     ],
 )
-def test_a_queues_url_says_where_it_is(host: str, region: str, clients: Clients) -> None:
+def test_a_queues_url_says_where_it_is(host: str, region: str, clients: AwsClients) -> None:
     config = SqsSink(type="sqs", queue_url=f"https://{host}/123456789012/q")
     assert asked_at(config, clients) == (region, f"https://{host}")
 
 
-def test_an_arn_says_the_region(clients: Clients) -> None:
+def test_an_arn_says_the_region(clients: AwsClients) -> None:
     topic = SnsSink(type="sns", topic_arn=f"arn:aws:sns:eu-west-1:{ACCOUNT}:t")
     assert asked_at(topic, clients) == ("eu-west-1", "https://sns.eu-west-1.amazonaws.com")
     stream = KinesisSink(type="kinesis", stream=f"arn:aws:kinesis:eu-west-3:{ACCOUNT}:stream/s")
@@ -167,19 +167,19 @@ def test_an_arn_says_the_region(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("kind", MISSING)
-def test_the_configuration_overrides_region_and_endpoint(kind: str, clients: Clients) -> None:
+def test_the_configuration_overrides_region_and_endpoint(kind: str, clients: AwsClients) -> None:
     override = {"region": "eu-north-1", "endpoint": "http://localhost:1"}
     config = MISSING[kind].model_copy(update=override)
     assert asked_at(config, clients) == ("eu-north-1", "http://localhost:1")
 
 
-def asked_at(config: SinkConfig, clients: Clients) -> tuple[str, str]:
+def asked_at(config: SinkConfig, clients: AwsClients) -> tuple[str, str]:
     client = build(config, clients)._asking._client()  # type: ignore[attr-defined]
     return client.meta.region_name, client.meta.endpoint_url
 
 
 def test_sinks_are_built_in_the_order_of_the_configuration(
-    ministack: AwsServer, clients: Clients
+    ministack: AwsServer, clients: AwsClients
 ) -> None:
     ears = [TopicEar(ministack), QueueEar(ministack), StreamEar(ministack)]
     sinks = build_all([ear.config for ear in ears], clients)

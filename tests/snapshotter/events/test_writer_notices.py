@@ -275,7 +275,7 @@ def test_what_retention_took_away_is_not_told(
                 assert writer.post("/snapshot?wait=true").status_code == 200
                 wait_until(
                     lambda: writer.logged(
-                        "artifacts left the manifest before the sink was told of them"
+                        "artifacts left the manifest before the sink was notified of them"
                     ),
                     "said",
                 )

@@ -17,7 +17,7 @@ from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.sync.delta_log import AGED_S, DeltaLog
 from laredo_spark.sync.errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused
-from laredo_spark.sync.sync import Outcome, Synced
+from laredo_spark.sync.sync import Synced, SyncOutcome
 from tests.support.archive.building import HISTORY, Builder
 from tests.support.spark_reading import Reading, manifest_of, names
 
@@ -66,23 +66,23 @@ def kept(spark: SparkSession, tmp_path: Path) -> Kept:
 
 def test_level_at_each_boundary(kept: Kept) -> None:
     """Each sync is one commit, which says where its rows are."""
-    assert (kept.sync().outcome, len(kept.commits())) == (Outcome.REBUILT, 1)
+    assert (kept.sync().outcome, len(kept.commits())) == (SyncOutcome.REBUILT, 1)
     for number, (position, changed) in enumerate(
         ((0x20, {7: "new", 8: None}), (0x30, {7: None, 999: "only here"})), 2
     ):
         kept.change(position, changed)
         done = kept.sync()
-        assert (done.outcome, done.position) == (Outcome.MERGED, position)
+        assert (done.outcome, done.position) == (SyncOutcome.MERGED, position)
         assert (len(kept.commits()), kept.said()) == (number, (1, positions.text(position)))
         kept.assert_level()
-    assert kept.sync().outcome is Outcome.UNCHANGED
+    assert kept.sync().outcome is SyncOutcome.UNCHANGED
     kept.change(0x50, {1: "once", 2: None})
     kept.change(0x60, {1: "twice", 2: "back"})
     kept.change(0x70, {1: "twice", 2: "back", 3: None})
-    assert kept.sync().outcome is Outcome.MERGED and kept.commits()[0]["operation"] == "MERGE"
+    assert kept.sync().outcome is SyncOutcome.MERGED and kept.commits()[0]["operation"] == "MERGE"
     kept.assert_level()
     kept.archive.diff(0x80, kept.archive.states[-1])
-    assert kept.sync().outcome is Outcome.MERGED and kept.said() == (1, "0/80")
+    assert kept.sync().outcome is SyncOutcome.MERGED and kept.said() == (1, "0/80")
     kept.archive.diff(0x90, names({1: "alone"}), truncate=True)
     assert kept.sync().reason == "the table was truncated"
     kept.assert_level()
@@ -95,7 +95,7 @@ def test_only_new_diffs_are_read(kept: Kept) -> None:
         file.unlink()
     kept.change(0x30, {7: "newer", 8: None})
     done = kept.sync()
-    assert (done.outcome, done.rows, done.files_written) == (Outcome.MERGED, 99, 1)
+    assert (done.outcome, done.rows, done.files_written) == (SyncOutcome.MERGED, 99, 1)
 
 
 def test_through_epochs(kept: Kept) -> None:
@@ -104,17 +104,17 @@ def test_through_epochs(kept: Kept) -> None:
     kept.archive.base(0x20, kept.archive.states[-1])
     kept.change(0x30, {1: "b"})
     done = kept.sync()
-    assert (done.outcome, kept.said()) == (Outcome.MERGED, (2, "0/30"))
+    assert (done.outcome, kept.said()) == (SyncOutcome.MERGED, (2, "0/30"))
     kept.assert_level()
     # Nothing changes, each base follows the one before, and retention keeps one epoch.
     for epoch in (3, 4):
         kept.archive.base(0x30, kept.archive.states[-1])
-        assert kept.sync().outcome is Outcome.UNCHANGED and kept.said() == (epoch, "0/30")
+        assert kept.sync().outcome is SyncOutcome.UNCHANGED and kept.said() == (epoch, "0/30")
         kept.archive.artifacts = kept.archive.artifacts[-1:]
     before = len(kept.commits())
-    assert kept.sync().outcome is Outcome.UNCHANGED and len(kept.commits()) == before
+    assert kept.sync().outcome is SyncOutcome.UNCHANGED and len(kept.commits()) == before
     kept.change(0x40, {1: "c"})
-    assert kept.sync().outcome is Outcome.MERGED
+    assert kept.sync().outcome is SyncOutcome.MERGED
     kept.assert_level()
 
 
@@ -136,7 +136,7 @@ def test_written_anew(kept: Kept, why: str) -> None:
         "columns": "columns",
         "options": "options",
     }
-    assert done.outcome is Outcome.REBUILT and reasons[why] in done.reason
+    assert done.outcome is SyncOutcome.REBUILT and reasons[why] in done.reason
     kept.assert_level()
     assert len(kept.commits()) == 2
 
@@ -153,7 +153,7 @@ def test_keys_that_are_one_value_to_spark(spark: SparkSession, tmp_path: Path) -
     given: dict[str, Any] = {"to": "delta", "target": target, "numeric_as": "decimal(38,18)"}
     sync_table(spark, str(archive), **given)
     builder.diff(0x20, state("1.00", "2.0")).write()
-    assert sync_table(spark, str(archive), **given).outcome is Outcome.MERGED
+    assert sync_table(spark, str(archive), **given).outcome is SyncOutcome.MERGED
     found = spark.read.format("delta").load(str(target)).collect()
     assert sorted((int(row.k), row.v) for row in found) == [(1, 4), (2, 3)]
 
@@ -164,8 +164,8 @@ def test_where_it_is_stays_in_the_log(kept: Kept) -> None:
     [commit] = kept.target.glob("_delta_log/*.json")
     week_ago = time.time() - AGED_S - 60
     os.utime(commit, (week_ago, week_ago))
-    assert kept.sync().outcome is Outcome.UNCHANGED and len(kept.commits()) == 2
-    assert kept.sync().outcome is Outcome.UNCHANGED and len(kept.commits()) == 2
+    assert kept.sync().outcome is SyncOutcome.UNCHANGED and len(kept.commits()) == 2
+    assert kept.sync().outcome is SyncOutcome.UNCHANGED and len(kept.commits()) == 2
     assert kept.said() == (1, "0/10")
 
 
@@ -173,10 +173,10 @@ def test_what_someone_else_did_is_undone(kept: Kept) -> None:
     kept.sync()
     table = DeltaTable.forPath(kept.spark, str(kept.target))
     table.update("id = 1", {"name": "'mine'"})
-    assert kept.sync().reason == "someone else has written to it (UPDATE, version 1)"
+    assert kept.sync().reason == "another program has written to it (UPDATE, version 1)"
     kept.assert_level()
     table.optimize().executeCompaction()
-    assert kept.sync().outcome is Outcome.UNCHANGED
+    assert kept.sync().outcome is SyncOutcome.UNCHANGED
     table.restoreToVersion(1)
     assert "RESTORE" in kept.sync().reason
     kept.assert_level()
@@ -199,7 +199,7 @@ def test_other_rows_than_the_manifest_says(kept: Kept) -> None:
         sync_table(kept.spark, str(archive), **given)
     assert kept.spark.read.format("delta").load(str(kept.target)).count() == 100
     assert kept.said() == (1, "0/10")
-    assert kept.sync().outcome is Outcome.MERGED
+    assert kept.sync().outcome is SyncOutcome.MERGED
     kept.assert_level()
 
 

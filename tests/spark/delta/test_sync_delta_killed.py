@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from laredo_archive import failpoint
 from laredo_spark import read_table, sync_table
-from laredo_spark.sync.sync import Outcome
+from laredo_spark.sync.sync import SyncOutcome
 from tests.support.archive.building import Builder
 from tests.support.archive.many_rows import many
 from tests.support.processes import wait_until
@@ -91,7 +91,7 @@ def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGSTOP)
         assert len(both.commits()) == 1
         done = sync_table(spark, str(archive), to="delta", target=both.path)
-        assert done.outcome is Outcome.MERGED
+        assert done.outcome is SyncOutcome.MERGED
         os.killpg(process.pid, signal.SIGCONT)
         assert process.stdout is not None
         # Ivy, too, writes there.
@@ -101,12 +101,12 @@ def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
     assert_level(spark, archive, both)
     assert len(committed.commits()) == 2
     done = sync_table(spark, str(archive), to="delta", target=committed.path)
-    assert done.outcome is Outcome.UNCHANGED
+    assert done.outcome is SyncOutcome.UNCHANGED
     assert_level(spark, archive, committed)
 
     with job(tmp_path / "two", archive, within.path) as process:
         wait_until(within.is_being_written, "a commit begun", PATIENCE_S)
     assert len(within.commits()) == 1
     done = sync_table(spark, str(archive), to="delta", target=within.path)
-    assert done.outcome is Outcome.MERGED
+    assert done.outcome is SyncOutcome.MERGED
     assert_level(spark, archive, within)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from laredo_archive.errors import CommitStateUnknown
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_archive.storage.destination import Destination, Version
+from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_archive.write.base_upload import Base, BaseUpload
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
@@ -61,7 +61,7 @@ class ScriptedDestination(MemoryDestination):
         self.answers_lost = 0
         self.requests: list[tuple[str, str]] = []
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         self.requests.append(("swap", key))
         if self.before_swap:
             self.before_swap.pop(0)()

@@ -161,7 +161,7 @@ class Builder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _entry(self, path: Path, encoded: codec.Encoded) -> dict[str, Any]:
+    def _entry(self, path: Path, encoded: codec.EncodedFile) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "uri": path.as_uri(),
             "size_bytes": path.stat().st_size,

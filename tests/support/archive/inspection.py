@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from laredo_archive import codec
-from laredo_archive.aws.clients import Clients
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.storage.destination import Destination
@@ -28,13 +28,13 @@ Truth = Callable[[int], State]
 
 def read_descriptions() -> None:
     """Read what boto3 knows of S3 now, so that processes forked from this one needn't."""
-    Clients().client("s3", region="us-east-1", endpoint="http://127.0.0.1:1")
+    AwsClients().client("s3", region="us-east-1", endpoint="http://127.0.0.1:1")
 
 
 @cache
-def clients() -> Clients:
+def clients() -> AwsClients:
     """This process's clients."""
-    return Clients()
+    return AwsClients()
 
 
 # A connection can't be used by two processes.

@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from laredo_archive.aws.clients import Called, Clients
+from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from tests.support.aws import AwsServer
@@ -17,7 +17,7 @@ class S3Maker:
     def __init__(self, server: AwsServer) -> None:
         self.server = server
         self.called: list[Called] = []
-        self._clients = Clients(on_call=self.called.append)
+        self._clients = AwsClients(on_call=self.called.append)
         self._bucket: str | None = None
 
     @property

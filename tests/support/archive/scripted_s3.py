@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from laredo_archive.errors import CommitStateUnknown, DestinationUnavailable
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.storage.destination import ObjectInfo, StoredObject, Upload, Version
+from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject, Upload
 from laredo_archive.storage.s3.destination import S3Destination
 from tests.support.archive.archiving import MANIFEST
 from tests.support.archive.world import World
@@ -101,8 +101,8 @@ class ScriptedS3:
         return self._s3.uri
 
     @property
-    def place(self) -> str:
-        return self._s3.place
+    def location(self) -> str:
+        return self._s3.location
 
     @property
     def manifest(self) -> Manifest:
@@ -119,7 +119,7 @@ class ScriptedS3:
         self._travel(key)
         found = self._s3.get(key)
         return found and StoredObject(
-            found.data, Version(found.version.etag, self.store.world.date)
+            found.data, ObjectVersion(found.version.etag, self.store.world.date)
         )
 
     def head(self, key: str) -> ObjectInfo | None:
@@ -136,7 +136,7 @@ class ScriptedS3:
         self._travel(prefix)
         return (self._dated(found) for found in self._s3.list(prefix))
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         self.requests.append(("swap", key))
         if self.before_swap:
             self.before_swap.pop(0)()
@@ -146,7 +146,7 @@ class ScriptedS3:
         if self.answers_lost:
             self.answers_lost -= 1
             raise CommitStateUnknown(self.uri_of(key), "the answer was lost")
-        return Version(version.etag, self.store.world.date)
+        return ObjectVersion(version.etag, self.store.world.date)
 
     def upload(self, key: str) -> "ScriptedUpload":
         self._travel(key)
@@ -168,7 +168,7 @@ class ScriptedS3:
 
     def _travel(self, key: str) -> None:
         if self.store.world.now < self.store.away_until:
-            raise DestinationUnavailable(f"{self.uri}{key}", "away").at(self.place)
+            raise DestinationUnavailable(f"{self.uri}{key}", "away").at(self.location)
 
     def _dated(self, found: ObjectInfo) -> ObjectInfo:
         return ObjectInfo(found.key, found.size_bytes, self.store.objects.since(found.key))

@@ -21,7 +21,7 @@ from laredo_archive.errors import (
     DestinationUnavailable,
     NameTaken,
 )
-from laredo_archive.storage.destination import ObjectInfo, StoredObject, Version
+from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject
 from tests.support.archive.world import Actor, World
 
 T = TypeVar("T")
@@ -89,13 +89,13 @@ class MemoryStore:
     def uri(self) -> str:
         return f"mem://{self.name}/"
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         before = self.objects.get(key)
         if (etag_of(before[0]) if before else None) != expected:
             raise CommitConflict(self.uri + key)
         self.on_swap(self, key, before[0] if before else None, data)
         self.objects[key] = (data, self.world.date)
-        return Version(etag_of(data), self.world.date)
+        return ObjectVersion(etag_of(data), self.world.date)
 
     def create(self, key: str, data: bytes) -> None:
         if key in self.objects:
@@ -147,7 +147,7 @@ class MemoryDestination:
         return self._store.uri
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self._store.uri
 
     def uri_of(self, key: str) -> str:
@@ -158,7 +158,7 @@ class MemoryDestination:
             found = self._store.objects.get(key)
             if found is None:
                 return None
-            return StoredObject(found[0], Version(etag_of(found[0]), self._store.world.date))
+            return StoredObject(found[0], ObjectVersion(etag_of(found[0]), self._store.world.date))
 
         return self._ask(key, answer)
 
@@ -189,7 +189,7 @@ class MemoryDestination:
         objects = self._store.objects
         return [ObjectInfo(key, len(objects[key][0]), objects[key][1]) for key in keys[:PAGE]]
 
-    def swap(self, key: str, data: bytes, expected: str | None) -> Version:
+    def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         return self._change(key, lambda: self._store.swap(key, data, expected))
 
     def upload(self, key: str) -> "MemoryUpload":

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.codec import BadBytes, Source, jsonl, parquet, protobuf
+from laredo_archive.codec import BadBytes, ByteSource, jsonl, parquet, protobuf
 from laredo_archive.codec.arrow.range_rows import batches
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.manifest import key_ranges
-from laredo_archive.manifest.key_ranges import RangeRead, Slice
+from laredo_archive.manifest.key_ranges import ObjectSlice, RangeRead
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from tests.support.archive.building import COLUMNS, Builder, State, row
@@ -47,7 +47,7 @@ class Table:
         return self.archive.files.choose(artifact, there)
 
     @contextmanager
-    def open_slice(self, part: Slice) -> Iterator[Source]:
+    def open_slice(self, part: ObjectSlice) -> Iterator[ByteSource]:
         with closing(self.archive.found.destination.open(part.entry.key, part.start)) as source:
             yield _Counted(source, self)
 
@@ -60,7 +60,7 @@ class Table:
 
 
 class _Counted:
-    def __init__(self, source: Source, table: Table) -> None:
+    def __init__(self, source: ByteSource, table: Table) -> None:
         self._source = source
         self._table = table
 

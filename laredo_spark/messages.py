@@ -1,6 +1,7 @@
-"""What goes wrong in Spark's Python workers, as one message without what it came of."""
+"""Error messages through Spark: this package's own message, without causes and stacks."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -11,10 +12,19 @@ from laredo_spark.errors import SparkReadError
 P = ParamSpec("P")
 R = TypeVar("R")
 _OURS = (ArchiveError, SparkReadError, ModelError)
+_RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
+
+
+def own_message(failure: BaseException) -> str | None:
+    """This project's message in an exception, Spark's or our own; None if there is none."""
+    if type(failure).__module__.startswith("laredo_"):
+        return str(failure)
+    found: list[str] = _RAISED.findall(str(failure))
+    return found[-1] if found else None
 
 
 def in_one_message(planning: Callable[P, R]) -> Callable[P, R]:
-    """A step of planning whose errors Spark shows without their causes and our stack."""
+    """Decorates a planning step: Spark shows its errors without their causes and our stack."""
 
     @functools.wraps(planning)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -27,7 +37,7 @@ def in_one_message(planning: Callable[P, R]) -> Callable[P, R]:
 
 
 def each_in_one_message(reading: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
-    """The same for a task's rows."""
+    """Decorates a task's generator of rows in the same way."""
 
     @functools.wraps(reading)
     def made(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
