@@ -68,7 +68,6 @@ STILL_SHARED = {
     "TableOptions",
     "TableStatus",
     "Tls",
-    "Trouble",
     "Verdict",
     "VerifiedPosition",
     "Waiting",

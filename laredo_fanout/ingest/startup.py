@@ -66,7 +66,7 @@ class Preparation:
         self._counters = counters
         self._waits_for = waits_for
         self._stopping = stopping
-        self._patience: connections.Patience
+        self._patience: connections.TimeLimit
 
     def run(self, connection: Connection, stream: ReplicationStream) -> CatalogSnapshot:
         """Prepare publication, slot and store; returns a first catalog snapshot.
@@ -79,7 +79,7 @@ class Preparation:
         :raises SlotForeign: if a slot would have to be replaced that isn't provably ours.
         :raises SlotInUse: if somebody else streams from the slot.
         """
-        with connections.Patience(connection, self._options.receive_timeout) as self._patience:
+        with connections.TimeLimit(connection, self._options.receive_timeout) as self._patience:
             return self._prepare(connection, stream)
 
     def _prepare(self, connection: Connection, stream: ReplicationStream) -> CatalogSnapshot:

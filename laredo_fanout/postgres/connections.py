@@ -94,7 +94,7 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     connection.prepare_threshold = None
     if connection.info.server_version >= _TRANSACTION_TIMEOUT:
         # A setting of the role or the database would end long chunks and the slot's making.
-        with Patience(connection, options.connect_timeout), translated("connect"):
+        with TimeLimit(connection, options.connect_timeout), translated("connect"):
             connection.execute("SET transaction_timeout = 0")
     return connection
 
@@ -123,7 +123,7 @@ def sever(connection: Connection) -> None:
         one.shutdown(socket.SHUT_RDWR)
 
 
-class Patience:
+class TimeLimit:
     """A time limit: the block's work over ``connection`` may take ``seconds``, then it is cut.
 
     A proxy that stopped forwarding sends neither the answer nor the connection's end.

@@ -30,7 +30,7 @@ M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class SyncAsked:
+class CheckedSyncRequest:
     """A checked SyncRequest."""
 
     table: str
@@ -66,7 +66,7 @@ def decode(kind: type[M], data: bytes) -> M:
         raise BadRequest(f"not a {name}: {error}") from error
 
 
-def parse_sync(data: bytes) -> tuple[SyncAsked, Sequence[wire.FieldPredicate]]:
+def parse_sync(data: bytes) -> tuple[CheckedSyncRequest, Sequence[wire.FieldPredicate]]:
     """The request in these bytes, and its filters as they came, of bounded number and size.
 
     :raises BadRequest: it can't be decoded, or a field makes no sense; the message names it.
@@ -80,7 +80,7 @@ def parse_sync(data: bytes) -> tuple[SyncAsked, Sequence[wire.FieldPredicate]]:
         raise BadRequest(f"last_known_sequence is negative: {asked.last_known_sequence}")
     sequence = asked.last_known_sequence or None
     batch = BATCH in asked.capabilities
-    parsed = SyncAsked(
+    parsed = CheckedSyncRequest(
         table=table_name(asked.schema, asked.table),
         client_id=asked.client_id,
         position=_position(asked.last_known_source_position, may_be_wrong=sequence is not None),

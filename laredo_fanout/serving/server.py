@@ -28,7 +28,7 @@ from laredo_fanout.store.reader import StoreReader
 log = structlog.get_logger(__name__)
 
 
-class Endpoint(Protocol):
+class ServingEndpoint(Protocol):
     """A port that brings calls to the service."""
 
     port: int
@@ -91,7 +91,7 @@ async def serve(
     )
     tails = Tails(options.tables, reader, wakeups, request_check)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
-    endpoints: list[Endpoint] = [GrpcEndpoint(service, listener)]
+    endpoints: list[ServingEndpoint] = [GrpcEndpoint(service, listener)]
     if listener.connect is not None:
         endpoints.append(ConnectEndpoint(service, listener, listener.connect))
     tails.refresh()
@@ -123,7 +123,7 @@ async def _drain(
     service: ReplicationService,
     going: Drain,
     tails: Tails,
-    endpoints: Sequence[Endpoint],
+    endpoints: Sequence[ServingEndpoint],
     grace_s: float,
 ) -> None:
     """Send GoAway to the clients, and wait until they have left or the grace is over."""

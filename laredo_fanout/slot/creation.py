@@ -78,7 +78,7 @@ def _watch(
         try:
             with (
                 connections.connect(options, role="watch") as connection,
-                connections.Patience(connection, options.receive_timeout) as patience,
+                connections.TimeLimit(connection, options.receive_timeout) as patience,
             ):
                 while not over.is_set():
                     # It may have answered just now; twice means that nothing comes through.

@@ -45,7 +45,7 @@ def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> Sour
         return options
     with (
         connections.connect(options, role="check") as connection,
-        connections.Patience(connection, options.receive_timeout),
+        connections.TimeLimit(connection, options.receive_timeout),
         connections.translated("read the slots"),
     ):
         name = name_for(connection, options.slot_name, known)

@@ -8,7 +8,7 @@ import pytest
 
 from docs.generate import TABLES
 from docs.setting_tables import REMOVED
-from tests.docs.repository import DOCS, PAGES, ROOT, files, name
+from tests.support.repository import DOCS, PAGES, ROOT, files, name
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
 DOCUMENT = re.compile(r"(?<![\w:/.*-])(?:\.\.?/)*([A-Za-z][\w-]*(?:/[\w-]+)*\.md)\b")

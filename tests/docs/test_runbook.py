@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from tests.docs.repository import DOCS, ROOT, files
+from tests.support.repository import DOCS, ROOT, files
 
 RUNBOOK = DOCS / "operations" / "runbook.md"
 CODE = re.compile(r"`([^`\n]+)`")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.docs.repository import ROOT, files
+from tests.support.repository import ROOT, files
 
 SAY_INSTEAD = {
     r"life": "session, of a stream or a writer",

@@ -14,7 +14,7 @@ import structlog
 from laredo_fanout.serving.calls.caller import Caller, caller_from
 from laredo_fanout.serving.connect import codes, envelope, request
 from laredo_fanout.serving.connect.codes import DeadlinePassed
-from laredo_fanout.serving.connect.request import HttpRefused, Route
+from laredo_fanout.serving.connect.request import CalledMethod, HttpRefused
 from laredo_fanout.serving.errors import Refused, SessionFailed
 from laredo_fanout.serving.service import ReplicationService
 
@@ -34,23 +34,23 @@ _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 2
 
 
-class Room(Protocol):
+class ConnectionSet(Protocol):
     """What a connection needs of its endpoint."""
 
     service: ReplicationService
     stall_timeout_s: float
     draining: bool
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: CallConnection) -> bool:
         """Count the connection; False if there are too many."""
         ...
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: CallConnection) -> None:
         """The connection is gone."""
         ...
 
 
-class Connection(asyncio.Protocol):
+class CallConnection(asyncio.Protocol):
     """Reads a request, has its call served in a task, then reads the next one.
 
     A connection that the client closes cancels its call. `h11` parses requests and keeps the
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: ConnectionSet) -> None:
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
         await serve(called, caller, headers, body)
 
     async def _serve_unary(
-        self, called: Route, caller: Caller, headers: Mapping[str, str], body: bytes
+        self, called: CalledMethod, caller: Caller, headers: Mapping[str, str], body: bytes
     ) -> None:
         service = self._room.service
         answer = service.status if called.name == "GetReplicationStatus" else service.list_snapshots
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         self._respond(200, {"Content-Type": called.content_type}, encoded)
 
     async def _serve_stream(
-        self, called: Route, caller: Caller, headers: Mapping[str, str], body: bytes
+        self, called: CalledMethod, caller: Caller, headers: Mapping[str, str], body: bytes
     ) -> None:
         service = self._room.service
         call = service.sync if called.name == "Sync" else service.fetch_snapshot
@@ -286,7 +286,7 @@ class Connection(asyncio.Protocol):
 class _Stream:
     """The exchange of a streaming call."""
 
-    def __init__(self, connection: Connection, called: Route, caller: Caller) -> None:
+    def __init__(self, connection: CallConnection, called: CalledMethod, caller: Caller) -> None:
         self.caller = caller
         self._connection = connection
         self._called = called

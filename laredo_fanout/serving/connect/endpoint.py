@@ -7,7 +7,7 @@ import socket
 
 from laredo_fanout.serving import tls
 from laredo_fanout.serving.calls.descriptors import most_connections
-from laredo_fanout.serving.connect.connection import Connection
+from laredo_fanout.serving.connect.connection import CallConnection
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions
 from laredo_fanout.serving.service import ReplicationService
@@ -34,7 +34,7 @@ class ConnectEndpoint:
         self._socket = _bound(options)
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[CallConnection] = set()
         self._most = most_connections()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -42,7 +42,7 @@ class ConnectEndpoint:
     async def start(self) -> None:
         """Take connections from now on."""
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self),
+            lambda: CallConnection(self),
             sock=self._socket,
             ssl=self._tls,
             backlog=_BACKLOG,
@@ -61,7 +61,7 @@ class ConnectEndpoint:
             for connection in list(self._connections):
                 connection.abort()
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: CallConnection) -> bool:
         """Count the connection; False if there are too many."""
         if len(self._connections) >= self._most:
             return False
@@ -69,7 +69,7 @@ class ConnectEndpoint:
         self._empty.clear()
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: CallConnection) -> None:
         """The connection is gone."""
         self._connections.discard(connection)
         if not self._connections:

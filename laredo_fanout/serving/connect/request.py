@@ -41,7 +41,7 @@ class HttpRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class CalledMethod:
     """The call that a request makes, and its encoding."""
 
     name: str
@@ -70,7 +70,7 @@ class Terms:
     #: How long it waits for the end of the call.
 
 
-def route(method: str, target: str, headers: Mapping[str, str]) -> Route:
+def route(method: str, target: str, headers: Mapping[str, str]) -> CalledMethod:
     """The call that a request with this head makes; the headers' names are lower case.
 
     :raises HttpRefused: it makes none.
@@ -85,7 +85,7 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> Route:
         raise HttpRefused(403, "browsers aren't served: the request has an Origin", {})
     streaming = bool(called.server_streaming)
     kind = "application/connect+" if streaming else "application/"
-    return Route(
+    return CalledMethod(
         name=called.name,
         streaming=streaming,
         as_json=_codec(headers.get("content-type", ""), kind) == "json",
@@ -94,7 +94,7 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> Route:
     )
 
 
-def terms(called: Route, headers: Mapping[str, str]) -> Terms:
+def terms(called: CalledMethod, headers: Mapping[str, str]) -> Terms:
     """The terms of the request's headers.
 
     :raises BadRequest: a header of Connect's makes no sense.
@@ -107,7 +107,7 @@ def terms(called: Route, headers: Mapping[str, str]) -> Terms:
     return Terms(compression == "gzip", _timeout(headers.get("connect-timeout-ms")))
 
 
-async def decode(called: Route, asked: Terms, body: bytes) -> bytes:
+async def decode(called: CalledMethod, asked: Terms, body: bytes) -> bytes:
     """The protobuf message in the request's body.
 
     :raises BadRequest: there is none, or it is too long.
@@ -126,7 +126,7 @@ async def decode(called: Route, asked: Terms, body: bytes) -> bytes:
     return await asyncio.to_thread(_from_json, called.takes, message)
 
 
-async def encode(called: Route, message: bytes) -> bytes:
+async def encode(called: CalledMethod, message: bytes) -> bytes:
     """An answer's protobuf message in the call's encoding."""
     if not called.as_json:
         return message

@@ -69,7 +69,7 @@ from enum import StrEnum
 from laredo_archive.manifest import timeline
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.timeline import Boundary, Epoch
-from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.store.view import TableView
 from laredo_model import position as position_
 from laredo_model.history import History
@@ -120,7 +120,7 @@ def entries_of(diff: Artifact) -> int:
 
 
 def chain(
-    manifest: Manifest, where: str, asked: SyncAsked, view: TableView, history: History
+    manifest: Manifest, where: str, asked: CheckedSyncRequest, view: TableView, history: History
 ) -> Chain:
     """Find the diffs that catch this client up, exactly.
 
@@ -192,7 +192,7 @@ def _end(
 
 
 def _check_inside(
-    diffs: Sequence[Artifact], asked: SyncAsked, before: Position, end: Boundary
+    diffs: Sequence[Artifact], asked: CheckedSyncRequest, before: Position, end: Boundary
 ) -> None:
     """A client inside the first diff's window: does it lead to the window's end?"""
     at = position_.text(before)

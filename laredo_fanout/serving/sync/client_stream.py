@@ -11,7 +11,7 @@ from laredo_fanout.serving.forms.base import BaseForm
 from laredo_fanout.serving.forms.batch import BatchForm
 from laredo_fanout.serving.forms.form import Form, Messages
 from laredo_fanout.serving.ports import Lease
-from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
 from laredo_fanout.serving.sync.pin import Pin
@@ -34,7 +34,7 @@ class ClientStream:
     def __init__(
         self,
         shared: Shared,
-        asked: SyncAsked,
+        asked: CheckedSyncRequest,
         lease: Lease,
         verified: VerifiedPosition,
         heartbeats: Heartbeats,
@@ -92,7 +92,7 @@ class ClientStream:
         await self._write(message)
         self.moved()
 
-    async def shake_hands(
+    async def send_handshake(
         self, mode: wire.SyncMode, sequence: int, position: int, snapshot_id: str = ""
     ) -> None:
         """Send the handshake: the stream goes on behind the cursor, the server is at `sequence`

@@ -16,7 +16,7 @@ from laredo_fanout.serving.replay import plan as replay
 from laredo_fanout.serving.replay.archives import TableArchive
 from laredo_fanout.serving.replay.plan import Chain, NoReplay, Outcome
 from laredo_fanout.serving.replay.records import Piece, pieces
-from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.resume import same_history
@@ -98,7 +98,7 @@ async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
 
 
 def _chain(
-    archive: TableArchive, found: FoundArchive, asked: SyncAsked, shared: Shared
+    archive: TableArchive, found: FoundArchive, asked: CheckedSyncRequest, shared: Shared
 ) -> tuple[Chain, TableView]:
     view, source = read_table(shared, asked.table)
     if not same_history(asked, source):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from laredo_fanout.serving.errors import NotReady
-from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
@@ -45,7 +45,7 @@ def is_streamed(snapshot_id: str) -> bool:
     return _STREAMED.match(snapshot_id) is not None
 
 
-def ahead(asked: SyncAsked, view: TableView, source: SourceIdentity) -> bool:
+def ahead(asked: CheckedSyncRequest, view: TableView, source: SourceIdentity) -> bool:
     """Whether the client's position is ahead of the store's, in the same history."""
     if asked.position is None or not same_history(asked, source):
         return False
@@ -53,7 +53,7 @@ def ahead(asked: SyncAsked, view: TableView, source: SourceIdentity) -> bool:
 
 
 def plan(
-    asked: SyncAsked,
+    asked: CheckedSyncRequest,
     view: TableView,
     source: SourceIdentity,
     reader: StoreReader,
@@ -79,7 +79,7 @@ def not_ready(view: TableView) -> NotReady:
 
 
 def _resume(
-    asked: SyncAsked,
+    asked: CheckedSyncRequest,
     view: TableView,
     source: SourceIdentity,
     reader: StoreReader,
@@ -97,7 +97,7 @@ def _resume(
 
 
 def _by_position(
-    asked: SyncAsked,
+    asked: CheckedSyncRequest,
     view: TableView,
     source: SourceIdentity,
     reader: StoreReader,
@@ -142,7 +142,7 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     )
 
 
-def same_history(asked: SyncAsked, source: SourceIdentity) -> bool:
+def same_history(asked: CheckedSyncRequest, source: SourceIdentity) -> bool:
     """Whether the client's position belongs to the history of this store."""
     if asked.position is None:
         return True

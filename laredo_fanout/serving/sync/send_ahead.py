@@ -9,7 +9,7 @@ from types import TracebackType
 _WORTHWHILE = 64 << 10
 
 
-class Ahead:
+class SendAhead:
     """Keeps at most one large message on its way while its maker works on the next.
 
     gRPC's own threads send without the interpreter's lock, so a snapshot gains a fifth. Small
@@ -44,7 +44,7 @@ class Ahead:
     async def _write(self, message: bytes) -> None:
         await self._send(message)
 
-    async def __aenter__(self) -> Ahead:
+    async def __aenter__(self) -> SendAhead:
         return self
 
     async def __aexit__(

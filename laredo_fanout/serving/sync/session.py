@@ -19,7 +19,7 @@ from laredo_fanout.serving.filters.conditions import Conditions
 from laredo_fanout.serving.journal.tail import Tail
 from laredo_fanout.serving.options import TableOptions
 from laredo_fanout.serving.ports import Lease
-from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.sync import replay, resume
 from laredo_fanout.serving.sync.client_stream import ClientStream
@@ -44,7 +44,7 @@ class Session:
         self,
         call: Call,
         shared: Shared,
-        asked: SyncAsked,
+        asked: CheckedSyncRequest,
         tail: Tail,
         lease: Lease,
         *,
@@ -151,7 +151,7 @@ class Session:
     async def _resume(self, plan: resume.Plan, after: int) -> None:
         client = self._client
         client.cursor, client.position = after, plan.position
-        await client.shake_hands(
+        await client.send_handshake(
             plan.mode, client.view.sequence, client.view.position, plan.snapshot_id
         )
         client.show("catching_up", client.view.sequence - after)
@@ -165,7 +165,9 @@ class Session:
     async def _begin_replay(self, planned: replay.Plan) -> None:
         view = planned.view
         self._replay = Replay(self._client, planned)
-        await self._client.shake_hands(wire.SYNC_MODE_REPLAY_ARCHIVE, view.sequence, view.position)
+        await self._client.send_handshake(
+            wire.SYNC_MODE_REPLAY_ARCHIVE, view.sequence, view.position
+        )
 
     def _end_replay(self) -> None:
         if self._replay is not None:

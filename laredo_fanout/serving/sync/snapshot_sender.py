@@ -9,7 +9,7 @@ from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.snapshot_rows import SnapshotRows
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.resume import streamed_snapshot_id
-from laredo_fanout.serving.sync.send_ahead import Ahead
+from laredo_fanout.serving.sync.send_ahead import SendAhead
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 
@@ -42,7 +42,7 @@ class SnapshotSender:
             await client.pin.hold(client.view.id, rows.sequence)
             client.cursor, client.position = rows.sequence, rows.position
             if handshake:
-                await client.shake_hands(
+                await client.send_handshake(
                     wire.SYNC_MODE_FULL_SNAPSHOT,
                     rows.sequence,
                     rows.position,
@@ -71,7 +71,7 @@ class SnapshotSender:
         )
 
     async def _send_rows(self, rows: SnapshotRows) -> None:
-        async with Ahead(self._client.send) as ahead:
+        async with SendAhead(self._client.send) as ahead:
             # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
                 messages = await slices.run(self._encode(*batch))

@@ -6,7 +6,7 @@ import asyncio
 
 from laredo_fanout.serving.errors import Behind, Draining, NotReady
 from laredo_fanout.serving.ports import Lease
-from laredo_fanout.serving.request import SyncAsked
+from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import Shared
 from laredo_fanout.serving.sync import resume
 from laredo_fanout.store.errors import TableUnknown
@@ -16,7 +16,7 @@ from laredo_model import position as position_
 
 
 async def caught_up_view(
-    shared: Shared, asked: SyncAsked, lease: Lease
+    shared: Shared, asked: CheckedSyncRequest, lease: Lease
 ) -> tuple[TableView, SourceIdentity]:
     """Read the table, once the store has caught up with the client.
 

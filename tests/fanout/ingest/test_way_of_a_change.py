@@ -12,9 +12,9 @@ import laredo_fanout
 from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.session_tables import SessionTables
 from laredo_fanout.postgres.replication_stream import ReplicationStream
-from tests.docs.repository import DOCS
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
+from tests.support.repository import DOCS
 
 Start = Callable[..., RunningIngest]
 
