@@ -121,7 +121,7 @@ class Archive:
 
         :raises ArtifactMissing: if an object isn't there, before the first row.
         :raises ArtifactDamaged: if a file isn't what its entry says: before the first row
-            if its size tells, else at the latest after the last.
+            if its size shows that, else at the latest after the last.
         :raises FormatUnknown: if an artifact is in no format that is known here.
         :raises TemporarySpaceLacking: if sorting needs room that isn't there.
         """

@@ -1,4 +1,4 @@
-"""The JSON rule of each PostgreSQL type: how its values look in a row's line.
+"""The JSON rule of each PostgreSQL type: how its values are written in a row's line.
 
 A line is made in two ways, by the copy's SQL (``select.py``) and from pgoutput's
 text (``fragment.py``); both follow the rule named here, and a property test holds
@@ -14,7 +14,7 @@ from laredo_model.errors import ModelError
 
 
 class Rule(Enum):
-    """How a type's values look in JSON; the letter is its name in C (``_row_scan.c``)."""
+    """How a type's values are written in JSON; the letter is its name in C (``_row_scan.c``)."""
 
     BOOLEAN = "b"
     """true or false; pgoutput sends t and f."""
@@ -69,7 +69,7 @@ class TypeInfo:
 
 
 _FIRST_NORMAL_OID = 16384
-"""FirstNormalObjectId: json_categorize_type looks for casts to json from there on."""
+"""FirstNormalObjectId: json_categorize_type searches casts to json from there on."""
 
 _BUILT_IN = {
     "bool": Rule.BOOLEAN,

@@ -91,7 +91,7 @@ class PortTaken(SnapshotterError):
 
 
 class NeverVerified(SnapshotterError):
-    """An artifact's rows may be of before a statement that rewrote values in silence."""
+    """An artifact's rows may be of before silent DDL that rewrote values."""
 
     def __init__(self, table: str, position: int) -> None:
         super().__init__(

@@ -15,8 +15,12 @@ SparkReadError
 └── JavaMissing       no Java that Spark could run on
 
 Errors of the archive itself are ArchiveErrors. An error in a task reaches the driver inside an
-exception of Spark's; :func:`laredo_spark.messages.own_message` takes its message out.
+exception of Spark's; :func:`own_message` takes its message out.
 """
+
+import re
+
+_RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 
 
 class SparkReadError(Exception):
@@ -145,3 +149,15 @@ class JavaMissing(SparkReadError):
             " openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; macOS: brew"
             " install openjdk@17), or set JAVA_HOME to one that is there"
         )
+
+
+def own_message(failure: BaseException) -> str | None:
+    """This project's message in an exception, Spark's or our own; None if there is none."""
+    if type(failure).__module__.startswith("laredo_"):
+        return str(failure)
+    found: list[str] = _RAISED.findall(str(failure))
+    return found[-1] if found else None
+
+
+said = own_message
+"""The former name."""

@@ -1,7 +1,6 @@
-"""Error messages through Spark: this package's own message, without causes and stacks."""
+"""Errors on their way through Spark: one message each, without causes and stacks."""
 
 import functools
-import re
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -12,15 +11,6 @@ from laredo_spark.errors import SparkReadError
 P = ParamSpec("P")
 R = TypeVar("R")
 _OURS = (ArchiveError, SparkReadError, ModelError)
-_RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
-
-
-def own_message(failure: BaseException) -> str | None:
-    """This project's message in an exception, Spark's or our own; None if there is none."""
-    if type(failure).__module__.startswith("laredo_"):
-        return str(failure)
-    found: list[str] = _RAISED.findall(str(failure))
-    return found[-1] if found else None
 
 
 def in_one_message(planning: Callable[P, R]) -> Callable[P, R]:

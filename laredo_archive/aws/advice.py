@@ -40,7 +40,7 @@ _BY_KIND = {
     Cause.NO_SUCH_BUCKET: "create the bucket or correct its name; it isn't created for you",
     Cause.NO_SUCH_KEY: "the object isn't there: find out what deleted it (a lifecycle rule?)",
     Cause.NO_SUCH_UPLOAD: "the multipart upload was finished or aborted, by a late request, another"
-    " writer or a lifecycle rule: the object is looked for, and uploaded again if it isn't there",
+    " writer or a lifecycle rule: the object is searched, and uploaded again if it isn't there",
     Cause.PRECONDITION: "someone else changed or made the object: it is read again",
     Cause.CONFLICT: "another conditional request for this object was under way: it is tried again",
     Cause.NOT_IMPLEMENTED: "this service doesn't offer that: use one that does, or leave the"
@@ -50,7 +50,7 @@ _BY_KIND = {
     " looked up, and it is tried again",
     Cause.LOST: "no answer came: what was asked may have been done, which is looked up, and it is"
     " tried again",
-    Cause.CHECKSUM: "the bytes were changed on the way: it is sent again; if this lasts, look at"
+    Cause.CHECKSUM: "the bytes were changed on the way: it is sent again; if this lasts, check"
     " proxies and at this machine's memory",
     Cause.OTHER: "see the service's documentation for this error",
 }
@@ -118,7 +118,7 @@ def _denied(situation: Situation) -> str:
 def _expired(situation: Situation) -> str:
     if situation.credentials == AMBIENT.name:
         return (
-            "the ambient session is over, and is looked for again with the next try: put new keys"
+            "the ambient session is over, and is searched again with the next try: put new keys"
             " into the file where the old ones were (log in again); those in environment variables"
             " need this program's restart"
         )
@@ -132,7 +132,7 @@ def _skew(situation: Situation) -> str:
     clocks = situation.clocks
     service = f"says {shown(clocks.service)}" if clocks.service else "differs by minutes"
     return (
-        f"the service's clock {service}, and this machine's said"
+        f"the service's clock {service}, and this machine's shows"
         f" {shown(clocks.ours or datetime.now(UTC))}: set this one right (chrony, NTP)"
     )
 

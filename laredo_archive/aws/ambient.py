@@ -1,6 +1,6 @@
 """The ambient credentials, found at the first call, and again when their session ends.
 
-Imported only when there is boto3, whose own way is to look once, as a client is made:
+Imported only when there is boto3, which itself checks once, as a client is made:
 where the metadata service doesn't answer in that moment, that client never signs.
 """
 
@@ -62,7 +62,7 @@ class Given(CredentialProvider):
         self._credentials = credentials
 
     def load(self) -> Credentials:
-        """They are asked for before they are used; looking for them is their own matter."""
+        """They are asked for before they are used; searching them is their own matter."""
         return self._credentials
 
 

@@ -26,7 +26,7 @@ class Cause(StrEnum):
     ROLE = "role"
     """The profile's role was refused; what was to be called surely wasn't."""
     PRECONDITION = "precondition"
-    """412: the object isn't what If-Match or If-None-Match said."""
+    """412: the object isn't what If-Match or If-None-Match requires."""
     CONFLICT = "conflict"
     """409: another conditional request was under way; nothing was done, try again."""
     NOT_IMPLEMENTED = "not_implemented"

@@ -24,7 +24,7 @@ from laredo_model.printable import printable
 
 @contextmanager
 def shown(what: str) -> Iterator[ReadProgress]:
-    """Progress that is drawn on stderr if that is a terminal, and wiped away at the end."""
+    """Progress that is drawn on stderr if that is a terminal, and erased at the end."""
     if not sys.stderr.isatty():
         yield UNWATCHED
         return

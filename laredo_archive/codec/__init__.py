@@ -154,7 +154,7 @@ def read_lines(
     Blocks of whole lines, each with its newline; some may be empty.
 
     :raises UnknownFormat: if the format isn't one that holds lines.
-    :raises BadBytes: where the file isn't of its format, as far as it is looked at.
+    :raises BadBytes: where the file isn't of its format, as far as it is checked.
     """
     check_diff_format(format_id)
     read = jsonl.read_lines if format_id == JSONL else protobuf.read_lines
@@ -173,7 +173,7 @@ def read_new_rows(
     Without those that are ``known``. A TRUNCATE isn't among them.
 
     :raises UnknownFormat: if no codec here knows the format.
-    :raises BadBytes: where the file isn't of its format, as far as it is looked at.
+    :raises BadBytes: where the file isn't of its format, as far as it is checked.
     """
     check_diff_format(format_id)
     if format_id == JSONL:

@@ -121,7 +121,7 @@ def read_lines(
 
     Rows must be sorted.
 
-    :raises BadBytes: at a line that isn't a row; not each line is looked at.
+    :raises BadBytes: at a line that isn't a row; not each line is checked.
     """
     row_keys = RowKeys(key_fields, [column.name for column in columns])
 
@@ -157,7 +157,7 @@ def read_new_rows(
 
     None: it was deleted. Changes must be sorted.
 
-    :raises BadBytes: at a line that isn't a change; not each line is looked at.
+    :raises BadBytes: at a line that isn't a change; not each line is checked.
     """
     found: dict[bytes, bytes | None] = {}
     for block in blocks.line_blocks(stream, NEW_ROWS_BLOCK):

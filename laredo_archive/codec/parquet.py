@@ -17,7 +17,7 @@ from laredo_archive.codec.arrow.stored import RowStorer
 from laredo_archive.codec.blocks import ByteSource
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.output import SNAPSHOT_BLOCK, ByteSink, EncodedFile, FileWriter
-from laredo_archive.codec.ranged_file import put_aside
+from laredo_archive.codec.ranged_file import spooled
 from laredo_archive.codec.row_keys import RowKeys
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
@@ -141,7 +141,7 @@ def read_snapshot(
     if seekable is not None and seekable():
         yield from _rows(cast(BinaryIO, stream), columns, key_fields, start, stop)
         return
-    with put_aside(stream) as file:
+    with spooled(stream) as file:
         yield from _rows(file, columns, key_fields, start, stop)
 
 

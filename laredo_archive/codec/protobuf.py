@@ -120,7 +120,7 @@ def read_lines(
 
     Rows must be sorted.
 
-    :raises BadBytes: at a message that isn't a row; not each message is looked at.
+    :raises BadBytes: at a message that isn't a row; not each message is checked.
     """
     reader = StructRowReader(columns, key_fields)
 
@@ -165,7 +165,7 @@ def read_new_rows(
 
     None: it was deleted. Changes must be sorted.
 
-    :raises BadBytes: at a message that isn't a change; not each message is looked at.
+    :raises BadBytes: at a message that isn't a change; not each message is checked.
     """
     reader = StructRowReader(columns, ())
     found: dict[bytes, bytes | None] = {}

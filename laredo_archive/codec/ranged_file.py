@@ -30,7 +30,7 @@ def ranged(open_at: OpenAt, size_bytes: int) -> BinaryIO:
 
 
 @contextmanager
-def put_aside(source: ByteSource) -> Iterator[BinaryIO]:
+def spooled(source: ByteSource) -> Iterator[BinaryIO]:
     """The object in a temporary file: all of ``source`` is read first.
 
     :raises TemporarySpaceLacking: if there is no room for it.

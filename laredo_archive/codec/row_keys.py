@@ -28,7 +28,7 @@ class RowKeys:
     """Reads keys from lines whose columns stand in one order.
 
     ``names`` are the lines' columns in order, None if unknown: then the first
-    line tells. A line that has them otherwise is taken apart in full. Without
+    line says. A line that has them otherwise is taken apart in full. Without
     ``key_fields`` the table has no key, and its rows are to come in order, from
     the first of some equal ones on.
     """

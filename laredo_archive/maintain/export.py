@@ -210,7 +210,7 @@ def array_text(fragment: str, type_name: str) -> str:
 
 
 def _split(fragment: str) -> Iterator[str]:
-    """The values of a JSON array, verbatim. (More dimensions of json look like nested values.)"""
+    """The values of a JSON array, verbatim. (More dimensions are nested values.)"""
     depth, start = 0, 1
     for token in _JSON_TOKEN.finditer(fragment, 1, len(fragment) - 1):
         if token[0] in "[{":

@@ -32,7 +32,7 @@ from laredo_model.files.hashing import Digest
 T = TypeVar("T")
 
 PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET)
-LOOKED_AT_ONCE = 16
+SIZES_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
 
 
@@ -113,7 +113,7 @@ class ArtifactFiles:
 
     def check_sizes(self, entries: Iterable[FormatEntry]) -> None:
         """Check the sizes of several objects at a time; raises like check_size()."""
-        with ThreadPoolExecutor(LOOKED_AT_ONCE, thread_name_prefix="sizes") as pool:
+        with ThreadPoolExecutor(SIZES_AT_ONCE, thread_name_prefix="sizes") as pool:
             for _ in pool.map(self.check_size, entries):
                 pass
 
@@ -164,13 +164,13 @@ class ArtifactFiles:
         def opened(at: int) -> BinaryIO:
             return self._destination.open(self._locate(entry.key), at)
 
-        # What parquet's bytes mean is told at the file's end.
+        # What parquet's bytes mean is written at the file's end.
         return ranged(opened, entry.size_bytes) if format_id == codec.PARQUET else opened(offset)
 
     def gives_lines(self, artifact: Artifact, format_id: str | None = None) -> bool:
         """Whether a snapshot's lines come out of this format as they went in.
 
-        :raises ArtifactDamaged: if that can't be told.
+        :raises ArtifactDamaged: if that can't be determined.
         """
         id_, entry = self.choose(artifact, format_id)
         if entry.exact or id_ != codec.PARQUET:

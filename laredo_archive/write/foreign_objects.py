@@ -28,12 +28,12 @@ class Neighbours:
     more: bool
 
     def __str__(self) -> str:
-        return "; ".join(self._said())
+        return "; ".join(self._sentences())
 
     def __bool__(self) -> bool:
         return bool(self.others or self.orphans)
 
-    def _said(self) -> Iterator[str]:
+    def _sentences(self) -> Iterator[str]:
         least = "at least " if self.more else ""
         if self.others:
             yield (

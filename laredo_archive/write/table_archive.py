@@ -188,7 +188,7 @@ class TableArchive:
         A context manager; diffs may be committed while it is written. Left without
         finish(), nothing of it remains.
 
-        :raises CommitUnavailable: if a destination is away.
+        :raises CommitUnavailable: if a destination is unavailable.
         :raises codec.UnknownFormat: if no codec knows a format.
         """
         with self._commits.turn():
@@ -215,7 +215,7 @@ class TableArchive:
         :raises ChecksumDiffers: if they aren't the same; nothing was committed.
         :raises OutOfOrder: if it can't follow what is there; nothing was committed.
         :raises ArtifactMissing: if it was deleted meanwhile; make it again.
-        :raises CommitUnavailable: if a destination is away; call it again.
+        :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
         """
         with self._commits.turn():
@@ -259,7 +259,7 @@ class TableArchive:
 
         :raises OutOfOrder: if it doesn't begin at the head.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
-        :raises CommitUnavailable: if a destination is away; call it again.
+        :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
         """
         with self._commits.turn():

@@ -26,7 +26,7 @@ class Gathered(NamedTuple):
     """Why a gathering stopped, and how far it came."""
 
     size: int
-    """What ``get`` said last: 0 nothing has arrived, -1 the end; else a message or the limit."""
+    """``get``'s last result: 0 nothing has arrived, -1 the end; else a message or the limit."""
     message: bytes | None
     """The message that isn't a row of the relation: it is to be handled elsewhere."""
     messages: int

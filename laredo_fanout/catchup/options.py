@@ -13,7 +13,7 @@ class Mode(StrEnum):
     AUTO = "auto"
     """When it is larger than the threshold."""
     MANUAL = "manual"
-    """When somebody asks for it."""
+    """When an operator asks for it."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Segment:
             self._piece.add(message)
             self._commit(message)
         elif kind == message_.MESSAGE and not message_.is_emitted_with(_PREFIX, message):
-            pass  # somebody else's
+            pass  # another slot's
         elif self._in_transaction:
             self._rare(kind, message)
         # Outside a transaction come only messages that belong to none.
@@ -176,7 +176,7 @@ class Segment:
         self._piece.close()
         self._piece = PieceWriter(self._order.path, self._order.segment, number)
         self._whole = 0
-        self._announced.forget_said()
+        self._announced.forget()
 
     def _keepalive(self, message: bytes) -> None:
         keepalive = message_.keepalive(message)
@@ -298,10 +298,10 @@ class _Unreachable(SourceUnavailable):
 
 
 def _obey(segment: Segment) -> None:
-    said = os.read(0, 64)
-    if not said:
+    received = os.read(0, 64)
+    if not received:
         os._exit(MAIN_IS_GONE)
-    for number in said:
+    for number in received:
         match bytes((number,)):
             case orders.PAUSE:
                 segment.paused = True

@@ -148,7 +148,7 @@ class SegmentRun:
         self.segment = replace(self.segment, start=max(self.segment.start, start), pieces=kept)
 
     def give_way(self) -> None:
-        """End its process, forget its pieces, and begin anew when its turn comes."""
+        """End its process, forget its pieces, and begin again when its turn comes."""
         self.kill()
         self.pieces = []
         self.segment = replace(self.segment, pieces=(), done=False)

@@ -53,7 +53,7 @@ class SegmentStream(ReplicationStream):
 
         :raises ServerUnfit: if there is no free slot.
         :raises SlotLost: if the slot is gone, or beyond ``start``: the stream would begin
-            there in silence.
+            there without an error.
         """
         result = self._execute(
             f"SELECT lsn FROM pg_copy_logical_replication_slot('{slot}', '{temporary}',"

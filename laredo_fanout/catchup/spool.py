@@ -80,7 +80,7 @@ class Announced:
         self._missing: set[bytes] = set()
         self._types_missing = False
 
-    def forget_said(self) -> None:
+    def forget(self) -> None:
         """From here on a reader may know none of them."""
         self._missing = set(self._relations)
         self._types_missing = bool(self._types)
@@ -270,4 +270,4 @@ class SegmentReader:
         self._passing_by = final_position(message) < self._after
         if not self._passing_by and not self._passed:
             self._passed = True
-            self._announced.forget_said()
+            self._announced.forget()

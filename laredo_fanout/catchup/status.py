@@ -1,4 +1,4 @@
-"""The status of fall-behind mode: plain values, made anew for each request."""
+"""The status of fall-behind mode: plain values, made for each request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CatchupStatus(NamedTuple):
     here, ``checks_above`` how many times in a row it was above the threshold;
     ``release_position`` and ``segments`` are there while a backlog is split.
 
-    ``restarts`` counts segments' processes that were started anew, ``plans`` backlogs
+    ``restarts`` counts segments' processes that were restarted, ``plans`` backlogs
     that were split, ``given_up`` those of them that were read through the one slot
     after all; ``trouble`` says why the last one was, or wasn't split.
     """

@@ -166,10 +166,10 @@ class Copier:
 
     def _may_use(self, reader: CopyReader, job: _Job) -> bool:
         """Whether an append-only table's snapshot shows all that was streamed before it."""
-        if job.copy.intake is None or reader.snapshot is None or job.snapshot_known:
+        if job.copy.transaction_filter is None or reader.snapshot is None or job.snapshot_known:
             return True
         taken = append_only.snapshot(reader.snapshot)
-        if job.copy.machine.ended or job.copy.intake.read_at(taken):
+        if job.copy.machine.ended or job.copy.transaction_filter.read_at(taken):
             job.snapshot_known = True
             return True
         # A commit reaches the stream a moment before all others see it.
@@ -212,7 +212,7 @@ class Copier:
         if not keys:
             return
         generation = job.reading.generation
-        if job.copy.intake is not None:
+        if job.copy.transaction_filter is not None:
             self._batch.add(job.copy.table_id, lines, generation)
         else:
             self._batch.fill(job.copy.table_id, keys, lines, generation)

@@ -84,7 +84,7 @@ class Recopies:
             raise RecopyRefused(name, "it isn't replicated just now", "see its error in /status")
         if record.status is not Status.LIVE or tracked.closing is not None:
             raise RecopyRefused(name, "it is being copied already", "wait until it is live")
-        if tracked.intake is not None:
+        if tracked.transaction_filter is not None:
             raise RecopyRefused(
                 name,
                 "it is append-only: what is copied of it must leave out each transaction that its"

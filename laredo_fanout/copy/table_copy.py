@@ -31,14 +31,14 @@ class TableCopy:
         options: TableOptions,
         table: SourceTable,
         stored: Mapping[str, Any],
-        intake: TransactionFilter | None = None,
+        transaction_filter: TransactionFilter | None = None,
     ) -> None:
         self.table_id = table_id
         """The incarnation that is copied."""
         self.options = options
         self.table = table
         self.shape = shape.of_table(table)
-        self.intake = intake
+        self.transaction_filter = transaction_filter
         """Of an append-only table, which is read in one piece, with one snapshot."""
         self.beside: int | None = stored.get("beside")
         """Of a re-copy: the live incarnation that it is made beside."""
@@ -47,7 +47,7 @@ class TableCopy:
         if "splits" in stored:
             self.splits = [tuple(split) for split in stored["splits"]]
         done = {number for run in stored.get("done", []) for number in range(*run)}
-        self.machine = CopyMachine(table.qualified, done, repeatable=intake is None)
+        self.machine = CopyMachine(table.qualified, done, repeatable=transaction_filter is None)
         """Its state, and the chunks that are left to read."""
         self.rows = int(stored.get("rows", 0))
         """Rows read, those read again included."""
@@ -118,7 +118,7 @@ class TableCopy:
 
     def statement(self, reading: Reading) -> bytes:
         """The SQL that reads it."""
-        if self.intake is not None:
+        if self.transaction_filter is not None:
             return append_only_statement(self.table)
         if reading.number is None:
             return statement(self.table, key_ranges.keys_condition(self.table, reading.keys))

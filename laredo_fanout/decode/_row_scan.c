@@ -582,7 +582,7 @@ take(Way *way, const unsigned char *message, Py_ssize_t size)
     return outcome == DONE ? decode(way->plain, message, size) : outcome;
 }
 
-/* How much of a message is handed back: of somebody's logical message, as much as one of ours
+/* How much of a message is handed back: of another program's logical message, as much as one of ours
    has. Any role may write one of a gigabyte, of which libpq has two copies already. */
 static Py_ssize_t
 kept(const unsigned char *message, Py_ssize_t size)
@@ -629,7 +629,7 @@ scan(PyObject *module, PyObject *args)
         received += size;
         Outcome outcome = take(&way, view.buf, view.len);
         if (outcome == NOT_PLAIN && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
-            outcome = FAILED; /* somebody wants us to end */
+            outcome = FAILED; /* a signal handler raised */
         } else if (outcome == NOT_PLAIN) {
             /* Whatever went wrong goes wrong again where it is handled. */
             PyErr_Clear();

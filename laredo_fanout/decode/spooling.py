@@ -14,7 +14,7 @@ from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message
 
 LARGE_BYTES = 16 << 20
-"""Of a message of somebody else's."""
+"""Of a logical message of another program."""
 
 _PREFIX = wal_message.PREFIX.encode()
 _KIND_END = message_.ENVELOPE + 1
@@ -38,7 +38,7 @@ class EmittedMessages:
 
     def __init__(self) -> None:
         self.swollen_at = 0
-        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
+        """Where another program's large message was: libpq's buffer keeps the room that it took."""
 
     def large_at(self, position: int) -> None:
         """A large one that isn't ours was at ``position``."""

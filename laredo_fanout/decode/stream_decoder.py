@@ -109,7 +109,7 @@ class StreamDecoder:
 
     @property
     def swollen_at(self) -> int:
-        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
+        """Where another program's large message was: libpq's buffer keeps the room that it took."""
         return self._emitted_messages.swollen_at
 
     def applied(self) -> None:

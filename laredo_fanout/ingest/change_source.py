@@ -25,7 +25,7 @@ class Feed(Protocol):
 
     @property
     def get(self) -> Get:
-        """What :meth:`read_available` brought, message by message; fetch it anew after each."""
+        """What :meth:`read_available` brought, message by message; fetch it again after each."""
 
     def fileno(self) -> int:
         """Readable when there is something."""

@@ -70,11 +70,15 @@ class Incarnations:
             # Only then: of a session that is cut before that, nothing is left to count.
             self._batch.when_durable(self._counters.count_recopy)
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
-        tracked.intake = TransactionFilter(live=False) if source.append_only else None
+        tracked.transaction_filter = TransactionFilter(live=False) if source.append_only else None
         tracked.closed_by_stream = False
         self._routes.connect(tracked, now)
         if copies is not None:
-            copies.add(TableCopy(record.id, tracked.options, source, record.copy, tracked.intake))
+            copies.add(
+                TableCopy(
+                    record.id, tracked.options, source, record.copy, tracked.transaction_filter
+                )
+            )
         _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)
         return record
 
@@ -93,7 +97,9 @@ class Incarnations:
         if record.status is Status.COPYING:
             if copies.get(record.id) is None:
                 copies.add(
-                    TableCopy(record.id, tracked.options, source, record.copy, tracked.intake)
+                    TableCopy(
+                        record.id, tracked.options, source, record.copy, tracked.transaction_filter
+                    )
                 )
             return
         assert tracked.version is not None
@@ -143,4 +149,4 @@ class Incarnations:
 
     def _disconnect(self, tracked: TrackedTable) -> None:
         self._routes.disconnect(tracked)
-        tracked.table_id = tracked.shape = tracked.version = tracked.intake = None
+        tracked.table_id = tracked.shape = tracked.version = tracked.transaction_filter = None

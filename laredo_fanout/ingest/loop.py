@@ -109,7 +109,7 @@ class IngestLoop:
 
     @property
     def swollen_at(self) -> int:
-        """Where somebody's large message was: libpq's buffer keeps the room that it took."""
+        """Where another program's large message was: libpq's buffer keeps the room that it took."""
         return self._decoder.swollen_at
 
     @property

@@ -1,5 +1,5 @@
-"""Repair of partitioned tables whose partitions took rows away, or brought some, without a change
-in the stream (ATTACH, DETACH): what differs is journaled, while readers go on.
+"""Repair of partitioned tables whose partitions took rows with them, or brought some,
+without a change in the stream (ATTACH, DETACH): what differs is journaled, while readers go on.
 
 A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
 Where rows may have moved (partitions.py, leaves.py), a suspect range begins at the last verified
@@ -135,7 +135,7 @@ class PartitionRepair:
         moved = partitions.moved(tracked.version.partitions, source.partitions)
         because = moved or _account(record.leaves, source, snapshot).lost
         live = record.status is Status.LIVE
-        if tracked.intake is not None or not live:
+        if tracked.transaction_filter is not None or not live:
             if because is not None and (moved or live):
                 return Judged(because)
             if not live:

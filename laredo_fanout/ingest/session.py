@@ -250,7 +250,9 @@ class IngestSession:
     def _is_over(self, loop: IngestLoop) -> bool:
         """Whether another session must follow, with another connection or change source."""
         if self._is_swollen(loop) and not self._batch.is_open:
-            _log.info("somebody's large message has passed; another connection frees its memory")
+            _log.info(
+                "another program's large message has passed; another connection frees its memory"
+            )
             return True
         if self.tables.tracked.must_restart and not self._batch.is_open:
             return True
@@ -258,7 +260,7 @@ class IngestSession:
         return source is not None and source.is_over(loop.caught_up_to)
 
     def _is_swollen(self, loop: IngestLoop) -> bool:
-        """Whether libpq's buffer, which never gets smaller, had to hold somebody's large message.
+        """Whether libpq's buffer, which never gets smaller, had to hold a large message of others.
 
         Where the message would come again nothing is gained, and no copy is disturbed for it.
         """

@@ -3,7 +3,7 @@ goes on at the store's position without a gap.
 
 The order is publication, slot, START_REPLICATION, copy: a publication that is
 missing where the stream is decoded fails it up to PostgreSQL 16 and is skipped
-in silence by 18.
+without an error by 18.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Preparation:
         :raises RightsMissing: if the role lacks a right.
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises SlotForeign: if a slot would have to be replaced that isn't provably ours.
-        :raises SlotInUse: if somebody else streams from the slot.
+        :raises SlotInUse: if another program streams from the slot.
         """
         with connections.TimeLimit(connection, self._options.receive_timeout) as self._patience:
             return self._prepare(connection, stream)

@@ -260,8 +260,8 @@ class TrackedTables:
             if tracked.table_id == table_id:
                 tracked.retries = 0
                 tracked.retry_at = 0.0
-                if tracked.intake is not None and tracked.shape is not None:
-                    tracked.intake.go_live()
+                if tracked.transaction_filter is not None and tracked.shape is not None:
+                    tracked.transaction_filter.go_live()
                     self.routes.connect(tracked, tracked.shape)
 
     def give_up_recopies(self, store: Store, reason: str) -> None:

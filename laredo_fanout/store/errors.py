@@ -192,4 +192,4 @@ class SpoolFailed(StoreError):
     """The rest of a snapshot couldn't be written to a temporary file."""
 
     def __init__(self, directory: str, why: str) -> None:
-        super().__init__(f"can't put a snapshot aside in {directory}: {why}")
+        super().__init__(f"can't spool a snapshot in {directory}: {why}")

@@ -123,7 +123,7 @@ class Transaction:
         )
 
     def set_verified(self, table_id: int, position: int) -> None:
-        """No statement at or before ``position`` has rewritten the table's values in silence."""
+        """Silent DDL has rewritten none of the table's values at or before ``position``."""
         self.tables[table_id] = replace(self._record(table_id), verified=position)
 
     def set_leaves(self, table_id: int, leaves: Sequence[Leaf]) -> None:

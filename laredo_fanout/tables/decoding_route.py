@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
     """A route for the incarnation that takes changes; ``xid`` is of the transaction they are in."""
-    source, intake = tracked.source, tracked.intake
+    source, transaction_filter = tracked.source, tracked.transaction_filter
     assert source is not None
     route = Route(tracked.table_id)
     decoder = row_decoder.row_decoder(
@@ -24,10 +24,10 @@ def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
         source.key,
         route.changes,
     )
-    if intake is not None:
-        route.takes = lambda: intake.takes(xid())
+    if transaction_filter is not None:
+        route.takes = lambda: transaction_filter.takes(xid())
         route.numbered = True
-        if not intake.live:
+        if not transaction_filter.live:
             decoder = decoder._replace(put=_only_if(route.takes, decoder.put), plain=None)
     route.decode_by(decoder)
     return route

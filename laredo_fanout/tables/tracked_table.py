@@ -35,7 +35,7 @@ class TrackedTable:
     #: What shows a silent rewrite of it.
     version: Version | None = None
     #: Of an append-only table: which transactions it takes.
-    intake: TransactionFilter | None = None
+    transaction_filter: TransactionFilter | None = None
     #: The incarnation that is copied beside it because an operator asked, or rows moved.
     recopy_id: int | None = None
     #: Why its incarnation must be closed.
@@ -69,14 +69,14 @@ class TrackedTable:
             return
         self.shape, self.version = kept
         if self.options.append_only:
-            self.intake = TransactionFilter(live=record.live)
+            self.transaction_filter = TransactionFilter(live=record.live)
         if source is None:
             self.closing = "it doesn't exist any more"
         elif (now := shape_.of_table(source)) != self.shape:
             self.closing = self.shape.difference(now)
-        elif self.intake is not None and not record.live and "splits" in record.copy:
+        elif self.transaction_filter is not None and not record.live and "splits" in record.copy:
             self.closing = "its copy was interrupted, and with it its snapshot"
-        elif record.live and self.intake is None:
+        elif record.live and self.transaction_filter is None:
             # What moved with partitions is repaired.
             self.closing = source.rewritten_since(self.version)
         else:

@@ -32,7 +32,7 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # Libraries (urllib3, asyncio, grpc) log their own way; their lines are to look the same.
+    # Libraries (urllib3, asyncio, grpc) log their own way; their lines get the same form.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -33,7 +33,7 @@ TRIGGERS = "snapshot triggers"
 
 
 async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
-    """Look at every table's server, destinations and sinks, and print what was found.
+    """Check every table's server, destinations and sinks, and print what was found.
 
     The result is an exit code: 0 if all is well, else 1.
     """

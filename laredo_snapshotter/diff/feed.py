@@ -72,7 +72,7 @@ class Feed:
     ) -> None:
         self.columns: tuple[Column, ...] = ()
         self.problem: str | None = None
-        """What the server said when it refused the stream."""
+        """What the server reported when it refused the stream."""
         self.closed_because: str | None = None
         """Why the feed itself closed the stream."""
         self._config = config
@@ -181,7 +181,7 @@ class Feed:
             self.columns = event.new
             self._log.warning("schema changed", columns=[column.name for column in event.new])
         elif isinstance(event, GoAway):
-            self._log.info("server is going away", reason=event.reason)
+            self._log.info("server is shutting down", reason=event.reason)
 
     async def _shake_hands(self, handshake: Handshake) -> None:
         await self._drop_unfinished()

@@ -1,4 +1,4 @@
-"""What the feed needs: somebody who commits sealed buffers, and the table that it feeds."""
+"""What the feed needs: a committer of sealed buffers, and the table that it feeds."""
 
 from typing import Protocol
 

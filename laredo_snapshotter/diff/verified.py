@@ -8,7 +8,7 @@ from laredo_model.position import Position
 class VerifiedPosition:
     """One table's verified position: the live stream sets it, the committer waits for it.
 
-    Behind it a statement may have rewritten values in silence, unknown to the server: what ends
+    Behind it silent DDL may have rewritten values, unknown to the server: what ends
     there could have rows of before it.
     """
 

@@ -58,7 +58,7 @@ class WriterSession:
         wanted: Callable[[], bool],
     ) -> None:
         """``notifier`` is woken after each commit; ``epoch_committed`` is called with each new
-        epoch and when its making began; ``wanted`` says whether somebody asks for one,
+        epoch and when its making began; ``wanted`` says whether an operator asks for one,
         whatever the triggers say.
         """
         self._config = config

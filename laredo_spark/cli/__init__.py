@@ -13,9 +13,8 @@ from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
 from laredo_model.printable import printable, printable_lines
 from laredo_spark.cli.output import KINDS, TableOutput
-from laredo_spark.errors import SparkReadError
+from laredo_spark.errors import SparkReadError, own_message
 from laredo_spark.frames.table import read_table
-from laredo_spark.messages import own_message
 from laredo_spark.session import session
 from laredo_spark.sync import config as sync_config
 from laredo_spark.sync import delta_fit

@@ -85,7 +85,7 @@ class DeltaSync:
         if isinstance(found, Merge) and found.truncates:
             return Rebuild("the table was truncated")
         if isinstance(found, Merge) and not comparable(self.table.columns, self.table.shape):
-            return Rebuild("rows can't be told apart by their key columns")
+            return Rebuild("rows can't be distinguished by their key columns")
         return found
 
     def _up_to_date(self, held: Held, state: SyncState) -> SyncResult:

@@ -116,7 +116,7 @@ class ParquetSync:
         if not held.in_ranges:
             return "its files aren't ranges of keys, as the archive isn't sorted"
         if not comparable(self._table.columns, self._table.shape):
-            return "rows can't be told apart by their key columns in Parquet"
+            return "rows can't be distinguished by their key columns in Parquet"
         if any(file.rows > GROWN * max(held.built_rows, _SMALL_ROWS) for file in held.files):
             return "some of its files have grown large"
         return None

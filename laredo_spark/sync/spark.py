@@ -9,8 +9,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from laredo_spark.errors import own_message
 from laredo_spark.frames.table import read_table
-from laredo_spark.messages import own_message
 from laredo_spark.sync.errors import SyncFailed
 from laredo_spark.sync.parquet import Engine
 

@@ -23,9 +23,9 @@ from laredo_spark.errors import (
     ChangesGone,
     ColumnUnfit,
     OptionRefused,
+    own_message,
 )
 from laredo_spark.frames.table import PUSH_FILTERS
-from laredo_spark.messages import own_message
 from laredo_spark.options import parse
 from tests.spark.simple_archive import (
     AT_20,

@@ -13,8 +13,8 @@ from laredo_spark.errors import (
     ColumnsChanged,
     OptionRefused,
     SparkReadError,
+    own_message,
 )
-from laredo_spark.messages import own_message
 from tests.support.archive.building import COLUMNS, Builder
 from tests.support.spark_reading import Reading, manifest_of, names
 

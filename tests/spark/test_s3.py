@@ -11,7 +11,7 @@ from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_changes, read_table
 from laredo_spark.changes import changes_reader
-from laredo_spark.messages import own_message
+from laredo_spark.errors import own_message
 from laredo_spark.objects import UpTo
 from tests.spark.change_stream import Stream
 from tests.spark.s3_archive import put, reached

@@ -15,8 +15,8 @@ from laredo_spark.errors import (
     ColumnsChanged,
     OffsetUnreadable,
     OptionRefused,
+    own_message,
 )
-from laredo_spark.messages import own_message
 from tests.spark.change_stream import FIRST, Stream, latest, reader
 from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
 from tests.support.archive.building import COLUMNS, HISTORY, Builder

@@ -10,9 +10,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
 from laredo_spark import read_changes, read_table, register
-from laredo_spark.errors import KeyMissing, OptionRefused
+from laredo_spark.errors import KeyMissing, OptionRefused, own_message
 from laredo_spark.frames.table import PUSH_FILTERS
-from laredo_spark.messages import own_message
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names as _state

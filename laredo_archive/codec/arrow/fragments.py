@@ -2,7 +2,7 @@
 
 A fragment is a value verbatim, as it stands in the line: ``42``, ``"a\\n"``,
 ``null``, ``{"b": 1}``. Only the wanted columns are made. Lines as
-docs/archive-format.md has them are peeled (``peeled``), others are looked at by one regular
+docs/archive-format.md has them are peeled (``peeled``), others are matched by one regular
 expression, or value by value.
 """
 

@@ -1,7 +1,7 @@
 """Limits the rows of a parquet row group that are decoded at once, so that memory is bounded.
 
 A dictionary's value stands in the file once and comes out once per row: some kilobytes can
-become gigabytes. So the longest value of each dictionary is looked at first; the dictionaries
+become gigabytes. So the longest value of each dictionary is measured first; the dictionaries
 themselves are as large as they are on the page.
 """
 
@@ -52,7 +52,7 @@ def check(metadata: pq.RowGroupMetaData) -> None:
 @dataclass(frozen=True)
 class ReadBounds:
     """How a row group's columns are read. ``rows``: at once; ``counted``: columns whose arrays
-    may be so long that their size is looked at before they are decoded."""
+    may be so long that their size is measured before they are decoded."""
 
     rows: int
     counted: tuple[str, ...]
@@ -61,7 +61,7 @@ class ReadBounds:
 def bounds(
     open_with: OpenWith, metadata: pq.RowGroupMetaData, group: int, names: Sequence[str]
 ) -> ReadBounds:
-    """How to read the columns ``names`` of this row group; their dictionaries are looked at."""
+    """How to read the columns ``names`` of this row group; their dictionaries are measured."""
     everything = map(metadata.column, range(metadata.num_columns))
     columns = [column for column in everything if column.path_in_schema.split(".")[0] in names]
     size = sum(column.total_uncompressed_size for column in columns)

@@ -13,7 +13,7 @@ from laredo_archive.codec.arrow.parquet_blocks import OpenSlice
 from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.stored import StoredBatch
-from laredo_archive.codec.ranged_file import put_aside, ranged
+from laredo_archive.codec.ranged_file import ranged, spooled
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_model.column import Column, key_columns
 
@@ -45,7 +45,7 @@ def _opened(
 ) -> Iterator[ParquetSnapshot]:
     if base.whole:
         # Its sha256 is compared before the first row.
-        with open_slice(base) as source, put_aside(source) as file:
+        with open_slice(base) as source, spooled(source) as file:
             yield ParquetSnapshot(file, columns)
     elif base.blocks and base.last_block:
         with (

@@ -32,7 +32,7 @@ class Peeler:
         self._usable = _AMBIGUOUS not in names
 
     def peel(self, block: bytes) -> list[pa.StringArray] | None:
-        """Each column's fragments; None if a line is no row, or that can't be told in this way.
+        """Each column's fragments; None if a line is no row, or that can't be found in this way.
 
         ``block`` ends with a newline.
         """
@@ -115,7 +115,7 @@ def _alternating(pairs: int) -> tuple[pa.Int32Array, pa.Int32Array]:
 
 
 def _is_whole(fragments: pa.StringArray) -> bool:
-    """By the bytes of all of them at once; of a column with backslashes it can't be told so."""
+    """By the bytes of all of them at once; not for a column with backslashes."""
     arrays = _count(pc.starts_with(fragments, "["))
     if arrays:
         return arrays == _count(pc.ends_with(fragments, "]"))

@@ -1,7 +1,7 @@
 """Converts one column's JSON fragments to an Arrow array of its type, exactly or not at all.
 
 The rules are those of docs/archive-format.md, Rows. The work is done by Arrow's own functions on
-whole arrays; only strings with escapes, bytea and arrays are looked at one by one.
+whole arrays; only strings with escapes, bytea and arrays are converted one by one.
 """
 
 import re

@@ -78,7 +78,7 @@ _NEEDED_FOR = {
     "Date": "by which retention goes, never by our clock",
     "ETag": "by which a version is known from the next",
     "LastModified": "by which it is known how old it is",
-    "ContentLength": "without which a cut-off answer looks like a whole one",
+    "ContentLength": "without which a cut-off answer seems to be a whole one",
 }
 
 Answer = Mapping[str, Any]

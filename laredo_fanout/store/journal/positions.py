@@ -1,4 +1,4 @@
-"""Looking up the first journal entry at or beyond a WAL position."""
+"""Finds the first journal entry at or beyond a WAL position."""
 
 from typing import Any
 

@@ -165,11 +165,11 @@ def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, sho
     """It may come in the stream long after rows were copied that were written after it."""
     relations = StreamRelations()
     decoder = StreamDecoder(_NoTables(), relations, lambda _: False, tmp_path, 0)
-    intake = append_only.TransactionFilter(live=False)
+    transaction_filter = append_only.TransactionFilter(live=False)
     running = frozenset[int]() if shown else frozenset({70})
-    assert intake.read_at(append_only.XidSnapshot(70, 71, running))
+    assert transaction_filter.read_at(append_only.XidSnapshot(70, 71, running))
     route = Route(1)
-    route.takes = lambda: intake.takes(relations.xid)
+    route.takes = lambda: transaction_filter.takes(relations.xid)
     relations.set_route(5, route)
     messages = [
         struct.pack(">cQqI", b"B", 100, 0, 70),
