@@ -164,7 +164,7 @@ class _Copy:
     def _changed(self, wanted: Manifest, own: Manifest) -> Manifest | None:
         """``own`` as a copy of ``wanted``, when all that it names is there."""
         refuse_unfit(self._target, wanted, own, self._source_uri, take_over=self._take_over)
-        self._progress.step(f"reading {self._target.uri}")
+        self._progress.step(f"listing {self._target.uri}")
         slots = _slots(wanted, own)
         there = {info.key: info.size_bytes for info in self._listed()}
         names = self._names_there(slots, own, there)

@@ -140,7 +140,7 @@ CASES = [
         Cause.CLOCK_SKEW,
         (
             "the service's clock says 2019-11-02T15:56:35Z",
-            "this machine's said 2019-11-02T15:30:31Z",
+            "this machine's shows 2019-11-02T15:30:31Z",
         ),
     ),
     Case(

@@ -239,7 +239,7 @@ def test_a_writer_that_claims_the_target_meanwhile_wins(source: Path, target: Pa
         writers.append(opened([LocalDestination(target.parent)], "w2"))
 
     with pytest.raises(CopyRefused, match="writer w2"):
-        copied(source, target, progress=At("looking at", claim))
+        copied(source, target, progress=At("listing", claim))
     with writers[0] as writer:
         rebased(writer, 5, ONE, continues=False)
     assert location.find(str(target)).manifest.head == EpochPosition(1, Position(5))
