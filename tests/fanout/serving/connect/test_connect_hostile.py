@@ -181,7 +181,11 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
             await writer.wait_closed()
         async with asyncio.timeout(PATIENCE_S):
             # They count until the server has seen them go.
-            while not (answer := await answered(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")):
+            while not (
+                answer := await answered(
+                    client, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                )
+            ):
                 pass
         assert b"404" in answer
 
