@@ -22,8 +22,11 @@ _INTERVAL_S = 3.0
 _SHARE = 10
 """One part in so many of the time is for it: it reads the WAL in between."""
 
+_ADVANCE = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', '{position}')"
-"""To be run twice. The first moves confirmed_flush_lsn, but restart_lsn only to the first place
+"""The same for a replication connection, which takes no parameters.
+
+To be run twice. The first moves confirmed_flush_lsn, but restart_lsn only to the first place
 that the server finds then; the second, from there, moves it close to ``position``. A stream
 would otherwise decode everything from restart_lsn on before it sends anything."""
 
@@ -34,8 +37,9 @@ class Anchor:
     def __init__(self, slot: str) -> None:
         self._slot = slot
         self._due_at = 0.0
-        self.position = 0
-        """Where it is, or was to be moved at last."""
+        self._moved_to = 0
+        self.tried = 0
+        """Where it was to be moved last; segments don't wait for a slot that can't be."""
 
     def advance(self, connection: Connection, durable: int, *, at_once: bool) -> None:
         """Move it to what is durable, so that it keeps no WAL that nobody needs; ``at_once``, or
@@ -44,17 +48,17 @@ class Anchor:
         :raises psycopg.Error: if the connection broke.
         """
         began = time.monotonic()
-        if durable <= self.position or not (at_once or began >= self._due_at):
+        if durable <= self._moved_to or not (at_once or began >= self._due_at):
             return
-        command = ADVANCE.format(slot=self._slot, position=position_.text(durable))
         try:
             for _ in range(2):
-                connection.execute(command.encode())
+                connection.execute(_ADVANCE, (self._slot, position_.text(durable)))
+            self._moved_to = durable
         except psycopg.errors.DatabaseError as refused:
             if connection.broken:
                 raise
             # A stream that was just ended may hold it for a moment.
             _log.info("the slot can't be moved on just now", error=str(refused).strip())
-        self.position = durable
+        self.tried = durable
         ended = time.monotonic()
         self._due_at = ended + max(_INTERVAL_S, _SHARE * (ended - began))

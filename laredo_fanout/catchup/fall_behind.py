@@ -188,7 +188,7 @@ class FallBehind:
         """Whether the segments may end at ``level``: little is left, and the slot has been moved
         close to it, so that its own stream goes on at once."""
         least = self._options.threshold_bytes
-        return max(self._lag(level), level - self._anchor.position) * _SMALL_PART < least
+        return max(self._lag(level), level - self._anchor.tried) * _SMALL_PART < least
 
     def _lag(self, level: int) -> int:
         return max(0, self._inserted - level)

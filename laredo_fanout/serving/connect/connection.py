@@ -26,6 +26,7 @@ IDLE_S = 60.0
 """For the next request to begin."""
 STUCK_S = 5.0
 """For a client to take the end of its call, before the connection is cut."""
+_DEFECT = "the call failed by a defect: see the server's log"
 _MAX_HEAD = 16 << 10
 _MAX_RECEIVED = _MAX_HEAD + 2 * request.MAX_BODY
 """Bytes of one request with the framing of its chunks, and of what a client sends meanwhile."""
@@ -216,9 +217,11 @@ class CallConnection(asyncio.Protocol):
                 message = await answer(await request.decode(called, asked, body), caller)
                 encoded = await request.encode(called, message)
         except Refused as refused:
-            status = codes.http_status(refused)
-            self._respond(status, {"Content-Type": "application/json"}, codes.unary_error(refused))
+            self._respond_error(refused)
             return
+        except Exception:
+            self._respond_error(SessionFailed(_DEFECT))
+            raise
         self._respond(200, {"Content-Type": called.content_type}, encoded)
 
     async def _serve_stream(
@@ -238,7 +241,7 @@ class CallConnection(asyncio.Protocol):
         except Refused as refused:
             refusal = refused
         except Exception:
-            self._end_stream(SessionFailed("the call failed by a defect: see the server's log"))
+            self._end_stream(SessionFailed(_DEFECT))
             raise
         self._end_stream(refusal)
 
@@ -260,6 +263,10 @@ class CallConnection(asyncio.Protocol):
             plain = {"Content-Type": "text/plain; charset=utf-8", **headers}
             self._respond(status, plain, f"{reason}\n".encode())
 
+    def _respond_error(self, refused: Refused) -> None:
+        json = {"Content-Type": "application/json"}
+        self._respond(codes.http_status(refused), json, codes.unary_error(refused))
+
     def _respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self._send_head(status, {**headers, "Content-Length": str(len(body))})
         self._transport.write(self._http.send(h11.Data(data=body)) or b"")
@@ -275,7 +282,7 @@ class CallConnection(asyncio.Protocol):
 
     def _end_in(self, seconds: float) -> None:
         self._stop_timer()
-        self._timer = self._loop.call_later(seconds, self._transport.close)
+        self._timer = self._loop.call_later(seconds, self.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
