@@ -18,7 +18,8 @@ help:  ## what there is
 
 venv: $(STAMP)  ## the virtual environment with the project and its extras
 
-COMPILED := laredo_fanout/decode/_row_scan.c laredo_fanout/catchup/_frames.c laredo_fanout/wire/_repeated.c
+COMPILED := laredo_fanout/decode/_row_scan.c laredo_fanout/catchup/_frames.c laredo_fanout/wire/_repeated.c \
+	laredo_fanout/serving/_struct_rows.c
 
 $(STAMP): pyproject.toml $(COMPILED)
 	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
@@ -51,11 +52,13 @@ test: export LAREDO_FUZZ_SECONDS ?= 1
 test: export LAREDO_TEST_SECONDS ?= 8
 test: $(STAMP)  ## before a push: fixed seeds and one PostgreSQL a test, with real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
+	@tests/go.sh
 	@tests/postgres15.sh
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough' --hypothesis-profile=push
 
 test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, the notebook
 	@tests/java.sh
+	@tests/go.sh
 	@tests/postgres15.sh
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
 	$(BIN)/python -m pytest $(PYTEST)

@@ -45,11 +45,16 @@ def delete(database: "psycopg.Connection[tuple[object, ...]]", first: int, last:
 
 
 def update_in_order(
-    database: "psycopg.Connection[tuple[object, ...]]", updates: int, rows: int, size: int
+    database: "psycopg.Connection[tuple[object, ...]]",
+    updates: int,
+    rows: int,
+    size: int,
+    *,
+    start: int = 0,
 ) -> None:
-    """``updates`` updates in transactions of ``size``, keys in order."""
-    for start in range(0, updates, size):
-        first = start % rows + 1
+    """``updates`` updates in transactions of ``size``, keys in order, after the first ``start``."""
+    for each in range(start, start + updates, size):
+        first = each % rows + 1
         database.execute(
             f"UPDATE {NAME} SET n = n + 1, updated = now() WHERE id BETWEEN %s AND %s",
             (first, first + size - 1),
@@ -57,7 +62,12 @@ def update_in_order(
 
 
 def update_at_random(
-    database: "psycopg.Connection[tuple[object, ...]]", updates: int, rows: int, size: int
+    database: "psycopg.Connection[tuple[object, ...]]",
+    updates: int,
+    rows: int,
+    size: int,
+    *,
+    start: int = 0,
 ) -> None:
     """The same with the keys shuffled; none comes again before all have come."""
     database.execute("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off")
@@ -69,8 +79,8 @@ def update_at_random(
     )
     database.execute("CREATE INDEX ON shuffled (place)")
     database.execute("ANALYZE shuffled")
-    for start in range(0, updates, size):
-        first = start % rows
+    for each in range(start, start + updates, size):
+        first = each % rows
         database.execute(
             f"UPDATE {NAME} SET n = n + 1, updated = now() FROM shuffled "
             f"WHERE place > %s AND place <= %s AND {NAME}.id = k",

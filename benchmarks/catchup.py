@@ -1,79 +1,130 @@
 """A backlog that the server fell behind by: read through its one slot, and split into segments."""
 
 import time
+from typing import NamedTuple
 
+import httpx
 import psutil
 
-from benchmarks import bench_table
+from benchmarks.catchup_backlogs import Backlog, NullConsumers, backlogs
 from benchmarks.figures import Figure
 from benchmarks.processes import wait_until
 from benchmarks.scenario import Scenario
 from laredo_model import position
 
 SUBJECT = "catchup"
-_SIZE = 1000
-_BACKLOGS = 2
-"""Of so many times the other subjects' updates."""
-_SEVERAL = (2, 4)
+_SEGMENTS = 2
+_PATIENCE_S = 600
+_GB = 1e9
+
+
+class _Measured(NamedTuple):
+    """One backlog worked off: bytes of WAL, and CPU seconds of both sides."""
+
+    seconds: float
+    wal: int
+    ours: float
+    theirs: float
+    trouble: str | None
+    plans: int
 
 
 def run(scenario: Scenario) -> list[Figure]:
     """Seconds until everything is durable in the store, from when the server goes on.
 
-    The ingest process stands still (SIGSTOP) while the updates are made; keys at random.
+    The ingest process stands still (SIGSTOP) while the backlog is made. With ``auto`` it decides
+    by itself, which is by the one slot where that pays; then the same with segments that were
+    asked for.
     """
-    alone, cost = _one(scenario, 1)
-    figures = [_figure(scenario, "through the one slot", alone, cost, None)]
-    for segments in _SEVERAL:
-        rate, cost = _one(scenario, segments)
-        figures.append(_figure(scenario, f"{segments} segments", rate, cost, alone))
+    figures = []
+    for backlog in backlogs(scenario):
+        nulls = NullConsumers(scenario)
+        alone = _one(scenario, backlog, nulls=nulls)
+        with scenario.connect() as database:
+            one, two = nulls.measure(database)
+        figures.append(
+            _figure(backlog, f"auto, {alone.plans} times split", alone, one, "one null consumer")
+        )
+        split = _one(scenario, backlog, segments=_SEGMENTS)
+        figures.append(
+            _figure(backlog, f"{_SEGMENTS} segments asked for", split, alone.seconds, "auto")
+        )
+        figures.append(
+            Figure(
+                SUBJECT,
+                f"{backlog.name}: two null consumers",
+                backlog.changes / two,
+                "changes/s",
+                backlog.changes / one,
+                "one null consumer",
+                note="the second one's slot made in the middle",
+            )
+        )
     scenario.stop_server()
     return figures
 
 
-def _one(scenario: Scenario, segments: int) -> tuple[float, str]:
-    made = _BACKLOGS * scenario.updates
+def _one(
+    scenario: Scenario,
+    backlog: Backlog,
+    *,
+    segments: int = 0,
+    nulls: NullConsumers | None = None,
+) -> _Measured:
     scenario.stop_server()
     scenario.start_server(
-        f"sources.pg.catchup.mode={'auto' if segments > 1 else 'off'}",
-        f"sources.pg.catchup.max_segments={segments}",
+        f"sources.pg.catchup.mode={'manual' if segments else 'auto'}",
+        f"sources.pg.catchup.max_segments={segments or 4}",
         "sources.pg.catchup.threshold_bytes=50000000",
         "sources.pg.catchup.min_segment_bytes=20000000",
-        "sources.pg.catchup.check_interval=100ms",
+        f"sources.pg.catchup.check_interval={'100ms' if segments else '500ms'}",
     )
     with scenario.connect() as database, scenario.paused_server() as server:
-        scenario.say(f"preparing {made:,} updates, random keys")
-        bench_table.update_at_random(database, made, scenario.rows, _SIZE)
+        scenario.say(f"preparing {backlog.changes:,} published updates: {backlog.name}")
+        start = position.parse(scenario.wal_position())
+        if nulls is not None:
+            nulls.begin(database)
+
+        def middle() -> None:
+            if nulls is not None:
+                nulls.middle(database)
+
+        backlog.make(database, scenario, backlog.changes, middle)
         database.execute("CHECKPOINT")
         end = position.parse(scenario.wal_position())
-        scenario.say(f"catching up, segments: {segments}")
+        scenario.say(f"catching up, {(end - start) / _GB:.2f} GB, segments: {segments or 'auto'}")
         postmaster = _postmaster(database.info.backend_pid)
         before = _seconds(server.pid), _seconds(postmaster)
         began = time.perf_counter()
         server.go_on()
-        wait_until(lambda: _is_level(scenario, end), timeout=600, what="being level", pause=0.05)
-        seconds = time.perf_counter() - began
-        ours, theirs = (
-            after - earlier
-            for after, earlier in zip(
-                (_seconds(server.pid), _seconds(postmaster)), before, strict=True
-            )
+        if segments:
+            httpx.post(f"http://127.0.0.1:{scenario.http_port}/catchup", trust_env=False)
+        wait_until(
+            lambda: _is_level(scenario, end), timeout=_PATIENCE_S, what="being level", pause=0.05
         )
-    used = f"CPU: ours {1e6 * ours / made:.1f}, PostgreSQL's {1e6 * theirs / made:.1f} µs a change"
-    return made / seconds, used
+        seconds = time.perf_counter() - began
+        ours, theirs = _seconds(server.pid) - before[0], _seconds(postmaster) - before[1]
+    status = scenario.status()
+    assert status is not None
+    catchup = status["sources"]["pg"]["catchup"]
+    if segments and not catchup["plans"]:
+        raise RuntimeError(f"nothing was split: {catchup}")
+    return _Measured(seconds, end - start, ours, theirs, catchup["trouble"], catchup["plans"])
 
 
-def _figure(scenario: Scenario, what: str, rate: float, cost: str, alone: float | None) -> Figure:
+def _figure(backlog: Backlog, what: str, found: _Measured, limit: float, limit_of: str) -> Figure:
+    a_change = 1e6 / backlog.changes
+    trouble = "" if found.trouble is None else f". {found.trouble}"
     return Figure(
         SUBJECT,
-        f"{_BACKLOGS * scenario.updates:,} updates behind, {what}",
-        rate,
+        f"{backlog.name}, {found.wal / _GB:.2f} GB: {what}",
+        backlog.changes / found.seconds,
         "changes/s",
-        alone,
-        "" if alone is None else "the one slot",
-        target=None if alone is None else 1.0,
-        target_is_ratio=alone is not None,
-        note=f"until durable in the store. {cost}",
+        backlog.changes / limit,
+        limit_of,
+        note=f"until durable in the store, {found.seconds:.1f} s. CPU: ours"
+        f" {a_change * found.ours:.1f}, PostgreSQL's {a_change * found.theirs:.1f} µs a published"
+        f" change{trouble}",
     )
 
 

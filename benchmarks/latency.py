@@ -25,7 +25,7 @@ def run(scenario: Scenario) -> list[Figure]:
     bare = _recvlogical(scenario)
     figures = []
     for clients, share, target in _CASES:
-        found = _clients(scenario, clients)
+        found = of_clients(scenario, scenario.address, clients)
         half, most = percentile(found, 0.5), percentile(found, 0.95)
         figures.append(
             Figure(
@@ -43,14 +43,15 @@ def run(scenario: Scenario) -> list[Figure]:
     return figures
 
 
-def _clients(scenario: Scenario, many: int) -> list[float]:
+def of_clients(scenario: Scenario, address: str, many: int) -> list[float]:
+    """Milliseconds from commit to callback, of each commit at each client of the server there."""
     commits = _SKIP + int(scenario.seconds * _PER_SECOND)
     position, history = scenario.place()
     with ExitStack() as stack:
         processes = []
         for start in range(0, many, _PER_PROCESS):
             arguments = {
-                "--server": scenario.address,
+                "--server": address,
                 "--table": bench_table.QUALIFIED,
                 "--position": position,
                 "--history": history,

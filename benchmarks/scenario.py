@@ -58,7 +58,7 @@ class Scenario:
             self.directory / "postgres", settings=_POSTGRES, tcp_port=free_port()
         )
         self._by_tcp = False
-        self.grpc_port, self.http_port = free_port(), free_port()
+        self.grpc_port, self.http_port, self.connect_port = free_port(), free_port(), free_port()
         self.memory = AnonymousMemory()
         self._stack.callback(self.memory.stop)
         self._server: Program | None = None
@@ -140,12 +140,17 @@ class Scenario:
         return f"127.0.0.1:{self.grpc_port}"
 
     @property
+    def connect_address(self) -> str:
+        """host:port of the Connect side."""
+        return f"127.0.0.1:{self.connect_port}"
+
+    @property
     def server(self) -> Program:
         """The running server's main process, which ingests."""
         assert self._server is not None
         return self._server
 
-    def start_server(self, *sets: str) -> Program:
+    def start_server(self, *sets: str, heartbeat: str = "10s") -> Program:
         """``laredo-fanout`` with its store as it is; ``sets`` are for ``--set``."""
         config = self.directory / "fanout.conf"
         config.write_text(
@@ -154,10 +159,12 @@ class Scenario:
             sources {{ pg {{ type = postgresql, connection = "{self.dsn}", slot_name = {SLOT}
                              publication {{ name = {PUBLICATION}, create = true }} }} }}
             fanout {{ grpc {{ host = "127.0.0.1", port = {self.grpc_port}, max_clients = 1000 }}
+                      connect {{ port = {self.connect_port} }}
                       drain_grace = 2s }}
             http {{ host = "127.0.0.1", port = {self.http_port} }}
             tables = [ {{ source = pg, schema = public, table = {bench_table.NAME}
                           targets = [ {{ type = replication-fanout
+                              heartbeat_interval = {heartbeat}
                               journal {{ max_entries = 5000000, max_age = 24h }} }} ] }} ]
             """
         )

@@ -12,7 +12,7 @@ ArchiveError
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
-├── NoRoomToFetch            no room for an object that is fetched before it is read
+├── NoRoomToFetch             no room for an object that is fetched before it is read
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── DatabaseUnusable          the database to compare with can't be asked
 ├── ExportRefused             the file that was to be written isn't
@@ -27,10 +27,10 @@ ArchiveError
 └── DestinationError          one destination and one key
     ├── BadKey                a key that leads out of the destination
     ├── NameTaken             the object exists already
-    ├── CommitConflict              the object isn't the version that was to be replaced
-    ├── CommitStateUnknown        the request may or may not have taken effect
+    ├── CommitConflict        the object isn't the version that was to be replaced
+    ├── CommitStateUnknown    the request may or may not have taken effect
     ├── ConditionalWritesMissing  a store that can't compare and swap
-    └── DestinationUnavailable  it can't be used now; try again later
+    └── DestinationUnavailable    it can't be used now; try again later
         ├── NotAFile          a symbolic link, a FIFO: not what an object is
         ├── TooLarge          a manifest larger than any writer of ours makes
         ├── DestinationFull
@@ -100,6 +100,20 @@ class PrefixMeant(ManifestError):
             f" begin at {wanted}. Nothing was written. To go on with it there, stop its writer"
             f" and run: laredo-archive copy {where} {wanted} ; to begin a new one, rename this"
             " manifest",
+        )
+
+
+class OfTheOriginal(ManifestError):
+    """The original program wrote it: it is read here, and nothing there is changed."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            where,
+            "the original laredo-snapshotter wrote this archive: its manifest names no keys and no"
+            " checksums, so what is there can't be proven to be anybody's to change or delete. This"
+            " program reads it (ls, cat, diff, export, verify, Spark) and changes nothing there."
+            " Write to another key_prefix or destination; copy the archive with the files' own"
+            " tools: it is read wherever it is",
         )
 
 

@@ -53,6 +53,6 @@ _reached = _action(os.environ.get(VARIABLE, ""))
 
 
 def reach(name: str) -> None:
-    """The process has come to the point ``name``."""
+    """Note that the process has come to the point ``name``: it may end here."""
     if _reached is not None:
         _reached(name)

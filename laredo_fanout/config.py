@@ -10,7 +10,7 @@ from urllib.parse import quote
 from pydantic import Field, field_validator, model_validator
 
 from laredo_fanout.archive_config import Archive
-from laredo_fanout.source_config import Source
+from laredo_fanout.source_config import AnySource, Source, Upstream
 from laredo_model import settings
 from laredo_model.http import exposure
 from laredo_model.http.settings import HttpSettings
@@ -229,7 +229,7 @@ class Config(Section):
     """The whole configuration of a server."""
 
     state: State = State()
-    sources: dict[str, Source]
+    sources: dict[str, AnySource]
     fanout: Fanout = Fanout()
     http: Http = Http()
     tables: tuple[Table, ...]
@@ -291,9 +291,16 @@ class Config(Section):
         return next(iter(self.sources))
 
     @property
-    def source(self) -> Source:
-        """The one source."""
-        return self.sources[self.source_name]
+    def source(self) -> Source | None:
+        """The one source, if it is PostgreSQL."""
+        source = self.sources[self.source_name]
+        return source if isinstance(source, Source) else None
+
+    @property
+    def upstream(self) -> Upstream | None:
+        """The one source, if it is another laredo-fanout."""
+        source = self.sources[self.source_name]
+        return source if isinstance(source, Upstream) else None
 
     @property
     def port(self) -> int:
@@ -345,7 +352,7 @@ class Config(Section):
         """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
         danger = "may read the status and have tables copied again: no token is asked for"
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
-        if "stream_transactions" in self.source.model_fields_set:
+        if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"
             found.append(f"{key}: always on; remove the key")
         return found

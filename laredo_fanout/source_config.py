@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from laredo_model.settings import Duration, Secret, Section, Size
 
@@ -47,19 +47,19 @@ class Copy(Section):
 
 
 class Catchup(Section):
-    """Fall-behind mode: above ``threshold_bytes`` the backlog is split into segments, each decoded
-    from a copy of the slot. ``mode = manual``: on request. They are released in commit order.
+    """Fall-behind mode: above ``threshold_bytes`` a backlog may be split into segments, each
+    decoded from a copy of the slot; ``mode = manual``: on request. Their order is commit order.
 
     ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
     directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
     """
 
     mode: Literal["off", "auto", "manual"] = "auto"
-    """auto: a backlog is split when it is large; manual: when ``laredo-fanout catchup`` or
-    POST /catchup asks for it; off: never."""
+    """auto: a large backlog is split where decoding is what binds and cores are free for it;
+    manual: when ``laredo-fanout catchup`` or POST /catchup asks for it; off: never."""
     threshold_bytes: Size = Field(default=1 << 30, ge=1)
-    """A backlog of more WAL than this, at three checks in a row, is split; below a quarter of
-    it the one slot is read again."""
+    """A backlog of more WAL than this, at three checks in a row, may be split; below a quarter
+    of it the one slot is read again."""
     check_interval: Duration = Field(default=1.0, gt=0)
     """How often the backlog is measured."""
     max_segments: int = Field(default=4, ge=1, le=64)
@@ -85,6 +85,58 @@ class Catchup(Section):
                 " segments; remove the key"
             )
         return ordering
+
+
+class UpstreamTls(Section):
+    """TLS towards the upstream; all PEM files."""
+
+    ca: Path | None = None
+    """The CA that signed the upstream's certificate; by default the system's."""
+    cert: Path | None = None
+    """The certificate that this server shows."""
+    key: Path | None = None
+    """Its private key."""
+    server_name: str | None = None
+    """The name in the upstream's certificate, if it isn't the one in ``server``."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> UpstreamTls:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together; give both or neither")
+        return self
+
+
+class Upstream(Section):
+    """Another laredo-fanout, which this one relays: clients are served alike by both. The
+    tables must be configured there too."""
+
+    type: Literal["fanout"]
+    """The kind of source."""
+    server: str = Field(min_length=1)
+    """``host:port`` of the upstream's gRPC side."""
+    tls: UpstreamTls | None = None
+    token: Secret | None = None
+    """The token that the upstream asks for."""
+    token_file: Path | None = None
+    """A file with the token alone, read for each connection: in place of ``token``."""
+    client_id: str | None = Field(default=None, min_length=1, max_length=256)
+    """What the upstream knows this server by; by default ``laredo-relay:`` and the host's name."""
+
+    @field_validator("server")
+    @classmethod
+    def _address(cls, server: str) -> str:
+        host, colon, port = server.rpartition(":")
+        if server.startswith("unix:"):
+            return server
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"{server!r} is not a server's address; expected host:port")
+        return server
+
+    @model_validator(mode="after")
+    def _one_token(self) -> Upstream:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file are both given; give one of them")
+        return self
 
 
 class Source(Section):
@@ -133,3 +185,15 @@ class Source(Section):
 
         connection_string.parsed(connection.get_secret_value())
         return connection
+
+
+def _type_of(source: Any) -> str:
+    """The ``type`` of a source; it may be left out for PostgreSQL."""
+    kind = source.get("type") if isinstance(source, dict) else getattr(source, "type", None)
+    return "fanout" if kind == "fanout" else "postgresql"
+
+
+AnySource = Annotated[
+    Annotated[Source, Tag("postgresql")] | Annotated[Upstream, Tag("fanout")],
+    Discriminator(_type_of),
+]

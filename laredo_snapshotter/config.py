@@ -177,6 +177,9 @@ class TableBlock(Section):
     ``users/`` are the same."""
     key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """The key's columns; checked against the table's key, and refused if different."""
+    key_format: Literal["text", "go"] = "text"
+    """``go``: jsonl diffs say each key also as Go's %v prints it, for readers of the original
+    program; needs jsonl among ``formats.diff``."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
     """How often a quiet table's manifest says that it is still followed; 0: never."""
 
@@ -264,6 +267,12 @@ class TableConfig:
                 " retention { collect_interval = 0 }"
             )
         self.key_fields = block.key_fields
+        self.key_format = block.key_format
+        if block.key_format == "go" and "jsonl" not in block.formats.diff:
+            raise ConfigRefused(
+                f"{path}.key_format: go needs jsonl among {path}.formats.diff: a protobuf diff has"
+                " room for one key only. Add jsonl there, or leave key_format out"
+            )
         self.seen_interval = block.seen_interval
 
     @property

@@ -12,8 +12,8 @@ from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.read import location
-from laredo_archive.read.artifact_reader import MISSING, Checked
 from laredo_archive.read.checked_blocks import CHECK_AND_CURE, CheckedBlocks
+from laredo_archive.read.checked_object import MISSING, Checked
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.read.read_ahead import Opened, ReadAhead
 from laredo_archive.storage.destination import Destination

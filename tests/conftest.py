@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.support.spark",
     "tests.support.aws",
     "tests.support.server.standard_client",
+    "tests.support.server.go_client",
 ]
 
 

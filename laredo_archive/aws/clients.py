@@ -282,10 +282,10 @@ class AwsClients:
         return client
 
     def _listen(self, client: Any, credentials: str) -> None:
-        from laredo_archive.aws.wholeness import Wholeness
+        from laredo_archive.aws.complete_answers import CompleteAnswers
 
         begun = threading.local()
-        wholeness = Wholeness(client)
+        complete = CompleteAnswers(client)
 
         def sent(**_: Any) -> None:
             begun.at = time.perf_counter()
@@ -301,7 +301,7 @@ class AwsClients:
             seconds = time.perf_counter() - begun.at
             self._on_call(Called(service, operation, credentials, status, seconds))
             if response_dict:
-                wholeness.check(operation, response_dict)
+                complete.check(operation, response_dict)
 
         events = client.meta.events
         events.register_last("before-send", sent)

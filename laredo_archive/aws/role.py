@@ -1,4 +1,4 @@
-"""A role that another profile takes on, renewed long before its session ends.
+"""A role that is assumed with a profile; its credentials are renewed before they expire.
 
 Imported only when there is boto3.
 """
@@ -37,7 +37,7 @@ ATTEMPTS = 3
 
 
 class RoleSession:
-    """The sessions of one role, each in its time.
+    """The sessions of one role, one after the other.
 
     botocore asks for a new one 15 minutes before the old one ends (one caller does it, the
     others go on with the old one) and, if that failed, makes everyone wait for one from 10

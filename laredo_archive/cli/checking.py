@@ -14,7 +14,7 @@ from laredo_archive.cli.options import (
     writing_options,
 )
 from laredo_archive.cli.progress import shown
-from laredo_archive.errors import DatabaseUnusable, NotCollectable
+from laredo_archive.errors import DatabaseUnusable, NotCollectable, OfTheOriginal
 from laredo_archive.maintain import collect
 from laredo_archive.maintain.compare_postgres import Comparison, ComparisonResult, compare
 from laredo_archive.maintain.verify import VerifyReport, verify
@@ -141,6 +141,8 @@ def collect_garbage(
     """Retire what no manifest names, delete what has been retired long enough."""
     archive = opened(uri, access)
     found = archive.found
+    if archive.manifest.by_original:
+        raise OfTheOriginal(archive.uri)
     if found.is_renamed_copy:
         raise NotCollectable(
             archive.uri,

@@ -27,7 +27,8 @@ from laredo_archive.cli.progress import shown
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.maintain import export as exporting
-from laredo_archive.manifest.model import Artifact, text_of_time
+from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
@@ -91,6 +92,8 @@ def _heading(archive: Archive) -> str:
     history = "" if manifest.history is None else f"\nhistory {manifest.history}"
     writer = "" if manifest.writer_id is None else f", writer {manifest.writer_id}"
     term = f" (term {manifest.writer_term})" if writer else ""
+    if manifest.by_original:
+        writer = ", written by the original program: it is only read here"
     table, uri = printable(manifest.table), printable(archive.uri)
     return f"{table}: {head}{seen}{history}{printable(writer)}{term}\n{uri}"
 
@@ -110,7 +113,7 @@ def _table(archive: Archive) -> Table:
             str(artifact.epoch),
             artifact.kind.value + (" (truncates)" if artifact.truncate else ""),
             "" if start is None else positions.text(start),
-            positions.text(artifact.to_position),
+            positions.text(artifact.to_position) if artifact.knows_its_end else "unknown",
             _time(artifact.to_time or artifact.created_at),
             changes,
             "" if rows is None else f"{rows:,}",

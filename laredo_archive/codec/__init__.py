@@ -1,6 +1,7 @@
 """Encodes rows and changes to files and decodes them, by format id."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from laredo_archive.codec.blocks import ByteSource
 from laredo_archive.codec.errors import BadBytes, CodecError, PyarrowMissing, UnknownFormat
 from laredo_archive.codec.narrowed import KeyBounds
 from laredo_archive.codec.output import ByteSink, EncodedFile
+from laredo_model import go_key
 from laredo_model.change import Change
 from laredo_model.column import Column, key_columns
 
@@ -106,14 +108,20 @@ def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) 
     return protobuf.ProtobufSnapshotEncoder(sink, columns)
 
 
-def diff_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) -> DiffEncoder:
+def diff_encoder(
+    format_id: str, columns: Sequence[Column], sink: ByteSink, *, go_keys: bool = False
+) -> DiffEncoder:
     """What writes a diff of this format into ``sink``.
+
+    ``go_keys``: a jsonl diff says each key as Go prints it too, where that differs.
 
     :raises UnknownFormat: if no codec here knows the format.
     """
     check_diff_format(format_id)
     if format_id == JSONL:
-        return jsonl.JsonlDiffEncoder(sink)
+        key = [column.name for column in key_columns(columns)]
+        go_key_of = partial(go_key.of_line, key_fields=key) if go_keys and key else None
+        return jsonl.JsonlDiffEncoder(sink, go_key_of)
     return protobuf.ProtobufDiffEncoder(sink, columns)
 
 

@@ -2,10 +2,17 @@
 
 {"id":42,"name":"Ada"}
 {"action":"UPDATE","key":"42","old":{...},"new":{...}}
+
+With ``go_key_of`` a change whose key Go prints in another way says that too:
+
+{"action":"UPDATE","key":"1000001","KEY":"1.000001e+06","old":{...},"new":{...}}
+
+Go's encoding/json matches names without regard to case, and the last one counts: so the
+original's readers take the second, and all others, who know no KEY, the first.
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 import orjson
@@ -35,13 +42,21 @@ _HEADS = {
 }
 _ACTIONS = {action.name.encode(): action for action in _HEADS}
 _TRUNCATE = b'{"action":"TRUNCATE"}\n'
+_KEY_TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _CHANGE = re.compile(
-    rb'\{"action":"(INSERT|UPDATE|DELETE)","key":("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL
+    rb'\{"action":"(INSERT|UPDATE|DELETE)","key":('
+    + _KEY_TEXT
+    + rb')(?:,"KEY":'
+    + _KEY_TEXT
+    + rb")?",
+    re.DOTALL,
 )
 _ACTION_OF_HEAD = {head + b'"': action.name.encode() for action, head in _HEADS.items()}
 _HEAD_BYTES = len(_HEADS[Action.INSERT]) + 1
 """Up to the key; the actions' names are equally long."""
 _ROWS_BETWEEN = b'},"new":{'
+KeyOf = Callable[[bytes], bytes]
+"""Gives the key of a row's line."""
 NEW_ROWS_BLOCK = 1 << 20
 LINES_BLOCK = 4 << 20
 
@@ -64,8 +79,10 @@ class JsonlSnapshotEncoder:
 class JsonlDiffEncoder:
     """Net changes into a jsonl diff."""
 
-    def __init__(self, sink: ByteSink) -> None:
+    def __init__(self, sink: ByteSink, go_key_of: KeyOf | None = None) -> None:
+        """``go_key_of`` gives a row's key as Go prints it."""
         self._output = FileWriter(sink, DIFF_BLOCK)
+        self._go_key_of = go_key_of
 
     def truncate(self) -> None:
         """The table was emptied in the diff's window: comes before every change."""
@@ -75,7 +92,10 @@ class JsonlDiffEncoder:
         """The next changes, none of them a TRUNCATE."""
         remaining = iter(changes)
         while batch := list(islice(remaining, _CHANGES_AT_ONCE)):
-            rows = list(map(_change_line, batch))
+            if self._go_key_of is None:
+                rows = list(map(_change_line, batch))
+            else:
+                rows = [_change_line(change, self._go_key_of) for change in batch]
             keys = [change.key for change in batch]
             self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
 
@@ -84,9 +104,11 @@ class JsonlDiffEncoder:
         return self._output.close()
 
 
-def _change_line(change: Change) -> bytes:
+def _change_line(change: Change, go_key_of: KeyOf | None = None) -> bytes:
     action, key, old, new = change
     text = _HEADS[action] + orjson.dumps(key.decode())
+    if go_key_of is not None and (go_key := go_key_of(new or old or b"")) != key:
+        text += b',"KEY":' + orjson.dumps(go_key.decode())
     if old is not None:
         text += b',"old":' + old
     if new is not None:

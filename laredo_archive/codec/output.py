@@ -42,7 +42,7 @@ class EncodedFile(NamedTuple):
     blocks: Blocks = ()
 
 
-def _anywhere(key: bytes) -> bool:
+def _always(key: bytes) -> bool:
     return True
 
 
@@ -52,7 +52,7 @@ class FileWriter:
     def __init__(self, sink: ByteSink, block: int, columns: Sequence[Column] = ()) -> None:
         self._sink = sink
         # Equal rows of a table without a key are numbered from the first of them on.
-        self._may_split = begins_equal_rows if columns and not key_columns(columns) else _anywhere
+        self._may_split = begins_equal_rows if columns and not key_columns(columns) else _always
         self._passed = Digest()
         self._count = 0
         self._sorted = True

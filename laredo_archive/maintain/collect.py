@@ -28,7 +28,8 @@ from laredo_archive.errors import (
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys
-from laredo_archive.manifest.model import Manifest, Retired
+from laredo_archive.manifest.model import Manifest
+from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
@@ -183,8 +184,7 @@ class _CollectorRun:
         return date
 
     def _orphans(self, manifest: Manifest, date: datetime) -> list[ObjectInfo]:
-        known = manifest.retired_keys() | {entry.key for entry in manifest.named()}
-        known.add(self._store.key)
+        known = manifest.known_keys() | {self._store.key}
         limit = date - self._policy.cut_off
         return [
             found for found in self._listed if found.key not in known and found.modified < limit

@@ -27,6 +27,7 @@ from laredo_archive.errors import (
     CopyStopped,
     DestinationError,
     ManifestDamaged,
+    OfTheOriginal,
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.maintain.collect import DAY
@@ -139,6 +140,8 @@ class _Copy:
     def _sound(self, manifest: Manifest) -> Manifest:
         for contradiction in rules.check(manifest):
             raise ManifestDamaged(self._source_uri, contradiction)
+        if manifest.by_original:
+            raise OfTheOriginal(self._source_uri)
         if not manifest.artifacts:
             raise CopyRefused(self._source_uri, "there is nothing in it yet")
         return manifest
@@ -165,7 +168,7 @@ class _Copy:
         """``own`` as a copy of ``wanted``, when all that it names is there."""
         refuse_unfit(self._target, wanted, own, self._source_uri, take_over=self._take_over)
         self._progress.step(f"listing {self._target.uri}")
-        slots = _slots(wanted, own)
+        slots = self._slots(wanted, own)
         there = {info.key: info.size_bytes for info in self._listed()}
         names = self._names_there(slots, own, there)
         lacking = [slot for slot in slots if slot.entry.key not in names]
@@ -198,7 +201,7 @@ class _Copy:
     def _bring(
         self, lacking: Sequence[_Slot], own: Manifest, there: Collection[str], wanted: int
     ) -> None:
-        avoid = own.retired_keys() | {entry.key for entry in own.named()}
+        avoid = own.known_keys()
         content = [
             stored(
                 self._source.destination,
@@ -225,9 +228,24 @@ class _Copy:
         """
         key, prefix = self._source.locate(slot.entry.key), self._target.key_prefix
         name = f"{prefix}{key.removeprefix(self._source.key_prefix)}"
-        if object_keys.is_own(name, prefix):
+        in_folder = object_keys.is_in_folder(name, prefix, slot.artifact.epoch)
+        if in_folder and object_keys.is_own(name, prefix):
             return name
         return object_keys.artifact_key(prefix, slot.artifact, slot.format_id)
+
+    def _slots(self, wanted: Manifest, own: Manifest) -> list[_Slot]:
+        known = by_content(own)
+        slots = []
+        for artifact in wanted.artifacts:
+            for format_id, entry in artifact.formats.items():
+                mine = known.get(identity(artifact, format_id, entry))
+                key = mine.pop(0).key if mine else None
+                # A re-base at the source may have given the artifact to another epoch.
+                prefix, epoch = self._target.key_prefix, artifact.epoch
+                if key is not None and not object_keys.is_in_folder(key, prefix, epoch):
+                    key = None
+                slots.append(_Slot(artifact, format_id, entry, key))
+        return slots
 
     def _as_named(self, artifact: Artifact, names: Mapping[str, str]) -> Artifact:
         formats = {
@@ -237,13 +255,3 @@ class _Copy:
             for format_id, entry in artifact.formats.items()
         }
         return replace(artifact, formats=formats)
-
-
-def _slots(wanted: Manifest, own: Manifest) -> list[_Slot]:
-    known = by_content(own)
-    slots = []
-    for artifact in wanted.artifacts:
-        for format_id, entry in artifact.formats.items():
-            mine = known.get(identity(artifact, format_id, entry))
-            slots.append(_Slot(artifact, format_id, entry, mine.pop(0).key if mine else None))
-    return slots

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from laredo_archive.errors import ArchiveMissing, CopyRefused
 from laredo_archive.manifest import object_keys
-from laredo_archive.manifest.model import Artifact, Manifest, Retired
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import later
+from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_archive.read import location
 from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.storage.destination import Destination
@@ -136,7 +137,7 @@ def following(
     """
     listed = tuple(artifacts)
     kept = {key for artifact in listed for key in artifact.keys}
-    leaving = [entry.key for entry in own.named() if entry.key not in kept]
+    leaving = own.kept_keys() - kept
     gone = dict.fromkeys([*leaving, *unneeded]).keys() - own.retired_keys() - kept
     changed = replace(
         source,
@@ -148,6 +149,7 @@ def following(
             for sink in [*own.notified, *source.notified]
         },
         retired=own.retired + tuple(Retired(key) for key in sorted(gone)),
+        former=(),
         revision=own.revision,
         updated_at=own.updated_at,
     )

@@ -9,11 +9,12 @@ they are missing. manifest_parser reads it.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from laredo_archive.manifest.unnamed_objects import Former, Retired, text_of_time, with_unknown
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.history import History
@@ -38,24 +39,12 @@ class EpochPosition(NamedTuple):
     position: Position
 
 
-def text_of_time(moment: datetime) -> str:
-    """A time as manifests write it: UTC, ``Z``, microseconds only where there are any."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 def _text_of_position(position: Position | None) -> str | None:
     return None if position is None else positions.text(position)
 
 
 def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _with_unknown(known: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in source.items():
-        if name not in known:
-            known[name] = value
-    return known
 
 
 @dataclass(frozen=True)
@@ -78,6 +67,8 @@ class FormatEntry:
     blocks: tuple[tuple[int, int], ...] = ()
     #: Whether the format gives the rows' lines back byte for byte.
     exact: bool = True
+    #: Whether the original writer's manifest names it, which says no key; ``key`` is computed then.
+    by_original: bool = field(default=False, compare=False)
     #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -97,7 +88,7 @@ class FormatEntry:
             known["blocks"] = [list(block) for block in self.blocks]
         if not self.exact:
             known["exact"] = False
-        return _with_unknown(known, self.source)
+        return with_unknown(known, self.source)
 
 
 @dataclass(frozen=True)
@@ -177,6 +168,16 @@ class Artifact:
         return self.kind is ArtifactKind.SNAPSHOT
 
     @property
+    def by_original(self) -> bool:
+        """Whether the original writer wrote it (docs/archive-format.md)."""
+        return any(entry.by_original for entry in self.formats.values())
+
+    @property
+    def knows_its_end(self) -> bool:
+        """Whether ``to_position`` is recorded: it isn't of the original's first base."""
+        return not (self.by_original and self.to_position == positions.ZERO)
+
+    @property
     def says_truncation(self) -> bool:
         """Whether ``truncate`` is recorded; other writers' diffs leave it out."""
         return self.truncate or self.history is not None
@@ -207,8 +208,13 @@ class Artifact:
         )
 
     def relabelled(self, epoch: int) -> "Artifact":
-        """The same objects as part of another epoch."""
+        """The same artifact as part of another epoch."""
         return replace(self, epoch=epoch)
+
+    def moved(self, entries: Mapping[str, FormatEntry]) -> "Artifact":
+        """The same artifact with other objects, ``entries``, by the keys of those that it had."""
+        formats = {id_: entries.get(entry.key, entry) for id_, entry in self.formats.items()}
+        return replace(self, formats=formats)
 
     def to_json(self) -> dict[str, Any]:
         """The artifact's object, known fields first."""
@@ -227,7 +233,7 @@ class Artifact:
         for name, value in self._added().items():
             if value is not None:
                 known[name] = value
-        return _with_unknown(known, self.source)
+        return with_unknown(known, self.source)
 
     def _added(self) -> dict[str, Any]:
         added: dict[str, Any] = {
@@ -253,36 +259,13 @@ class Artifact:
         described = [column.to_json() for column in self.columns]
         unknown = self.source.get("columns") or [{}] * len(described)
         return [
-            _with_unknown(known, source) for known, source in zip(described, unknown, strict=True)
+            with_unknown(known, source) for known, source in zip(described, unknown, strict=True)
         ]
 
     @cached_property
     def text(self) -> str:
         """The artifact's object as JSON text, made once."""
         return _json(self.to_json())
-
-
-@dataclass(frozen=True)
-class Retired:
-    """An object that no artifact names any more, and that the collector will delete."""
-
-    #: The object's key.
-    key: str
-    #: Since when, by the store's Date; None until the manifest's next change.
-    at: datetime | None = None
-    #: The run of the collector that deletes it.
-    deleting: str | None = None
-    #: Unknown fields, written again as they were.
-    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """The object as it stands in ``retired``."""
-        known: dict[str, Any] = {"key": self.key}
-        if self.at is not None:
-            known["at"] = text_of_time(self.at)
-        if self.deleting is not None:
-            known["deleting"] = self.deleting
-        return _with_unknown(known, self.source)
 
 
 @dataclass(frozen=True)
@@ -313,6 +296,8 @@ class Manifest:
     notified: Mapping[str, EpochPosition | None] = field(default_factory=dict)
     #: The objects to delete.
     retired: tuple[Retired, ...] = ()
+    #: Objects in former epochs' folders of diffs that are later epochs' since.
+    former: tuple[Former, ...] = ()
     #: Grows with every change, so that no version ever comes again.
     revision: int = 0
     #: Unknown fields, written again as they were.
@@ -328,6 +313,11 @@ class Manifest:
         """The newest artifact."""
         return self.artifacts[-1] if self.artifacts else None
 
+    @property
+    def by_original(self) -> bool:
+        """Whether the original writer wrote artifacts of it; then it is read, and not changed."""
+        return any(artifact.by_original for artifact in self.artifacts)
+
     def named(self) -> Iterator[FormatEntry]:
         """Every object that an artifact names."""
         for artifact in self.artifacts:
@@ -336,6 +326,14 @@ class Manifest:
     def retired_keys(self) -> set[str]:
         """Every object on its way to be deleted."""
         return {entry.key for entry in self.retired}
+
+    def kept_keys(self) -> set[str]:
+        """Every object that stays: an artifact's, or a former one."""
+        return {entry.key for entry in self.named()} | {entry.key for entry in self.former}
+
+    def known_keys(self) -> set[str]:
+        """Every object that the manifest mentions; no other gets such a name."""
+        return self.kept_keys() | self.retired_keys()
 
     def to_bytes(self) -> bytes:
         """The object's bytes: JSON, one artifact a line."""
@@ -371,6 +369,7 @@ class Manifest:
                 for sink, mark in self.notified.items()
             },
             "retired": [entry.to_json() for entry in self.retired],
+            **({"former": [entry.to_json() for entry in self.former]} if self.former else {}),
             "revision": self.revision,
         }
 

@@ -70,7 +70,7 @@ def manifest_key(key_prefix: str) -> str:
 def snapshot_key(key_prefix: str, epoch: int, position: Position, format_id: str) -> str:
     """A base's key: epoch=N/snapshot-<pos>.<ext>."""
     name = f"{ArtifactKind.SNAPSHOT}-{positions.object_name(position)}"
-    return f"{key_prefix}epoch={epoch}/{name}{_extension(format_id)}"
+    return f"{key_prefix}epoch={epoch}/{name}{extension(format_id)}"
 
 
 def diff_key(
@@ -78,7 +78,12 @@ def diff_key(
 ) -> str:
     """A diff's key: epoch=N/diff-<from>-<to>.<ext>."""
     window = f"{positions.object_name(from_position)}-{positions.object_name(to_position)}"
-    return f"{key_prefix}epoch={epoch}/{ArtifactKind.DIFF}-{window}{_extension(format_id)}"
+    return f"{key_prefix}epoch={epoch}/{ArtifactKind.DIFF}-{window}{extension(format_id)}"
+
+
+def is_in_folder(key: str, key_prefix: str, epoch: int) -> bool:
+    """Whether ``key`` is in the folder of ``epoch``, as of every artifact that a writer names."""
+    return key.startswith(f"{key_prefix}epoch={epoch}/")
 
 
 def artifact_key(key_prefix: str, artifact: Artifact, format_id: str) -> str:
@@ -89,8 +94,9 @@ def artifact_key(key_prefix: str, artifact: Artifact, format_id: str) -> str:
     return diff_key(key_prefix, artifact.epoch, start, end, format_id)
 
 
-def _extension(format_id: str) -> str:
-    """Of a format that isn't known here, which a manifest may call anything, its letters."""
+def extension(format_id: str) -> str:
+    """What names of a format end with; of one that isn't known here, which a manifest may call
+    anything, its letters."""
     return EXTENSIONS.get(format_id) or f".{_NO_LETTERS.sub('_', format_id)}"
 
 

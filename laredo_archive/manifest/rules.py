@@ -4,12 +4,13 @@ Artifacts stand in (epoch, position) order; an epoch is a snapshot and the diffs
 after it, contiguous by position.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
-from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest, Retired
+from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest
+from laredo_archive.manifest.unnamed_objects import Former, Retired
 from laredo_model import position as positions
 from laredo_model.position import Position
 
@@ -45,7 +46,7 @@ def _check_pair(before: Artifact, after: Artifact, path: str) -> Iterator[str]:
             f"{path}: a diff from {_text(after.from_position)}, but the artifact before it"
             f" ends at {_text(before.to_position)}"
         )
-    if after.to_position < before.to_position:
+    if after.to_position < before.to_position and after.knows_its_end:
         yield f"{path}: a diff that goes back to {_text(after.to_position)}"
     if None not in (before.history, after.history) and before.history != after.history:
         yield f"{path}: history {after.history} within an epoch of {before.history}"
@@ -53,6 +54,9 @@ def _check_pair(before: Artifact, after: Artifact, path: str) -> Iterator[str]:
 
 def _check_objects(manifest: Manifest) -> Iterator[str]:
     retired = manifest.retired_keys()
+    for former in manifest.former:
+        if former.key in retired:
+            yield f"{former.key} is both former and retired"
     named: set[str] = set()
     for entry in manifest.named():
         if entry.key in named:
@@ -76,22 +80,50 @@ def with_base(manifest: Manifest, base: Artifact, keep_epochs: int | None) -> Ma
 
     All epochs but the newest ``keep_epochs`` (None: no limit) leave into ``retired``.
     """
-    before, after = [], []
-    for artifact in manifest.artifacts:
-        begins_later = (
-            artifact.from_position is not None
-            and artifact.from_position >= base.to_position
-            and artifact.history == base.history
-        )
-        if begins_later and artifact.epoch == base.epoch - 1:
-            after.append(artifact.relabelled(base.epoch))
-        else:
-            before.append(artifact)
+    after = [artifact.relabelled(base.epoch) for artifact in taken_over(manifest, base)]
+    before = [artifact for artifact in manifest.artifacts if not _is_taken_over(artifact, base)]
     oldest = 0 if keep_epochs is None else base.epoch - keep_epochs + 1
     kept = [artifact for artifact in before if artifact.epoch >= oldest]
     leaving = [artifact for artifact in before if artifact.epoch < oldest]
     manifest = _with_artifacts(manifest, (*kept, base, *after))
-    return with_retired(manifest, (entry for gone in leaving for entry in gone.formats.values()))
+    manifest = with_retired(
+        manifest, (entry for gone in leaving for entry in gone.formats.values())
+    )
+    return with_former(manifest, manifest.former, oldest)
+
+
+def taken_over(manifest: Manifest, base: Artifact) -> list[Artifact]:
+    """The diffs that become those of ``base``, with the epoch that they have."""
+    return [artifact for artifact in manifest.artifacts if _is_taken_over(artifact, base)]
+
+
+def _is_taken_over(artifact: Artifact, base: Artifact) -> bool:
+    return (
+        artifact.from_position is not None
+        and artifact.from_position >= base.to_position
+        and artifact.history == base.history
+        and artifact.epoch == base.epoch - 1
+    )
+
+
+def with_moved(manifest: Manifest, entries: Mapping[str, FormatEntry]) -> Manifest:
+    """The manifest whose diffs name ``entries``, in another folder, by the keys that they had."""
+    moved = tuple(artifact.moved(entries) for artifact in manifest.artifacts)
+    former = tuple(
+        Former(entry.key, artifact.epoch)
+        for artifact in manifest.artifacts
+        for entry in artifact.formats.values()
+        if entry.key in entries
+    )
+    return replace(manifest, artifacts=moved, former=manifest.former + former)
+
+
+def with_former(manifest: Manifest, former: Iterable[Former], oldest: int) -> Manifest:
+    """The manifest with these former objects; those of epochs before ``oldest`` are retired."""
+    all_of_them = tuple(former)
+    kept = tuple(entry for entry in all_of_them if entry.epoch >= oldest)
+    leaving = [entry for entry in all_of_them if entry.epoch < oldest]
+    return with_retired(replace(manifest, former=kept), leaving)
 
 
 def _with_artifacts(manifest: Manifest, artifacts: tuple[Artifact, ...]) -> Manifest:
@@ -105,7 +137,7 @@ def _with_artifacts(manifest: Manifest, artifacts: tuple[Artifact, ...]) -> Mani
     )
 
 
-def with_retired(manifest: Manifest, leaving: Iterable[FormatEntry]) -> Manifest:
+def with_retired(manifest: Manifest, leaving: Iterable[FormatEntry | Former]) -> Manifest:
     """The manifest with objects on their way to be deleted, not yet dated."""
     retired = tuple(Retired(entry.key) for entry in leaving)
     return replace(manifest, retired=manifest.retired + retired) if retired else manifest

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from laredo_archive.errors import ManifestDamaged, NoSuchBoundary
-from laredo_archive.manifest.model import Artifact, Manifest, text_of_time
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.history import History
@@ -74,7 +75,8 @@ class Boundary:
         return self.base.columns
 
     def __str__(self) -> str:
-        return f"{positions.text(self.position)} (epoch {self.epoch})"
+        at = positions.text(self.position) if self.last.knows_its_end else "a position not recorded"
+        return f"{at} (epoch {self.epoch})"
 
 
 def epochs(manifest: Manifest, where: str) -> list[Epoch]:
@@ -92,10 +94,11 @@ def _epoch(number: int, artifacts: list[Artifact], where: str) -> Epoch:
     bases = [artifact for artifact in artifacts if artifact.is_snapshot]
     if len(bases) != 1:
         raise ManifestDamaged(where, f"epoch {number} has {len(bases)} snapshots, expected 1")
-    diffs = sorted(
-        (artifact for artifact in artifacts if not artifact.is_snapshot),
-        key=lambda diff: diff.to_position,
-    )
+    diffs = [artifact for artifact in artifacts if not artifact.is_snapshot]
+    if not bases[0].by_original:
+        # Of the original's the manifest's order is the only one: positions may stand still, or
+        # be unknown for a while.
+        diffs.sort(key=lambda diff: diff.to_position)
     at = bases[0].to_position
     for diff in diffs:
         if diff.from_position != at:
@@ -145,11 +148,20 @@ def find(
     # An epoch that others followed has its end; what is beyond that the archive knows too.
     _refuse_future(manifest, where, head, as_of)
     for history in _newest_first(found):
-        of_history = [boundary for boundary in found if boundary.history == history]
+        of_history = [
+            boundary
+            for boundary in found
+            if boundary.history == history and _is_placed(boundary, as_of)
+        ]
         before = [boundary for boundary in of_history if _at(boundary, as_of) <= _value(as_of)]
         if before and (not exact or _at(before[-1], as_of) == _value(as_of)):
             return before[-1]
     raise NoSuchBoundary(where, _why_not(found, as_of, exact))
+
+
+def _is_placed(boundary: Boundary, as_of: Position | datetime) -> bool:
+    """Whether it is known to be before or after ``as_of``; 0/0 asks for what has no position."""
+    return isinstance(as_of, datetime) or as_of == positions.ZERO or boundary.last.knows_its_end
 
 
 def _at(boundary: Boundary, as_of: Position | datetime) -> float:
@@ -195,6 +207,14 @@ def _why_not(found: Sequence[Boundary], as_of: Position | datetime, exact: bool)
             f"no artifact ends exactly at {wanted}: the one before ends at"
             f" {_text(earlier[-1], as_of)}{after}"
         )
+    unplaced = [boundary for boundary in found if not _is_placed(boundary, as_of)]
+    found = [boundary for boundary in found if boundary not in unplaced]
+    if unplaced:
+        after = f", {_text(found[0], as_of)}" if found else ""
+        return (
+            f"{wanted} is before the first position that this archive of the original records"
+            f"{after}; the position of the base before it isn't recorded. As of 0/0 is that base"
+        )
     first = _text(min(found, key=lambda boundary: _at(boundary, as_of)), as_of)
     return f"{wanted} is before its first boundary, {first}"
 
@@ -211,6 +231,8 @@ def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Ar
     They go on through a new epoch's base if that ``continues`` the one before.
     """
     steps: list[Artifact] = []
+    if start.base.by_original or end.base.by_original:
+        return None  # an old row in its diffs is the last change's, not the first's
     at = start.position
     for epoch in all_epochs:
         if not start.epoch <= epoch.number <= end.epoch:

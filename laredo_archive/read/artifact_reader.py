@@ -22,12 +22,13 @@ from laredo_archive.errors import (
     PyarrowNeeded,
 )
 from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.read import original
+from laredo_archive.read.checked_object import MISSING, Checked, wrong_size
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.read.read_ahead import Opened, opener
 from laredo_archive.storage.destination import Destination
 from laredo_model.change import Action, Change
 from laredo_model.column import Column, key_columns
-from laredo_model.files.hashing import Digest
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ class ArtifactFiles:
         if found is None:
             raise self._missing(entry)
         if found.size_bytes != entry.size_bytes:
-            raise ArtifactDamaged(self.uri(entry), _wrong_size(found.size_bytes, entry))
+            raise ArtifactDamaged(self.uri(entry), wrong_size(found.size_bytes, entry))
 
     def check_sizes(self, entries: Iterable[FormatEntry]) -> None:
         """Check the sizes of several objects at a time; raises like check_size()."""
@@ -200,6 +201,8 @@ class ArtifactFiles:
             return codec.read_snapshot(id_, shape.columns, source, key_fields=shape.key_fields)
 
         rows = self._rows(entry, artifact.row_count, read)
+        if entry.by_original:
+            rows = self._of_the_original(entry, rows, shape.key_fields)
         return rows if shape.key_is_known else _with_advice(rows)
 
     def _rows(
@@ -221,6 +224,19 @@ class ArtifactFiles:
             yield keys, lines
         self._check_count(entry, count, expected, "rows")
 
+    def _of_the_original(
+        self,
+        entry: FormatEntry,
+        rows: Iterator[tuple[list[bytes], list[bytes]]],
+        key_fields: Sequence[str],
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        for _, lines in rows:
+            plain = list(map(original.plain, lines))
+            try:
+                yield original.keys_of(plain, key_fields), plain
+            except ValueError as wrong:
+                self.refuse(entry, str(wrong))
+
     def changes(
         self, artifact: Artifact, shape: RowFields, format_id: str | None = None
     ) -> Iterator[Change]:
@@ -233,7 +249,16 @@ class ArtifactFiles:
         def read(source: ByteSource) -> Iterator[Change]:
             return codec.read_diff(id_, shape.columns, source)
 
-        return self._changes(entry, artifact.change_count, read)
+        changes = self._changes(entry, artifact.change_count, read)
+        return self._resolved(entry, changes, shape) if entry.by_original else changes
+
+    def _resolved(
+        self, entry: FormatEntry, changes: Iterator[Change], shape: RowFields
+    ) -> Iterator[Change]:
+        try:
+            yield from original.resolved(changes, shape.key_fields)
+        except ValueError as wrong:
+            self.refuse(entry, str(wrong))
 
     def _changes(
         self,
@@ -287,13 +312,6 @@ def _readable(artifact: Artifact, format_id: str | None = None) -> list[str]:
     return sorted(there, key=lambda id_: not artifact.formats[id_].exact)
 
 
-MISSING = (
-    "the manifest names this object (was it deleted by hand, or not copied along?"
-    " Restore it, or read another destination)"
-)
-_CURE = "Restore it from another destination, or read that one"
-
-
 def _with_advice(rows: Iterator[T]) -> Iterator[T]:
     try:
         yield from rows
@@ -303,15 +321,6 @@ def _with_advice(rows: Iterator[T]) -> Iterator[T]:
             f"{failure.reason}. (The manifest doesn't say which column is the key, so id was"
             " taken for it; --key says it, in Spark key_fields)",
         ) from failure
-
-
-def _wrong_size(size: int, entry: FormatEntry) -> str:
-    how = "cut off: " if size < entry.size_bytes else ""
-    return f"{how}it has {size} bytes, the manifest says {entry.size_bytes}. {_CURE}"
-
-
-def _longer(entry: FormatEntry) -> str:
-    return f"it has more than the {entry.size_bytes} bytes that the manifest says. {_CURE}"
 
 
 def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
@@ -333,47 +342,3 @@ def _refuse_order(uri: str, before: bytes, after: bytes) -> NoReturn:
 
 def _refuse_change(uri: str, change: Change) -> NoReturn:
     raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")
-
-
-class Checked:
-    """Passes a whole object's bytes on; at their end compares size and sha256.
-
-    It raises ArtifactMissing and ArtifactDamaged.
-    """
-
-    def __init__(
-        self, source: ByteSource, entry: FormatEntry, uri: str, progress: ReadProgress = UNWATCHED
-    ) -> None:
-        self._source = source
-        self._entry = entry
-        self._uri = uri
-        self._progress = progress
-        self._passed = Digest()
-
-    def read(self, size: int = -1, /) -> bytes:
-        """The next bytes; empty at the end."""
-        try:
-            data = self._source.read(size)
-        except ArtifactMissing as missing:
-            raise ArtifactMissing(self._uri, MISSING) from missing
-        except OSError as failure:
-            raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
-        self._passed.update(data)
-        self._progress.advance(len(data))
-        if self._passed.size > self._entry.size_bytes:
-            # Not read on: it may have no end.
-            raise ArtifactDamaged(self._uri, _longer(self._entry))
-        if not data:
-            self._compare()
-        return data
-
-    def _compare(self) -> None:
-        if self._passed.size < self._entry.size_bytes:
-            raise ArtifactDamaged(self._uri, _wrong_size(self._passed.size, self._entry))
-        found = self._passed.hex()
-        if self._entry.sha256 not in (None, found):
-            raise ArtifactDamaged(
-                self._uri,
-                f"its sha256 is {found}, the manifest says {self._entry.sha256}: its bytes have"
-                f" changed since they were written. {_CURE}",
-            )

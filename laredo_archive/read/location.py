@@ -86,7 +86,7 @@ def read_manifest(destination: Destination, manifest_key: str) -> Manifest:
     found = destination.get(manifest_key)
     if found is None:
         raise ArchiveMissing(where.removesuffix(object_keys.MANIFEST), _advice(destination))
-    return parser.parse(found.data, where)
+    return parser.parse(found.data, where, manifest_key.removesuffix(object_keys.MANIFEST))
 
 
 def _advice(destination: Destination) -> str:
@@ -128,6 +128,10 @@ def found(location: ArchiveLocation) -> FoundArchive:
     destination, stem = location.split_at(0)
     manifest_key = object_keys.manifest_key(stem)
     manifest = read_manifest(destination, manifest_key)
+    if manifest.by_original:
+        # Its objects lie below the manifest, whatever its URIs say: of a second destination's
+        # manifest they lead to the first's.
+        return FoundArchive(destination, manifest_key, manifest, as_it_is)
     keys = [entry.key for entry in manifest.named()]
     depth = location.depth_of(keys)
     if depth is None:

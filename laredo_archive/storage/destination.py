@@ -50,14 +50,8 @@ def is_plain(key: str) -> bool:
     return all(parts) and "." not in parts and ".." not in parts and "\0" not in key
 
 
-class Upload(Protocol):
-    """An object being written: it is invisible before finish()."""
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        """Append; in bounded memory.
-
-        :raises DestinationUnavailable: the upload is lost; abort it.
-        """
+class UnfinishedObject(Protocol):
+    """An object that isn't there before finish()."""
 
     def finish(self) -> None:
         """Make it an object, durably, without replacing one.
@@ -69,6 +63,16 @@ class Upload(Protocol):
 
     def abort(self) -> None:
         """Drop it; never raises. Does nothing after finish()."""
+
+
+class Upload(UnfinishedObject, Protocol):
+    """An object being written: it is invisible before finish()."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Append; in bounded memory.
+
+        :raises DestinationUnavailable: the upload is lost; abort it.
+        """
 
 
 class Destination(Protocol):
@@ -122,6 +126,15 @@ class Destination(Protocol):
 
     def upload(self, key: str) -> Upload:
         """Begin an object. The name is only taken at finish()."""
+
+    def copy(self, source: str, key: str, size_bytes: int) -> UnfinishedObject | None:
+        """Begin an object with the bytes of the object ``source``, without reading them here.
+
+        None: the store has no way that is better than to read and upload them.
+
+        :raises ArtifactMissing: if there is no object ``source``; also at finish().
+        :raises DestinationUnavailable: if it can't be begun now.
+        """
 
     def delete(self, key: str) -> None:
         """Delete an object; one that isn't there is as good.

@@ -58,6 +58,7 @@ def encode(
     columns: Sequence[Column],
     created_at: datetime,
     spool_directory: Path | None,
+    go_keys: bool = False,
 ) -> EncodedDiff:
     """Encode the changes of ``window``, which comes right after ``after``.
 
@@ -65,7 +66,7 @@ def encode(
     """
     spool = DiffSpool(table, spool_directory)
     try:
-        encoded = spool.encode(formats, columns, changes, truncate=window.truncate)
+        encoded = spool.encode(formats, columns, changes, truncate=window.truncate, go_keys=go_keys)
     except BaseException:
         spool.close()
         raise

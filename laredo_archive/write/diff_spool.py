@@ -36,6 +36,7 @@ class DiffSpool:
         changes: Iterable[Change],
         *,
         truncate: bool,
+        go_keys: bool = False,
     ) -> dict[str, EncodedFile]:
         """Write ``changes``, sorted by key, the TRUNCATE apart; what came out, by format.
 
@@ -44,7 +45,7 @@ class DiffSpool:
         if not formats:
             raise ValueError(f"{self._table}: a diff in no format would be lost")
         try:
-            encoders = {id_: self._encoder(id_, columns) for id_ in formats}
+            encoders = {id_: self._encoder(id_, columns, go_keys) for id_ in formats}
             if truncate:
                 for encoder in encoders.values():
                     encoder.truncate()
@@ -56,13 +57,13 @@ class DiffSpool:
             where = self._directory or tempfile.gettempdir()
             raise SpoolUnavailable(self._table, where, failure) from failure
 
-    def _encoder(self, format_id: str, columns: Sequence[Column]) -> DiffEncoder:
+    def _encoder(self, format_id: str, columns: Sequence[Column], go_keys: bool) -> DiffEncoder:
         codec.check_diff_format(format_id)
         file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # close() closes it
             MEMORY_BYTES, dir=str(self._directory) if self._directory else None
         )
         self._files[format_id] = file
-        return codec.diff_encoder(format_id, columns, file)
+        return codec.diff_encoder(format_id, columns, file, go_keys=go_keys)
 
     def content(self, format_id: str, encoded: EncodedFile) -> Content:
         """The encoded bytes, to be read any number of times, by several readers at once."""

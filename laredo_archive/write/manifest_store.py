@@ -24,6 +24,7 @@ from laredo_archive.errors import (
     Fenced,
     ManifestDamaged,
     ManifestLost,
+    OfTheOriginal,
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, parser, rules
@@ -155,7 +156,9 @@ class ManifestStore:
         return self._manifest if self._known else self.read()
 
     def _sound(self, data: bytes) -> Manifest:
-        manifest = parser.parse(data, self.uri)
+        manifest = parser.parse(data, self.uri, self.key_prefix)
+        if manifest.by_original:
+            raise OfTheOriginal(self.uri)
         if manifest.table != self._table:
             raise ManifestDamaged(
                 self.uri, f"it is of table {manifest.table}, not of {self._table}"

@@ -13,6 +13,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.parallel import AtOnce
+from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.uploads import Content, is_there, store_object, stored
 
@@ -25,7 +26,8 @@ class PendingCommit:
 
     ``contents``: by format, what can be uploaded (again); a base that was streamed
     has none, and is copied from a destination that has it. ``keys``: its objects' keys, by
-    destination's location and format.
+    destination's location and format. ``folders``: of a base, what puts the diffs that it
+    takes over into its epoch's folder.
     """
 
     def __init__(
@@ -35,8 +37,11 @@ class PendingCommit:
         keys: Mapping[tuple[str, str], str],
         follow: Follow,
         new_names: NewNames,
+        *,
+        folders: EpochFolders | None = None,
     ) -> None:
         self.artifact = artifact
+        self._folders = folders
         self._contents = contents
         self._keys = dict(keys)
         self._follow = follow
@@ -74,6 +79,10 @@ class PendingCommit:
                 if (manifest := known[store.destination.location]) is not None
             ]
         )
+        if self._folders is not None:
+            self._folders.prepare(
+                [store for store in stores if not self._is_in_manifest(store)], self.artifact
+            )
         reach("commit.uploaded")
 
     def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
@@ -102,6 +111,10 @@ class PendingCommit:
                 for format_id in self.artifact.formats
             ]
         )
+
+    def _is_in_manifest(self, store: ManifestStore) -> bool:
+        manifest = store.current()
+        return manifest is not None and self._is_in(manifest)
 
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
@@ -135,6 +148,8 @@ class PendingCommit:
             key = self._keys[store.destination.location, format_id]
             if key in retired or not self._is_there(store, manifest, format_id):
                 self._upload_one(store, stores, manifest, format_id, unheard_of=True)
+        if self._folders is not None:
+            manifest = self._folders.taken_over(store, manifest, self.artifact)
         return self._follow(manifest, self._as_named_by(store))
 
     def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
@@ -165,7 +180,7 @@ class PendingCommit:
         unheard_of: bool = False,
     ) -> None:
         key = self.artifact.formats[format_id].key
-        avoid = manifest.retired_keys() | {entry.key for entry in manifest.named()}
+        avoid = manifest.known_keys()
         self._keys[store.destination.location, format_id] = store_object(
             store.destination,
             self._new_names.instead_of(key) if unheard_of else key,

@@ -10,6 +10,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
@@ -109,6 +110,7 @@ class _Reconciliation:
         self._ahead = ahead
         self._behind = behind
         self._new_names = new_names
+        self._folders = EpochFolders(new_names)
         self._copied: dict[str, str] = {}
         """Keys of the copied objects, by their key in the destination ahead."""
 
@@ -131,6 +133,11 @@ class _Reconciliation:
         artifacts = tuple(self._own_form(artifact, unused, own) for artifact in target.artifacts)
         if artifacts == own.artifacts:
             return None
+        moved = self._folders.entries(
+            self._behind, own, map(self._as_in_folder, target.artifacts, artifacts)
+        )
+        own = rules.with_moved(own, moved)
+        artifacts = tuple(artifact.moved(moved) for artifact in artifacts)
         kept = {entry.key for artifact in artifacts for entry in artifact.formats.values()}
         leaving = [entry for entry in own.named() if entry.key not in kept]
         reconciled = replace(
@@ -142,7 +149,18 @@ class _Reconciliation:
             seen_position=target.seen_position,
             seen_at=target.seen_at,
         )
-        return rules.with_retired(reconciled, leaving)
+        oldest = min(artifact.epoch for artifact in artifacts)
+        return rules.with_former(rules.with_retired(reconciled, leaving), own.former, oldest)
+
+    def _as_in_folder(self, ahead: Artifact, artifact: Artifact) -> Artifact:
+        """Of the own ``artifact`` those objects that are in its epoch's folder ahead."""
+        prefix = self._ahead.key_prefix
+        formats = {
+            format_id: artifact.formats[format_id]
+            for format_id, entry in ahead.formats.items()
+            if object_keys.is_in_folder(entry.key, prefix, ahead.epoch)
+        }
+        return replace(artifact, formats=formats)
 
     def _own_form(
         self, artifact: Artifact, unused: dict[object, list[FormatEntry]], own: Manifest
@@ -168,7 +186,7 @@ class _Reconciliation:
 
     def _copy(self, entry: FormatEntry, wanted: str, own: Manifest) -> str:
         destination = self._behind.destination
-        avoid = own.retired_keys() | {named.key for named in own.named()}
+        avoid = own.known_keys()
         copied = self._copied.get(entry.key)
         if copied is not None:
             if copied not in avoid and is_there(destination, copied, entry.size_bytes):

@@ -24,6 +24,7 @@ from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
 from laredo_archive.write.claim import claim, drop_unfinished
 from laredo_archive.write.commits_in_turn import CommitsInTurn
 from laredo_archive.write.diff_encoding import Window, encode
+from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_archive.write.reconcile import reconcile
@@ -57,6 +58,7 @@ class TableArchive:
         notices: Notices,
         first: ManifestStore,
         spool_directory: Path | None,
+        go_keys: bool,
     ) -> None:
         """Use :meth:`open`."""
         self._stores = tuple(stores)
@@ -66,6 +68,7 @@ class TableArchive:
         self._key_prefix = key_prefix
         self._notices = notices
         self._spool_directory = spool_directory
+        self._go_keys = go_keys
         self._new_names = new_names
         self._counts = stores[0].counts
         self._environment = stores[0].environment
@@ -87,6 +90,7 @@ class TableArchive:
         keep_epochs: int | None = None,
         sinks: Iterable[str] = (),
         spool_directory: Path | None = None,
+        go_keys: bool = False,
         environment: Environment | None = None,
         counts: Counts | None = None,
     ) -> "TableArchive":
@@ -95,7 +99,7 @@ class TableArchive:
         ``writer_id`` defaults to a random one and must be new with every start of the
         process; ``keep_epochs``: None keeps all;
         ``sinks``: the ARNs or URLs that are notified of artifacts, with the URIs of the first of
-        ``destinations``.
+        ``destinations``. ``go_keys``: jsonl diffs say keys as Go prints them too.
 
         :raises DestinationUnavailable: if one is unavailable; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
@@ -127,6 +131,7 @@ class TableArchive:
             notices=Notices(names, [store.manifest for store in stores]),
             first=next(h for h in stores if h.destination.location == destinations[0].location),
             spool_directory=spool_directory,
+            go_keys=go_keys,
         )
         reach("archive.open")
         return archive
@@ -234,7 +239,14 @@ class TableArchive:
                 to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
             )
             self._commits.begin(
-                PendingCommit(artifact, {}, base.keys, self._entering.base, self._new_names)
+                PendingCommit(
+                    artifact,
+                    {},
+                    base.keys,
+                    self._entering.base,
+                    self._new_names,
+                    folders=EpochFolders(self._new_names),
+                )
             )
             return self._finish() or artifact
 
@@ -284,6 +296,7 @@ class TableArchive:
                 columns=(self._head.columns if self._head else None) or (),
                 created_at=self._environment.now(),
                 spool_directory=self._spool_directory,
+                go_keys=self._go_keys,
             )
             reach("diff.encoded")
             self._commits.begin(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -15,7 +16,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.storage.destination import Destination, Upload
+from laredo_archive.storage.destination import Destination, UnfinishedObject, Upload
 from laredo_archive.write.manifest_store import Environment
 from laredo_model.files.hashing import Digest
 
@@ -68,11 +69,60 @@ def store_object(
     :raises ArtifactDamaged: if what is read isn't what ``content`` says.
     :raises DestinationUnavailable: if the destination is unavailable.
     """
+    put = partial(_put, destination, content=content, environment=environment)
+    return _under_free_name(
+        destination, key, put, avoid=avoid, new_names=new_names, environment=environment
+    )
+
+
+def copy_object(
+    destination: Destination,
+    source: str,
+    key: str,
+    content: Content,
+    *,
+    avoid: Collection[str],
+    new_names: NewNames,
+    environment: Environment,
+) -> str:
+    """Give the object ``source``, whose bytes are ``content``, another name; as store_object().
+
+    The store copies it where it can, else its bytes are uploaded again.
+
+    :raises ArtifactMissing: if there is no object ``source``.
+    """
+
+    def put(name: str) -> bool:
+        copying = destination.copy(source, name, content.size_bytes)
+        if copying is None:
+            return _put(destination, name, content, environment)
+        try:
+            finish(copying, environment)
+        except NameTaken:
+            return holds(destination, name, content)
+        finally:
+            copying.abort()
+        return True
+
+    return _under_free_name(
+        destination, key, put, avoid=avoid, new_names=new_names, environment=environment
+    )
+
+
+def _under_free_name(
+    destination: Destination,
+    key: str,
+    put: Callable[[str], bool],
+    *,
+    avoid: Collection[str],
+    new_names: NewNames,
+    environment: Environment,
+) -> str:
     name = key
     for attempt in range(ATTEMPTS):
         if name in avoid:
             name = new_names.instead_of(key)
-        if _put(destination, name, content, environment):
+        if put(name):
             if name != key:
                 log.info("name taken, another used", key=key, name=name, uri=destination.uri)
             return name
@@ -97,7 +147,7 @@ def _put(destination: Destination, name: str, content: Content, environment: Env
     return True
 
 
-def finish(upload: Upload, environment: Environment) -> None:
+def finish(upload: UnfinishedObject, environment: Environment) -> None:
     """Finish an upload, and retry while its outcome is unclear.
 
     :raises NameTaken: there is such an object; perhaps this upload, sent twice.

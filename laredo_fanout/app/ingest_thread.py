@@ -8,14 +8,17 @@ from concurrent.futures import Future
 
 import structlog
 
-from laredo_fanout.ingest.change_source import ChangeSource
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.errors import SourceError
-from laredo_fanout.source_options import SourceOptions, TableOptions
+from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo, IngestStatus
+from laredo_fanout.tables.write_batch import OnCommit
 from laredo_model.retry import Backoff
+
+AnyIngest = Ingest | RelayIngest
+"""The ingest of a slot, or a relay's: both are run, stopped and asked in the same way."""
 
 _RETRY = Backoff(initial=1.0, maximum=30.0)
 
@@ -35,16 +38,14 @@ class IngestThread:
 
     def __init__(
         self,
-        source: SourceOptions,
-        tables: Sequence[TableOptions],
+        make: Callable[[OnCommit], AnyIngest],
         store: Store,
         *,
         after_commit: Sequence[Callable[[], None]],
-        change_source: ChangeSource | None = None,
     ) -> None:
         self._store = store
         self._after_commit = tuple(after_commit)
-        self._ingest = Ingest(source, tables, store, self._committed, change_source=change_source)
+        self._ingest = make(self._committed)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: str | None = None
@@ -75,6 +76,11 @@ class IngestThread:
     def status(self) -> IngestStatus:
         """The ingest's status."""
         return self._ingest.status()
+
+    @property
+    def relay(self) -> RelayIngest | None:
+        """The ingest, if the source is another laredo-fanout."""
+        return self._ingest if isinstance(self._ingest, RelayIngest) else None
 
     def check_catalog_soon(self) -> None:
         """Request a catalog check (see ``Ingest.check_catalog_soon``)."""

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from laredo_fanout.app.archive_watch import ArchiveCheck
 from laredo_fanout.app.processes.clients import deepest
 from laredo_fanout.catchup.status import CatchupStatus
+from laredo_fanout.relay.status import RelayStatus
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
@@ -40,6 +41,7 @@ class Figures:
     archives: Mapping[str, ArchiveCheck]
     catchup: CatchupStatus | None
     http: HttpCounts
+    relay: RelayStatus | None = None
 
 
 def exposition(figures: Figures) -> bytes:
@@ -57,6 +59,7 @@ class _Once(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from _source(self._figures)
         yield from _catchup(self._figures)
+        yield from _relay(self._figures)
         yield from _tables(self._figures)
         yield from _fanout(self._figures)
         yield from _store(self._figures)
@@ -149,6 +152,36 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         counter = _counter(f"laredo_catchup_{what}", text, "source")
         counter.add_metric([name], value)
         yield counter
+
+
+def _relay(figures: Figures) -> Iterator[Metric]:
+    """Nothing where the source is PostgreSQL."""
+    relay, name = figures.relay, figures.source_name
+    if relay is None:
+        return
+    hops = _gauge("laredo_relay_hops", "Servers between this one and PostgreSQL", "source")
+    hops.add_metric([name], max(0, len(relay.path) - 1))
+    yield hops
+    delays = _gauge(
+        "laredo_relay_delay_seconds",
+        "Between the newest transaction's commit and its arrival at a server of the path; hop 0 is"
+        " this one",
+        "source",
+        "hop",
+    )
+    for number, hop in enumerate(relay.path):
+        if hop.delay_s is not None:
+            delays.add_metric([name, str(number)], hop.delay_s)
+    yield delays
+    goaways = _counter(
+        "laredo_relay_goaways", "Streams that the upstream ended as it was shutting down", "source"
+    )
+    goaways.add_metric([name], relay.goaways)
+    yield goaways
+    snapshots = _counter("laredo_relay_snapshots", "Snapshots that the upstream sent", "table")
+    for table, number in relay.snapshots.items():
+        snapshots.add_metric([table], number)
+    yield snapshots
 
 
 _WAL_STATUSES = ("reserved", "extended", "unreserved", "lost")

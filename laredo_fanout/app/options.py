@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import socket
+
 from laredo_fanout import source_options as source
-from laredo_fanout.catchup.options import CatchupOptions, Mode
+from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
+from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.config import Config, Table
+from laredo_fanout.relay.options import RelayOptions
 from laredo_fanout.serving import options as serving
+from laredo_fanout.source_config import Upstream
+
+
+def relay_options(configured: Upstream) -> RelayOptions:
+    """The options of a source that is another laredo-fanout."""
+    tls = configured.tls
+    token = configured.token
+    return RelayOptions(
+        server=configured.server,
+        client_id=configured.client_id or f"laredo-relay:{socket.gethostname()}",
+        tls=None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
+        token=None if token is None else token.get_secret_value(),
+        token_file=configured.token_file,
+    )
 
 
 def source_options(config: Config) -> source.SourceOptions:
-    """The options of the source."""
+    """The options of the source, which is PostgreSQL."""
     configured = config.source
+    assert configured is not None, "it is another laredo-fanout"
     return source.SourceOptions(
         connection=configured.connection.get_secret_value(),
         slot_name=configured.slot_name,
@@ -34,12 +53,12 @@ def source_options(config: Config) -> source.SourceOptions:
 
 def catchup_options(config: Config) -> CatchupOptions | None:
     """The options of fall-behind mode; None: it is off."""
-    configured = config.source.catchup
-    if configured.mode == "off":
+    if config.source is None or config.source.catchup.mode == "off":
         return None
+    configured = config.source.catchup
     return CatchupOptions(
         spool_directory=configured.spool_dir or config.state.path / "catchup",
-        mode=Mode(configured.mode),
+        mode=CatchupMode(configured.mode),
         threshold_bytes=configured.threshold_bytes,
         check_interval=configured.check_interval,
         max_segments=configured.max_segments,

@@ -16,7 +16,7 @@ import structlog
 
 from laredo_fanout.app import options
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import IngestThread
+from laredo_fanout.app.ingest_thread import AnyIngest, IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.processes import listener_port
@@ -29,9 +29,12 @@ from laredo_fanout.app.supervised import supervised
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
+from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.errors import SourceError
+from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
+from laredo_fanout.tables.write_batch import OnCommit
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
@@ -88,6 +91,13 @@ def _open_store(config: Config) -> Store:
         ) from error
 
 
+def _fall_behind(config: Config, store: Store) -> FallBehind | None:
+    catchup = options.catchup_options(config)
+    if catchup is None:
+        return None
+    return FallBehind(catchup, options.source_options(config), store)
+
+
 class StateUnusable(FanoutError):
     """The directory of the store can't be made or written."""
 
@@ -104,14 +114,11 @@ class _Server:
         self.wake_ups = WakeUps()
         self.ports = ports
         pruning = JournalPruning.of(config, store, self.clients)
-        source, catchup = options.source_options(config), options.catchup_options(config)
-        self.fall_behind = None if catchup is None else FallBehind(catchup, source, store)
+        self.fall_behind = _fall_behind(config, store)
         self.ingest = IngestThread(
-            source,
-            options.source_tables(config),
+            self._make_ingest,
             store,
             after_commit=(self.wake_ups.notify, pruning.after_commit),
-            change_source=self.fall_behind,
         )
         self.children = ServingChildren(
             workers=config.fanout.grpc.workers,
@@ -145,6 +152,20 @@ class _Server:
         )
         self._stopping = asyncio.Event()
         self._exit_code = 0
+
+    def _make_ingest(self, on_commit: OnCommit) -> AnyIngest:
+        config, tables = self.config, options.source_tables(self.config)
+        if config.upstream is not None:
+            return RelayIngest(
+                options.relay_options(config.upstream), tables, self.store, on_commit
+            )
+        return Ingest(
+            options.source_options(config),
+            tables,
+            self.store,
+            on_commit,
+            change_source=self.fall_behind,
+        )
 
     async def run(self) -> int:
         listener = listener_port.listen(
@@ -209,7 +230,8 @@ class _Server:
         log.info("stopped", position=self.view.position_text, exit_code=self._exit_code)
 
     async def _announce_readiness(self) -> None:
-        """Log when the server becomes ready, and when and why it no longer is."""
+        """Log when the server becomes ready, and when and why it no longer is; the serving
+        processes answer probes with it."""
         started = time.monotonic()
         before: list[str] | None = None
         while True:
@@ -219,6 +241,8 @@ class _Server:
                     log.info("not ready", problems=problems)
                 else:
                     log.info("ready", seconds=round(time.monotonic() - started, 3))
+                if before is None or bool(before) != bool(problems):
+                    self.children.update_ready(not problems)
                 before = problems
             await asyncio.sleep(_POLL_UNTIL_READY if problems else _POLL_WHILE_READY)
 

@@ -18,6 +18,7 @@ from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store import view
+from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CopyProgress, IngestStatus, TableStatus
@@ -131,7 +132,7 @@ class ServerView:
         }
 
     def _source(self, source: IngestStatus) -> dict[str, Any]:
-        identity = self._store.source
+        identity, configured = self._store.source, self._config.source
         return {
             "connected": source.connected,
             "phase": source.phase,
@@ -141,7 +142,7 @@ class ServerView:
             "history": None if identity is None else str(identity.history),
             "lag_bytes": source.lag_bytes,
             "lag_seconds": round(source.lag_seconds, 3),
-            "slot_name": self._config.source.slot_name if identity is None else identity.slot,
+            "slot_name": self._slot_name(identity),
             "slot": _slot(source),
             "because": "" if identity is None else identity.because,
             "former_histories": []
@@ -157,9 +158,31 @@ class ServerView:
             "slot_losses": source.slot_losses,
             "stale_senders_ended": source.senders_ended,
             "strange_messages": source.strange_messages,
-            "publication": self._config.source.publication.name,
+            "publication": configured.publication.name if configured is not None else None,
             "catchup": self._fall_behind and self._fall_behind.status().to_json(),
+            "path": self._path(),
         }
+
+    def _slot_name(self, identity: SourceIdentity | None) -> str | None:
+        configured = self._config.source
+        if configured is None:
+            return None
+        return configured.slot_name if identity is None else identity.slot
+
+    def _path(self) -> list[dict[str, Any]] | None:
+        """Of a relay: this server, then those between it and PostgreSQL."""
+        relay = self._ingest.relay
+        if relay is None:
+            return None
+        return [
+            {
+                "server_id": hop.server_id,
+                "address": hop.address or None,
+                "position": position.text(hop.position),
+                "delay_seconds": None if hop.delay_s is None else round(hop.delay_s, 6),
+            }
+            for hop in relay.relay_status().path
+        ]
 
     def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
         table_status = source.tables.get(name, TableStatus())
@@ -191,7 +214,7 @@ class ServerView:
             else _copy(table_status.copy),
             "recopy": _recopy(table_status),
             "sequence": record.sequence if record is not None else 0,
-            "position": self.position_text if shown else None,
+            "position": _table_position(record, self._store.position) if shown else None,
             "verified_position": position.text(record.boundary) if record is not None else None,
             "putting_right": _repair(record),
             "altered_by": list(table_status.altered_by),
@@ -257,10 +280,15 @@ class ServerView:
             archives=self._archives.checks,
             catchup=None if self._fall_behind is None else self._fall_behind.status(),
             http=self.http,
+            relay=None if self._ingest.relay is None else self._ingest.relay.relay_status(),
         )
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)
         return metrics.exposition(figures)
+
+
+def _table_position(record: TableRecord | None, of_store: int) -> str:
+    return position.text((record and record.position) or of_store)
 
 
 def _slot(source: IngestStatus) -> dict[str, Any]:

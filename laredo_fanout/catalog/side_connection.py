@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
     splits: Sequence[Split]
 
 
-class Waiting(NamedTuple):
+class WaitingForWriters(NamedTuple):
     """Report: the copy can't begin yet, because transactions of these processes wrote to the table
     and haven't ended."""
 
@@ -87,7 +87,7 @@ class SideConnectionCrashed(NamedTuple):
 Report = (
     CatalogSnapshot
     | Prepared
-    | Waiting
+    | WaitingForWriters
     | PrepareFailed
     | ConnectionReady
     | SideConnectionDown
@@ -330,7 +330,9 @@ class SideConnection:
         else:
             left = still_holding(connection, request.table.oids, waited_for)
         if left:
-            self._report(Waiting(request.table_id, tuple(sorted(holder.pid for holder in left))))
+            self._report(
+                WaitingForWriters(request.table_id, tuple(sorted(holder.pid for holder in left)))
+            )
             longer = min(_HOLDERS_AT_MOST, pause * 1.5)
             self._schedule(pause, partial(self._prepare, request, left, longer))
             return

@@ -15,7 +15,9 @@ from laredo_fanout.catalog import append_only
 from laredo_fanout.catchup import plan as plan_
 from laredo_fanout.catchup import room
 from laredo_fanout.catchup.anchor import Anchor
-from laredo_fanout.catchup.options import Mode
+from laredo_fanout.catchup.choice import Choice, CoreLoad, Limit, choose
+from laredo_fanout.catchup.cores import CoresInUse, is_server_here
+from laredo_fanout.catchup.options import CatchupMode
 from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import Plan
 from laredo_fanout.catchup.release import Release
@@ -23,6 +25,8 @@ from laredo_fanout.catchup.status import CatchupStatus
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
@@ -35,6 +39,10 @@ _CHECKS = 3
 _SMALL_PART = 4
 _PREFIX = "plan-"
 _REST_S = 600.0
+_CHOOSE_AGAIN_S = 60.0
+"""Cores get free, and what binds changes."""
+_MEASURED_S = 1.0
+"""Who uses the cores is measured for so long at least."""
 _LAST_MOVE_S = 10.0
 _MOST_SESSIONS = 5
 
@@ -43,9 +51,18 @@ class FallBehind:
     """The ingest's change source (``ingest.change_source.ChangeSource``) over all of its sessions.
 
     The ingest's thread and the side connection's call it; each attribute is written by one of them.
+    ``choose`` is the rule by which ``auto`` splits.
     """
 
-    def __init__(self, options: CatchupOptions, source: SourceOptions, store: Store) -> None:
+    def __init__(
+        self,
+        options: CatchupOptions,
+        source: SourceOptions,
+        store: Store,
+        *,
+        choose: Callable[[CoreLoad], Choice] = choose,
+    ) -> None:
+        self._choose = choose
         self._options = options
         self._source = source
         self._store = store
@@ -55,7 +72,19 @@ class FallBehind:
         self._above = 0
         self._fitting: int | None = None
         """How many segments there is room for; None: nobody needs to know."""
-        self._wanted = False
+        self._ingest_seconds: Callable[[], float] | None = None
+        self._opened_at = 0
+        """The level at which the session began."""
+        self._cores: CoresInUse | None = None
+        self._decoded = room.Decoded(0, 0)
+        """What PostgreSQL had decoded when ``_cores`` was made."""
+        self._choice: Choice | None = None
+        """What pays, as measured while ``auto`` reads a backlog by the one slot."""
+        self._logged = ""
+        self._planned_to = 0
+        """How far the WAL was when the segments were opened."""
+        self._wanted: int | None = None
+        """How many segments the next session is to have at most."""
         self._asked = threading.Event()
         self._rest_until = 0.0
         self._sessions = (0, 0)
@@ -82,16 +111,14 @@ class FallBehind:
         self._inserted = room.inserted(connection)
         release = self._release
         behind = self._lag(self._level if release is None else release.decoded)
-        # Where there are several segments, or much is spooled, decoding isn't what is slow.
-        may = release is None or release.waits_for_tail
-        above = may and behind > self._options.threshold_bytes
-        self._above = self._above + 1 if above else 0
+        above = behind > self._options.threshold_bytes
+        self._above = self._above + 1 if above and self._may_split(release) else 0
         if release is not None:
             self._advance(connection, release)
-        elif self._above or self._asked.is_set():
-            self._fitting = self._number(connection, behind)
-        else:
-            self._fitting = None
+            return
+        self._measure_cores(connection)
+        needed = self._above or self._asked.is_set()
+        self._fitting = self._number(connection, behind) if needed else None
 
     def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
         """The release of the stored plan, or of a new one if one is wanted; None: no segments.
@@ -99,16 +126,20 @@ class FallBehind:
         :raises psycopg.Error: if the server can't be asked.
         """
         self._forget_release()
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._ingest_seconds = lambda: time.clock_gettime(clock) + batch.waited
         plan = self._usable_plan()
-        if plan is None and (self._wanted or self._asked.is_set()):
-            plan = self._new_plan(connection)
-        self._wanted = False
+        most = self._options.max_segments if self._asked.is_set() else self._wanted
+        if plan is None and most is not None:
+            plan = self._new_plan(connection, most)
+        self._wanted = None
         self._asked.clear()
         self._remove_spools(except_for=plan)
         if plan is None:
             return None
         self._anchor = Anchor(self._slot)
         self._is_moved = False
+        self._planned_to = room.inserted(connection)
         self._release = Release(
             self._options,
             self._order(plan),
@@ -128,8 +159,8 @@ class FallBehind:
         self._level = level if release is None else max(level, release.reached)
         if release is None:
             return self._must_begin()
-        if self._above >= _CHECKS and release.waits_for_tail:
-            self._wanted = True
+        if self._above >= _CHECKS and self._may_split(release):
+            self._wanted = len(release.runs)
             release.end_early()
         return False
 
@@ -140,7 +171,7 @@ class FallBehind:
         self._asked.set()
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> CatchupMode:
         """When a backlog is split."""
         return self._options.mode
 
@@ -161,28 +192,79 @@ class FallBehind:
             segments=release.status() if release else (),
         )
 
+    @property
+    def chosen(self) -> bool:
+        """Whether it is known what pays."""
+        return self._choice is not None
+
     # ------------------------------------------------------------ begin and end
 
-    def _must_begin(self) -> bool:
-        fitting, asked = self._fitting, self._asked.is_set()
-        long_enough = self._options.mode is Mode.AUTO and self._above >= _CHECKS
-        rested = time.monotonic() >= self._rest_until
-        if fitting is None or not (asked or (long_enough and rested)):
-            return False
-        self._asked.clear()
-        self._wanted = fitting > 1
-        if not self._wanted:
-            self._not_split(self._lag(self._level), fitting)
-        return self._wanted
+    def _may_split(self, release: Release | None) -> bool:
+        """Whether a new plan would lose nothing: the last segment alone is left, what it had is
+        released, and so is everything that its plan was made for.
 
-    def _not_split(self, backlog: int, fitting: int) -> None:
-        self._rest_until = time.monotonic() + _REST_S
-        self._trouble = (
-            f"a backlog of {backlog} bytes isn't split: there is room for {max(0, fitting)}"
-            f" segments of {self._options.min_segment_bytes} bytes and more; see catchup"
-            " { min_segment_bytes, reserve_slots }, max_replication_slots, max_wal_senders"
+        A large transaction that is being decoded would be restarted again and again. Where the
+        backlog has grown by the threshold meanwhile, it is restarted as a segment that ends, once.
+        """
+        if release is None:
+            return True
+        grew = self._inserted - self._planned_to > self._options.threshold_bytes
+        return release.waits_for_tail and (grew or release.durable >= self._planned_to)
+
+    def _measure_cores(self, connection: Connection) -> None:
+        """See what pays, as long as ``auto`` is behind by more than the threshold."""
+        resting = time.monotonic() < self._rest_until
+        # Before it brings anything PostgreSQL reads what was confirmed long ago, and nobody waits
+        # for the ingest.
+        brings = max(self._level, self._store.position) > self._opened_at
+        ingest = self._ingest_seconds
+        if self._options.mode is not CatchupMode.AUTO or not self._above or resting or not brings:
+            self._cores = self._choice = None
+        elif self._cores is None and ingest is not None:
+            self._cores = CoresInUse(ingest)
+            self._decoded = room.decoded(connection, self._slot)
+        elif self._cores is not None and self._cores.seconds >= _MEASURED_S:
+            decoded = room.decoded(connection, self._slot)
+            load = self._cores.load(
+                is_server_here=is_server_here(connection),
+                in_parts=decoded.share_in_parts(self._decoded),
+            )
+            self._choice = self._choose(load)
+
+    def _must_begin(self) -> bool:
+        fitting, asked, choice = self._fitting, self._asked.is_set(), self._choice
+        lag, long_enough = self._lag(self._level), self._above >= _CHECKS
+        if lag * _SMALL_PART < self._options.threshold_bytes:
+            self._logged = ""
+        if fitting is None:
+            return False
+        if asked:
+            self._asked.clear()
+            most, limit = self._options.max_segments, None
+        elif choice is not None and long_enough and time.monotonic() >= self._rest_until:
+            most, limit = choice
+        else:
+            return False
+        if min(fitting, most) < 2:
+            self._not_split(lag, limit or self._no_room(fitting))
+            return False
+        self._wanted = most
+        return True
+
+    def _not_split(self, backlog: int, limit: Limit) -> None:
+        self._rest_until = time.monotonic() + _CHOOSE_AGAIN_S
+        self._trouble = f"a backlog of {backlog} bytes isn't split: {limit.text}"
+        if limit.name != self._logged:
+            self._logged = limit.name
+            _log.info(self._trouble)
+
+    def _no_room(self, fitting: int) -> Limit:
+        return Limit(
+            "room",
+            f"there is room for {max(0, fitting)} segments of {self._options.min_segment_bytes}"
+            " bytes and more; see catchup { max_segments, min_segment_bytes, reserve_slots },"
+            " max_replication_slots, max_wal_senders",
         )
-        _log.info(self._trouble)
 
     def _may_end(self, level: int) -> bool:
         """Whether the segments may end at ``level``: little is left, and the slot has been moved
@@ -203,12 +285,12 @@ class FallBehind:
             behind // options.min_segment_bytes,
         )
 
-    def _new_plan(self, connection: Connection) -> Plan | None:
+    def _new_plan(self, connection: Connection, most: int) -> Plan | None:
         position = self._store.position
         end = room.inserted(connection)
-        number = self._number(connection, end - position)
+        number = min(most, self._number(connection, end - position))
         if number < 2:
-            self._not_split(end - position, number)
+            self._not_split(end - position, self._no_room(number))
             return None
         segments = plan_.split(position, end, number)
         plan = Plan(secrets.token_hex(8), self._identity(), segments)
@@ -246,9 +328,9 @@ class FallBehind:
 
     def _forget_release(self) -> None:
         release, self._release = self._release, None
-        self._fitting = None
+        self._fitting = self._choice = self._cores = None
         self._above = 0
-        self._level = self._store.position
+        self._level = self._opened_at = self._store.position
         if release is None:
             return
         self._restarts += release.restarts

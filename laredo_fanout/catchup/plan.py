@@ -15,7 +15,7 @@ import orjson
 from laredo_model import position as position_
 
 
-class Piece(NamedTuple):
+class SpoolPiece(NamedTuple):
     """A spool's file: ``size`` bytes of whole transactions, the last of which ends at
     ``position``."""
 
@@ -31,7 +31,7 @@ class Segment:
     number: int
     start: int
     stop: int | None
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[SpoolPiece, ...] = ()
     done: bool = False
 
     @property
@@ -98,6 +98,6 @@ def _segment_from_json(read: dict[str, Any]) -> Segment:
         read["number"],
         position_.parse(read["start"]),
         None if read["stop"] is None else position_.parse(read["stop"]),
-        tuple(Piece(*piece) for piece in read["pieces"]),
+        tuple(SpoolPiece(*piece) for piece in read["pieces"]),
         read["done"],
     )

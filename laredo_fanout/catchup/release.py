@@ -30,7 +30,7 @@ from laredo_model import position as position_
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.catchup.orders import Order
-    from laredo_fanout.catchup.plan import Piece, Plan
+    from laredo_fanout.catchup.plan import Plan, SpoolPiece
     from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
@@ -311,7 +311,7 @@ class Release:
             self._batch.transaction.set_catchup_plan(plan.to_bytes())
             self._batch.when_durable(self._unlink)
 
-    def _is_over(self, run: SegmentRun, piece: Piece) -> bool:
+    def _is_over(self, run: SegmentRun, piece: SpoolPiece) -> bool:
         """Whether nobody will read this piece any more."""
         head = self.runs[self.head].number
         read = run.number < head or (run.number == head and piece.number < self._reader.piece)

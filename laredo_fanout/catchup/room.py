@@ -1,4 +1,5 @@
-"""What a server has room for: slots and walsenders that nobody uses, and how far its WAL is."""
+"""What the server says of itself: slots and walsenders that nobody uses, how far its WAL is, and
+what it decoded."""
 
 from __future__ import annotations
 
@@ -19,12 +20,28 @@ SELECT current_setting('max_replication_slots')::int
                 false))
 """
 
+_DECODED = """
+SELECT total_bytes, stream_bytes FROM pg_stat_replication_slots WHERE slot_name = %s
+"""
+
 
 class Room(NamedTuple):
     """Free replication slots and walsenders."""
 
     slots: int
     walsenders: int
+
+
+class Decoded(NamedTuple):
+    """Bytes that PostgreSQL has decoded for a slot, and those of them that it sent in parts."""
+
+    total: int
+    in_parts: int
+
+    def share_in_parts(self, before: Decoded) -> float:
+        """What part of all since ``before`` was sent in parts."""
+        total = self.total - before.total
+        return (self.in_parts - before.in_parts) / total if total > 0 else 0.0
 
 
 def inserted(connection: Connection) -> int:
@@ -45,3 +62,12 @@ def free(connection: Connection, slot: str) -> Room:
     row = connection.execute(_ROOM, (f"laredo-fanout {slot} ",)).fetchone()
     assert row is not None
     return Room(int(row[0]), int(row[1]))
+
+
+def decoded(connection: Connection, slot: str) -> Decoded:
+    """What was decoded for the slot, as its statistics say.
+
+    :raises psycopg.Error: if the server can't be asked.
+    """
+    row = connection.execute(_DECODED, (slot,)).fetchone()
+    return Decoded(0, 0) if row is None else Decoded(int(row[0]), int(row[1]))

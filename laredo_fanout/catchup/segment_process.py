@@ -42,7 +42,7 @@ _NICE = 10
 """Where cores are few, what is decoded is to be released first: all wait for that in the end."""
 
 
-class Segment:
+class SegmentDecoder:
     """One segment's decoding, from its start or where an earlier process left it."""
 
     def __init__(self, order: Order, stream: SegmentStream, send: Callable[[Report], None]) -> None:
@@ -275,7 +275,7 @@ def _run(order: Order, send: Callable[[Report], None]) -> None:
     stream = _connect(order)
     try:
         stream.start(order.temporary, order.publication, order.start, appends=order.appends)
-        segment = Segment(order, stream, send)
+        segment = SegmentDecoder(order, stream, send)
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(stream.fileno(), select.POLLIN)
@@ -297,7 +297,7 @@ class _Unreachable(SourceUnavailable):
     """No connection could be made."""
 
 
-def _obey(segment: Segment) -> None:
+def _obey(segment: SegmentDecoder) -> None:
     received = os.read(0, 64)
     if not received:
         os._exit(MAIN_IS_GONE)

@@ -15,7 +15,7 @@ import structlog
 
 from laredo_fanout.catchup import orders
 from laredo_fanout.catchup.orders import Failure, Order, Report
-from laredo_fanout.catchup.plan import Piece, Segment
+from laredo_fanout.catchup.plan import Segment, SpoolPiece
 from laredo_model.retry import Backoff
 
 _log = structlog.get_logger()
@@ -43,7 +43,7 @@ class SegmentRun:
     def __init__(self, segment: Segment, source: Order) -> None:
         self.segment = segment
         self.plan_start = segment.start
-        self.pieces: list[Piece] = list(segment.pieces)
+        self.pieces: list[SpoolPiece] = list(segment.pieces)
         self._order = source
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -139,7 +139,7 @@ class SegmentRun:
         """Have it stop at the end of the transaction that it is in."""
         self._say(orders.FINISH)
 
-    def forget(self, pieces: Sequence[Piece]) -> None:
+    def forget(self, pieces: Sequence[SpoolPiece]) -> None:
         """These were released and removed."""
         gone = {piece.number for piece in pieces}
         self.pieces = [piece for piece in self.pieces if piece.number not in gone]
@@ -178,7 +178,7 @@ class SegmentRun:
         self.heard = True
         self._next_piece = report.piece + 1
         if report.size:
-            piece = Piece(report.piece, report.size, report.position)
+            piece = SpoolPiece(report.piece, report.size, report.position)
             if self.pieces and self.pieces[-1].number == report.piece:
                 self.pieces[-1] = piece
             else:

@@ -17,7 +17,7 @@ from pathlib import Path
 from struct import Struct
 
 from laredo_fanout.catchup.frames import framed, new_frames
-from laredo_fanout.catchup.plan import Piece, Segment
+from laredo_fanout.catchup.plan import Segment, SpoolPiece
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_model.files.durable import sync_directory
 
@@ -45,7 +45,7 @@ def remaining(directory: Path, segment: Segment, position: int) -> Segment:
 
     Where a file isn't as it should be, decoding goes on before it.
     """
-    pieces: list[Piece] = []
+    pieces: list[SpoolPiece] = []
     start, done = segment.start, segment.done
     for piece in segment.pieces:
         if piece.position <= position:
@@ -174,7 +174,7 @@ class SegmentReader:
         self._directory = directory
         self._segment = segment
         self._after = after
-        self._pieces: Sequence[Piece] = ()
+        self._pieces: Sequence[SpoolPiece] = ()
         self._descriptor: int | None = None
         self._offset = 0
         self._frames = new_frames()
@@ -183,7 +183,7 @@ class SegmentReader:
         self._passing, self._passing_by, self._passed = True, False, False
         self.piece = -1
 
-    def know(self, pieces: Sequence[Piece]) -> None:
+    def know(self, pieces: Sequence[SpoolPiece]) -> None:
         """So much is there now: pieces grow, get successors, and go when they were read."""
         self._pieces = pieces
 

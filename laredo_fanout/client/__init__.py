@@ -18,6 +18,7 @@ from laredo_fanout.client.errors import (
     LocalSnapshotUnusable,
     NotAReplicationServer,
     NotReadyInTime,
+    NotUnique,
     PermissionDenied,
     ProtocolViolation,
     ServerUnavailable,
@@ -45,6 +46,7 @@ from laredo_fanout.client.stream.endpoint import Endpoint, Tls
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.client.stream.subscription import Observer, Subscription
 from laredo_fanout.client.sync_client import FanoutClient
+from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import RowChange
 from laredo_fanout.client.table.rows import RawJson
 from laredo_fanout.client.table_status import TableStatus, table_status
@@ -73,6 +75,7 @@ __all__ = [
     "Mode",
     "NotAReplicationServer",
     "NotReadyInTime",
+    "NotUnique",
     "Observer",
     "PermissionDenied",
     "ProtocolViolation",
@@ -87,6 +90,7 @@ __all__ = [
     "StreamError",
     "Subscription",
     "SyncOptions",
+    "TableIndex",
     "TableNotFound",
     "TableNotReady",
     "TableStatus",

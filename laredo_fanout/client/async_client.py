@@ -2,12 +2,16 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from laredo_fanout.client.errors import ClientStopped
+from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.table.follower import Follower
+from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import (
     ChangeBuffer,
     ChangeStream,
@@ -19,11 +23,17 @@ from laredo_fanout.client.table.replica import Difference
 from laredo_fanout.client.table.rows import Row
 from laredo_fanout.client.table_client import TableClient
 
+_AT_ONCE = 1000
+"""Changes of a transaction that are applied between two turns of the loop."""
+
 
 class AsyncFanoutClient(TableClient):
     """The asyncio twin of :class:`FanoutClient`: the same parameters and names, awaitable.
 
-    It runs on the event loop on which it is started. An asynchronous context manager.
+    It runs on the event loop on which it is started, and works in slices of a millisecond, so
+    that the loop's other tasks run, too. A transaction of more than 1,000 changes (100 with an
+    index) is therefore seen in parts; :attr:`position` moves at its end. An asynchronous context
+    manager.
     """
 
     _buffers: tuple[ChangeBuffer, ...] = ()
@@ -31,15 +41,22 @@ class AsyncFanoutClient(TableClient):
     async def start(self) -> None:
         """Begin to follow the table, in the background; without effect when it runs.
 
+        Those of :meth:`follow` start, too.
+
         :raises BadEndpoint: if the TLS files can't be used.
         """
+        self._transport.check()
+        self._started = True
+        for client in self._with_siblings():
+            client._start()
+
+    def _start(self) -> None:
         if self._follower is not None and self._follower.error is None:
             return
-        if self._endpoint.tls is not None:
-            self._endpoint.tls.credentials()
         self._follower = self._make_follower(
             wanted=lambda: bool(self._listeners or self._buffers),
             deliver=self._deliver,
+            at_once=_AT_ONCE,
             ended=self._close_buffers,
         )
         self._follower.start()
@@ -78,7 +95,30 @@ class AsyncFanoutClient(TableClient):
         return ChangeStream(buffer)
 
     async def stop(self) -> None:
-        """End the stream and save the local snapshot; the rows stay. start() resumes."""
+        """End the stream and save the local snapshot; the rows stay. start() resumes.
+
+        Those of :meth:`follow` stop, too.
+        """
+        self._started = False
+        for client in self._with_siblings():
+            await client._stop()
+
+    async def follow(
+        self,
+        table: str,
+        *,
+        local_snapshot_path: str | os.PathLike[str] | None = None,
+        lookup_fields: Sequence[str] | None = None,
+        indexes: Mapping[str, Sequence[str] | TableIndex] | None = None,
+        filters: Iterable[Filter] = (),
+    ) -> Self:
+        """As :meth:`FanoutClient.follow`."""
+        client = self._another(table, local_snapshot_path, lookup_fields, indexes, filters)
+        if self._owner._started:
+            await client.start()
+        return client
+
+    async def _stop(self) -> None:
         if self._follower is None:
             return
         await self._follower.stop()
@@ -108,7 +148,9 @@ class AsyncFanoutClient(TableClient):
 
     async def _deliver(self, differences: Iterable[Difference]) -> None:
         self._buffers = tuple(buffer for buffer in self._buffers if not buffer.closed)
+        share = LoopShare.of_running_loop()
         for difference in differences:
+            await share.pause_if_used()
             change = to_rows(difference)
             for buffer in self._buffers:
                 await buffer.put(change)

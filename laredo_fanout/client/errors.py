@@ -4,6 +4,7 @@ ClientError
 ├── BadEndpoint, BadTableName, BadField      the caller's own mistake, before anything is sent
 ├── NotReadyInTime                           await_ready's timeout passed
 ├── ClientStopped                            the client was stopped, or never started
+├── NotUnique                                two rows have the same values in a unique index
 ├── LocalSnapshotUnusable                    the file isn't one of this table, or is damaged
 ├── GaveUp                                   as many attempts failed as were allowed
 └── StreamError                              an error of the server or of the network
@@ -24,10 +25,11 @@ class BadEndpoint(ClientError):
 
 
 class BadTableName(ClientError):
-    """Not a table's name; expected schema.table."""
+    """Not a table's name (schema.table), or that of a table that the client follows already."""
 
-    def __init__(self, table: str) -> None:
-        super().__init__(f"{table!r} is not a table's name; expected schema.table")
+    def __init__(self, table: str, why: str | None = None) -> None:
+        problem = f"{table}: {why}" if why else None
+        super().__init__(problem or f"{table!r} is not a table's name; expected schema.table")
 
 
 class BadField(ClientError):
@@ -45,6 +47,20 @@ class NotReadyInTime(ClientError):
 
 class ClientStopped(ClientError):
     """The client was stopped, or never started."""
+
+
+class NotUnique(ClientError):
+    """Two rows have the same values in an index that is unique by ``error``."""
+
+    def __init__(self, table: str, index: str, one: bytes, other: bytes) -> None:
+        first, second = one.decode(errors="replace"), other.decode(errors="replace")
+        super().__init__(
+            f"{table}: {index} is unique, and the rows with the keys {first} and {second} have the"
+            " same values in it; change one of them and start the client again, or make the index"
+            ' unique="last"'
+        )
+        self.index = index
+        self.keys = (one, other)
 
 
 class LocalSnapshotUnusable(ClientError):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from laredo_model.change import Action
 from laredo_model.column import Column
-from laredo_model.history import History
+from laredo_model.history import Ancestor, History
 from laredo_model.position import Position
 
 
@@ -23,6 +23,18 @@ class Mode(IntEnum):
     DELTA = 2
     DELTA_FROM_SNAPSHOT = 3
     REPLAY_ARCHIVE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryOrigin:
+    """Where a server's history comes from, for a relay of it."""
+
+    #: The histories that it goes on from, oldest first.
+    ancestors: tuple[Ancestor, ...]
+    #: Why it was begun where it couldn't go on from another one; empty at first.
+    because: str
+    #: At which position it was begun.
+    since: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,8 @@ class Handshake:
     batches: bool
     #: The table's verified position; see :class:`Heartbeat`.
     boundary: Position | None = None
+    #: On request (``SyncOptions.relay``); None: the server doesn't know relays.
+    origin: HistoryOrigin | None = None
 
     @property
     def snapshot_follows(self) -> bool:

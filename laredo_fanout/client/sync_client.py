@@ -1,18 +1,24 @@
 """FanoutClient: the client for programs with threads."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 from laredo_fanout.client import background
 from laredo_fanout.client.errors import ClientStopped
+from laredo_fanout.client.filters import Filter
 from laredo_fanout.client.table.follower import Follower
+from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listener, to_rows
 from laredo_fanout.client.table.replica import Difference
 from laredo_fanout.client.table.rows import Row
 from laredo_fanout.client.table_client import TableClient
+
+_AT_ONCE = 1 << 62
+"""Changes of a transaction: nobody else's loop waits for them."""
 
 
 class FanoutClient(TableClient):
@@ -24,8 +30,10 @@ class FanoutClient(TableClient):
     ``save_interval`` seconds, so that a restart only fetches what changed; one that is damaged or
     was made with other filters is ignored. ``lookup_fields``: columns for :meth:`lookup`, which
     together should be unique (default: the key, in its order). ``indexes``: columns by name of
-    index, for :meth:`lookup_index`. ``filters``: see :func:`equals`, :func:`prefix`,
-    :func:`is_in`. ``tls``, ``token``: as the server needs them.
+    index, for :meth:`lookup_index`, or a :class:`TableIndex` that may be unique. ``filters``: see
+    :func:`equals`, :func:`prefix`, :func:`is_in`. ``tls``, ``token``: as the server needs them.
+    ``transport``: ``connect`` speaks the Connect protocol over HTTP/1.1; ``server`` is then the
+    server's port for it (4003).
 
     Thread-safe. A context manager: entering starts it, leaving stops it. It reconnects by itself
     with growing, random waits, for as long as it takes, and resumes where it was.
@@ -39,13 +47,19 @@ class FanoutClient(TableClient):
     def start(self) -> None:
         """Begin to follow the table, in the background; without effect when it runs.
 
+        Those of :meth:`follow` start, too.
+
         :raises BadEndpoint: if the TLS files can't be used.
         """
+        self._transport.check()
+        self._started = True
+        for client in self._with_siblings():
+            client._start()
+
+    def _start(self) -> None:
         with self._guard:
             if self._follower is not None and self._follower.error is None:
                 return
-            if self._endpoint.tls is not None:
-                self._endpoint.tls.credentials()
             # One thread of its own: a listener that is slow holds up this client only.
             self._listening = ThreadPoolExecutor(1, f"laredo-listeners-{self.table}")
             background.call(self._begin())
@@ -88,7 +102,38 @@ class FanoutClient(TableClient):
         return self._listeners.add(listener)
 
     def stop(self) -> None:
-        """End the stream and save the local snapshot; the rows stay. start() resumes."""
+        """End the stream and save the local snapshot; the rows stay. start() resumes.
+
+        Those of :meth:`follow` stop, too.
+        """
+        self._started = False
+        for client in self._with_siblings():
+            client._stop()
+
+    def follow(
+        self,
+        table: str,
+        *,
+        local_snapshot_path: str | os.PathLike[str] | None = None,
+        lookup_fields: Sequence[str] | None = None,
+        indexes: Mapping[str, Sequence[str] | TableIndex] | None = None,
+        filters: Iterable[Filter] = (),
+    ) -> Self:
+        """Follow another table of the server too: a client of its own, over this one's connection.
+
+        It has its own rows, listeners, readiness and error: what ends one doesn't end the other.
+        Server, token, TLS and backoff are this one's. It starts and stops with this one; its own
+        ``start()`` and ``stop()`` concern its table alone. By gRPC all tables share one connection,
+        by Connect over HTTP/1.1 each has one. :attr:`tables` has all of them.
+
+        :raises BadTableName: if ``table`` isn't schema.table, or is followed already.
+        """
+        client = self._another(table, local_snapshot_path, lookup_fields, indexes, filters)
+        if self._owner._started:
+            client.start()
+        return client
+
+    def _stop(self) -> None:
         with self._guard:
             if self._follower is None or self._listening is None:
                 return
@@ -110,7 +155,10 @@ class FanoutClient(TableClient):
 
     async def _begin(self) -> None:
         self._follower = self._make_follower(
-            wanted=lambda: bool(self._listeners), deliver=self._deliver, ended=lambda error: None
+            wanted=lambda: bool(self._listeners),
+            deliver=self._deliver,
+            at_once=_AT_ONCE,
+            ended=lambda error: None,
         )
         self._follower.start()
 

@@ -1,15 +1,23 @@
-"""The base of the clients for threads and for asyncio: their parameters and properties."""
+"""The base of the clients for threads and for asyncio: their parameters and properties.
+
+Clients of one connection are siblings: :meth:`follow` of one makes another.
+"""
 
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Self
 
+from laredo_fanout.client.errors import BadTableName
 from laredo_fanout.client.filters import Filter
-from laredo_fanout.client.stream.endpoint import Endpoint, Tls
+from laredo_fanout.client.stream.endpoint import Endpoint, Tls, TransportName
 from laredo_fanout.client.stream.stream import SyncOptions, split_table
+from laredo_fanout.client.stream.transport.opening import transport_to
 from laredo_fanout.client.table.follower import Deliver, Follower
+from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listeners
 from laredo_fanout.client.table.local_snapshot import SnapshotFile
 from laredo_fanout.client.table.replica import Replica
@@ -23,29 +31,34 @@ class TableClient:
     """A table of a server, kept up to date; see FanoutClient for the parameters."""
 
     def __init__(
-        self,
+        self: Self,
         server: str,
         table: str,
         *,
         client_id: str | None = None,
         local_snapshot_path: str | os.PathLike[str] | None = None,
         lookup_fields: Sequence[str] | None = None,
-        indexes: Mapping[str, Sequence[str]] | None = None,
+        indexes: Mapping[str, Sequence[str] | TableIndex] | None = None,
         filters: Iterable[Filter] = (),
         tls: Tls | None = None,
         token: str | None = None,
         save_interval: float = 60.0,
         backoff: Backoff | None = None,
+        transport: TransportName = "grpc",
     ) -> None:
         split_table(table)
         self.table = table
         self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}"
-        self._endpoint = Endpoint(server, tls, token)
+        self._endpoint = Endpoint(server, tls, token, transport=transport)
+        self._transport = transport_to(self._endpoint)
+        self._owner: Self = self
+        self._siblings: dict[str, Self] = {table: self}
+        self._started = False
         self._filters = tuple(filters)
         self._local_snapshot_path = local_snapshot_path
         self._save_interval = save_interval
         self._backoff = backoff
-        self._replica = Replica(lookup_fields, indexes or {})
+        self._replica = Replica(lookup_fields, indexes or {}, table)
         self._follower: Follower | None = None
         self._guard = threading.Lock()
         self._listeners = Listeners(table)
@@ -85,11 +98,50 @@ class TableClient:
         """The error that ended the client for good; None while it follows the table."""
         return None if self._follower is None else self._follower.error
 
+    @property
+    def tables(self) -> Mapping[str, Self]:
+        """The clients of this connection, this one too, by their tables."""
+        return MappingProxyType(self._siblings)
+
+    def _another(
+        self,
+        table: str,
+        local_snapshot_path: str | os.PathLike[str] | None,
+        lookup_fields: Sequence[str] | None,
+        indexes: Mapping[str, Sequence[str] | TableIndex] | None,
+        filters: Iterable[Filter],
+    ) -> Self:
+        endpoint = self._endpoint
+        client = type(self)(
+            endpoint.server,
+            table,
+            client_id=self.client_id,
+            local_snapshot_path=local_snapshot_path,
+            lookup_fields=lookup_fields,
+            indexes=indexes,
+            filters=filters,
+            tls=endpoint.tls,
+            token=endpoint.token,
+            save_interval=self._save_interval,
+            backoff=self._backoff,
+            transport=endpoint.transport,
+        )
+        client._transport, client._owner = self._transport, self._owner
+        client._siblings = self._siblings
+        if self._siblings.setdefault(table, client) is not client:
+            raise BadTableName(table, "this client follows it already: see its `tables`")
+        return client
+
+    def _with_siblings(self) -> "list[Self]":
+        """The clients that start and stop with this one."""
+        return list(self._siblings.values()) if self._owner is self else [self]
+
     def _make_follower(
         self,
         *,
         wanted: Callable[[], bool],
         deliver: Deliver,
+        at_once: int,
         ended: Callable[[BaseException], None],
     ) -> Follower:
         path = self._local_snapshot_path
@@ -97,11 +149,13 @@ class TableClient:
             self._endpoint,
             SyncOptions(self.table, self.client_id, filters=self._filters),
             self._replica,
+            transport=self._transport,
             file=None if path is None else SnapshotFile(Path(path), self.table, self._filters),
             save_interval=self._save_interval,
             backoff=self._backoff,
             wanted=wanted,
             deliver=deliver,
+            at_once=at_once,
             ended=ended,
         )
 

@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 
-import grpc
-
-from laredo_fanout.client.errors import of_status
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import split_table
+from laredo_fanout.client.stream.transport.opening import transport_to
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_fanout.wire import replication_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +29,8 @@ async def table_status(endpoint: Endpoint, table: str, timeout: float = 10.0) ->
     :raises StreamError: if the server doesn't answer, or refuses.
     """
     schema, name = split_table(table)
-    channel = endpoint.channel()
-    try:
-        stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
-        answer: wire.GetReplicationStatusResponse = await stub.GetReplicationStatus(
-            wire.GetReplicationStatusRequest(schema=schema, table=name),
-            metadata=endpoint.metadata(),
-            timeout=timeout,
-        )
-    except grpc.aio.AioRpcError as refused:
-        raise of_status(endpoint.server, refused.code(), refused.details()) from refused
-    finally:
-        await channel.close(None)
+    request = wire.GetReplicationStatusRequest(schema=schema, table=name)
+    answer = await transport_to(endpoint).status(request, timeout)
     return TableStatus(
         answer.current_sequence,
         answer.journal_oldest_sequence,

@@ -16,7 +16,7 @@ from laredo_fanout.copy import chunk_leaves
 from laredo_fanout.copy.range_reader import CopyReader, Progress, ReadFailed
 
 if TYPE_CHECKING:
-    from laredo_fanout.copy.copy_state import Reading
+    from laredo_fanout.copy.copy_state import CopyChunk
     from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.copy.table_copy import TableCopy
     from laredo_fanout.postgres.connections import Connection
@@ -32,11 +32,11 @@ _SMALLEST_FILL = 64 << 10
 
 
 @dataclass(eq=False)
-class _Job:
+class _ChunkJob:
     """A chunk that a connection reads."""
 
     copy: TableCopy
-    reading: Reading
+    reading: CopyChunk
     keys: list[bytes] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
     bytes: int = 0
@@ -62,7 +62,7 @@ class Copier:
         self._copies = copies
         self._request = request
         self._idle: list[CopyReader] = []
-        self._jobs: dict[CopyReader, _Job] = {}
+        self._jobs: dict[CopyReader, _ChunkJob] = {}
         self._requested = 0
         self._not_before = 0.0
         self._paced_until = 0.0
@@ -157,14 +157,14 @@ class Copier:
 
     def _begin(self, reader: CopyReader, copy: TableCopy) -> None:
         reading = copy.machine.take(self._batch.generation(copy.table_id))
-        job = _Job(copy, reading)
+        job = _ChunkJob(copy, reading)
         self._jobs[reader] = job
         try:
             reader.begin(copy.statement(reading), with_leaves=copy.table.partitioned)
         except ReadFailed as failed:
             self._reading_failed(reader, job, failed)
 
-    def _may_use(self, reader: CopyReader, job: _Job) -> bool:
+    def _may_use(self, reader: CopyReader, job: _ChunkJob) -> bool:
         """Whether an append-only table's snapshot shows all that was streamed before it."""
         if job.copy.transaction_filter is None or reader.snapshot is None or job.snapshot_known:
             return True
@@ -179,14 +179,14 @@ class Copier:
         job.copy.not_before = time.monotonic() + random.uniform(0.1, 0.3)
         return False
 
-    def _keep_leaves(self, job: _Job, reader: CopyReader) -> None:
+    def _keep_leaves(self, job: _ChunkJob, reader: CopyReader) -> None:
         found, reader.leaves = reader.leaves, None
         if found is not None and not job.copy.machine.ended:
             chunk_leaves.keep(
                 found, job.copy.partitions, job.copy.shown_id, self._batch.transaction
             )
 
-    def _gather(self, job: _Job, keys: list[bytes], lines: list[bytes]) -> None:
+    def _gather(self, job: _ChunkJob, keys: list[bytes], lines: list[bytes]) -> None:
         if not keys or self._is_ignored(job):
             return
         job.copy.rows += len(keys)
@@ -206,7 +206,7 @@ class Copier:
         if rate is not None:
             self._paced_until = max(self._paced_until, time.monotonic()) + rows / rate
 
-    def _fill(self, job: _Job) -> None:
+    def _fill(self, job: _ChunkJob) -> None:
         keys, lines = job.keys, job.lines
         job.keys, job.lines, job.bytes = [], [], 0
         if not keys:
@@ -217,21 +217,21 @@ class Copier:
         else:
             self._batch.fill(job.copy.table_id, keys, lines, generation)
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: _ChunkJob) -> None:
         if job.copy.machine.ended:
             return
         if not self._is_ignored(job):
             self._fill(job)
         self._copies.finished(job.copy, job.reading)
 
-    def _is_ignored(self, job: _Job) -> bool:
+    def _is_ignored(self, job: _ChunkJob) -> bool:
         """Whether its rows are of no use: the incarnation has ended, or was truncated since."""
         return (
             job.copy.machine.ended
             or self._batch.generation(job.copy.table_id) != job.reading.generation
         )
 
-    def _reading_failed(self, reader: CopyReader, job: _Job, failed: ReadFailed) -> None:
+    def _reading_failed(self, reader: CopyReader, job: _ChunkJob, failed: ReadFailed) -> None:
         self._jobs.pop(reader, None)
         # A refused statement leaves a transaction behind that takes no other.
         reader.close()

@@ -165,7 +165,7 @@ class IllegalTransition(Exception):
         )
 
 
-class Reading(NamedTuple):
+class CopyChunk(NamedTuple):
     """One chunk: a key range, or the rows with some keys."""
 
     number: int | None
@@ -184,8 +184,8 @@ class CopyMachine:
         a key, whose rows would be there twice if a chunk were read again."""
         self._table = table
         self._repeatable = repeatable
-        self._todo: deque[Reading] = deque()
-        self._active: set[Reading] = set()
+        self._todo: deque[CopyChunk] = deque()
+        self._active: set[CopyChunk] = set()
         self._done = set(done)
         self.state = State.WAITING
         self.waiting_for: tuple[int, ...] = ()
@@ -224,10 +224,10 @@ class CopyMachine:
         """The first chunk may be read: so many ranges, less those that were done before."""
         self._move(Event.PLANNED)
         self.waiting_for = ()
-        self._todo.extend(Reading(number) for number in range(ranges) if number not in self._done)
+        self._todo.extend(CopyChunk(number) for number in range(ranges) if number not in self._done)
         self._move_if_all_read()
 
-    def take(self, generation: int) -> Reading:
+    def take(self, generation: int) -> CopyChunk:
         """The chunk to read next, of the table at this generation."""
         if not self._todo:
             raise IllegalTransition(self._table, self.state, "a reader with nothing left to read")
@@ -236,7 +236,7 @@ class CopyMachine:
         self._active.add(reading)
         return reading
 
-    def finish(self, reading: Reading, generation: int) -> None:
+    def finish(self, reading: CopyChunk, generation: int) -> None:
         """The chunk was read to its end, and the table is at this ``generation`` now: its rows
         are in the store's transaction, unless a TRUNCATE has made them stale."""
         if generation != reading.generation:
@@ -248,18 +248,18 @@ class CopyMachine:
             self._done.add(reading.number)
         self._move_if_all_read()
 
-    def put_back(self, reading: Reading) -> None:
+    def put_back(self, reading: CopyChunk) -> None:
         """Nothing of the chunk was written; it is read again."""
         self._end(reading, Event.CHUNK_AGAIN)
         self._todo.appendleft(reading)
 
-    def repeat(self, reading: Reading) -> None:
+    def repeat(self, reading: CopyChunk) -> None:
         """Some of the chunk may be written; it is read again, if it can be."""
         self.put_back(reading)
         if not self._repeatable:
             self.give_up()
 
-    def refuse(self, reading: Reading) -> None:
+    def refuse(self, reading: CopyChunk) -> None:
         """The server refused to read the chunk; it is tried again, but not for ever."""
         self.repeat(reading)
         self.refusals += 1
@@ -272,7 +272,7 @@ class CopyMachine:
         self._move(Event.ROWS_PARTIAL)
         self.barrier = None
         for start in range(0, len(keys), KEYS_A_CHUNK):
-            self._todo.append(Reading(None, tuple(keys[start : start + KEYS_A_CHUNK])))
+            self._todo.append(CopyChunk(None, tuple(keys[start : start + KEYS_A_CHUNK])))
 
     def choose_barrier(self, payload: str) -> None:
         """All that was read is durable; ``payload`` is in the store's transaction."""
@@ -299,7 +299,7 @@ class CopyMachine:
         """The incarnation has ended."""
         self._move(Event.DISCARDED)
 
-    def _end(self, reading: Reading, event: Event) -> None:
+    def _end(self, reading: CopyChunk, event: Event) -> None:
         if reading not in self._active:
             raise IllegalTransition(self._table, self.state, "the end of a chunk that nobody reads")
         self._move(event)

@@ -25,8 +25,8 @@ from laredo_fanout.postgres import wal_message
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.side_connection import Prepared, PrepareFailed, Waiting
-    from laredo_fanout.copy.copy_state import Reading
+    from laredo_fanout.catalog.side_connection import Prepared, PrepareFailed, WaitingForWriters
+    from laredo_fanout.copy.copy_state import CopyChunk
     from laredo_fanout.copy.range_reader import ReadFailed
     from laredo_fanout.copy.table_copy import TableCopy
     from laredo_fanout.tables.write_batch import WriteBatch
@@ -91,7 +91,7 @@ class TableCopies:
         )
         self._progressed(copy)
 
-    def waiting(self, waiting: Waiting) -> None:
+    def waiting(self, waiting: WaitingForWriters) -> None:
         """The side connection waits for these processes."""
         copy = self._copies.get(waiting.table_id)
         if copy is None or copy.waiting_for == waiting.pids:
@@ -111,7 +111,7 @@ class TableCopies:
             problem = CopyFailed(copy.table.qualified, failed.problem, "see the server's log")
             self._failed(copy.table_id, problem)
 
-    def finished(self, copy: TableCopy, reading: Reading) -> None:
+    def finished(self, copy: TableCopy, reading: CopyChunk) -> None:
         """The chunk was read to its end; its rows are in the store's transaction unless a
         TRUNCATE came meanwhile: then it is read again."""
         copy.machine.finish(reading, self._batch.generation(copy.table_id))
@@ -120,7 +120,7 @@ class TableCopies:
         else:
             self._progressed(copy)
 
-    def reading_failed(self, copy: TableCopy, reading: Reading, failed: ReadFailed) -> None:
+    def reading_failed(self, copy: TableCopy, reading: CopyChunk, failed: ReadFailed) -> None:
         """The chunk is read again, unless that was tried often enough."""
         machine = copy.machine
         if failed.connection_lost:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.append_only import TransactionFilter
     from laredo_fanout.catalog.key_ranges import Split
     from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.copy.copy_state import Reading
+    from laredo_fanout.copy.copy_state import CopyChunk
     from laredo_fanout.source_options import TableOptions
 
 
@@ -116,7 +116,7 @@ class TableCopy:
         """Whether a reader can begin a chunk."""
         return self.machine.has_work and now >= self.not_before
 
-    def statement(self, reading: Reading) -> bytes:
+    def statement(self, reading: CopyChunk) -> bytes:
         """The SQL that reads it."""
         if self.transaction_filter is not None:
             return append_only_statement(self.table)

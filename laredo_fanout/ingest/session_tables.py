@@ -17,7 +17,7 @@ from laredo_fanout.catalog.side_connection import (
     SideConnection,
     SideConnectionCrashed,
     SideConnectionDown,
-    Waiting,
+    WaitingForWriters,
 )
 from laredo_fanout.catalog.snapshot import CatalogSnapshot
 from laredo_fanout.copy.copier import Copier
@@ -117,7 +117,7 @@ class SessionTables:
                     self.copies.prepared(report)
                 case PrepareFailed():
                     self.copies.prepare_failed(report)
-                case Waiting():
+                case WaitingForWriters():
                     self.copies.waiting(report)
                 case RecopyAsked():
                     self.tracked.recopy(report, self._batch.transaction, self.copies)

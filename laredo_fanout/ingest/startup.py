@@ -125,7 +125,7 @@ class Preparation:
         server: timeline.Server,
         known: SourceIdentity,
         found: Slot | None,
-    ) -> timeline.Verdict:
+    ) -> timeline.HistoryVerdict:
         """Whether the server's WAL goes on from the store's position, by all that can be known."""
         options, store = self._options, self._store
         now_s = int(time.time())

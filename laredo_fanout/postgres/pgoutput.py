@@ -68,7 +68,7 @@ class StreamAbort(NamedTuple):
     subtransaction: int
 
 
-class Keepalive(NamedTuple):
+class KeepaliveMessage(NamedTuple):
     """A keepalive of the walsender."""
 
     #: How far it has decoded.
@@ -140,10 +140,10 @@ def stream_abort(message: bytes) -> StreamAbort:
     return StreamAbort(*_stream_abort(message, ENVELOPE + 1))
 
 
-def keepalive(message: bytes) -> Keepalive:
+def keepalive(message: bytes) -> KeepaliveMessage:
     """The keepalive in ``message``, which has no envelope."""
     wal_end, _, wants_reply = _keepalive(message, 1)
-    return Keepalive(wal_end, bool(wants_reply))
+    return KeepaliveMessage(wal_end, bool(wants_reply))
 
 
 def wal_end(message: bytes) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Never
 
 import grpc
@@ -14,6 +14,9 @@ from laredo_fanout.serving.calls.caller import Caller, caller_of
 from laredo_fanout.serving.calls.descriptors import most_connections
 from laredo_fanout.serving.errors import MAX_DETAILS, CannotListen, Refused
 from laredo_fanout.serving.options import ListenerOptions
+from laredo_fanout.serving.probes.health import HEALTH, Health
+from laredo_fanout.serving.probes.readiness import Readiness
+from laredo_fanout.serving.probes.reflection import REFLECTION, Reflection
 from laredo_fanout.serving.service import SERVICE, ReplicationService
 
 log = structlog.get_logger(__name__)
@@ -35,17 +38,21 @@ _CHANNEL_OPTIONS = (
 
 
 class GrpcEndpoint:
-    """Serves the calls of a :class:`ReplicationService` by gRPC, as bytes."""
+    """Serves the calls of a :class:`ReplicationService` by gRPC, as bytes, and what probes ask."""
 
-    def __init__(self, service: ReplicationService, listener: ListenerOptions) -> None:
+    def __init__(
+        self, service: ReplicationService, listener: ListenerOptions, readiness: Readiness
+    ) -> None:
         """Bind the port.
 
         :raises CannotListen: the address is taken, or the TLS files can't be used.
         """
         self._service = service
+        self._health = Health(readiness, SERVICE)
+        self._reflection = Reflection(readiness, (SERVICE, HEALTH))
         connections = ("grpc.max_allowed_incoming_connections", most_connections())
         self._server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = _listen(self._server, listener)
 
     async def start(self) -> None:
@@ -56,10 +63,10 @@ class GrpcEndpoint:
         """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
         await self._server.stop(grace_s)
 
-    def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def _handlers(self) -> Iterator[grpc.GenericRpcHandler[bytes, bytes]]:
         """Serializers are left out, so that bytes pass as they are."""
-        service = self._service
-        return grpc.method_handlers_generic_handler(
+        service, health = self._service, self._health
+        yield grpc.method_handlers_generic_handler(
             SERVICE,
             {
                 "Sync": grpc.unary_stream_rpc_method_handler(_streaming(service.sync)),
@@ -74,14 +81,38 @@ class GrpcEndpoint:
                 ),
             },
         )
+        yield grpc.method_handlers_generic_handler(
+            HEALTH,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(_answered(health.check)),
+                "Watch": grpc.unary_stream_rpc_method_handler(_streaming(health.watch)),
+            },
+        )
+        for name in REFLECTION:
+            method = grpc.stream_stream_rpc_method_handler(self._reflect)
+            yield grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
+
+    async def _reflect(self, requests: object, context: Any) -> None:
+        try:
+            self._service.authenticate(caller_of(context))
+            await self._reflection.answer(context)
+        except Refused as refused:
+            await _abort(context, refused)
 
 
 class _GrpcExchange:
     """A streaming gRPC call."""
 
+    direct = None
+    """grpc.aio has no write that doesn't wait."""
+
     def __init__(self, context: Any) -> None:
         self.caller = caller_of(context)
         self.send = context.write
+
+    def packed(self, messages: Sequence[bytes]) -> Sequence[bytes]:
+        """Each message by itself: that is what gRPC sends."""
+        return messages
 
 
 def _streaming(

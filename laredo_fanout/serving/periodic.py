@@ -11,6 +11,7 @@ from laredo_fanout.serving.forms.base import row_message
 from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.options import TableOptions
 from laredo_fanout.serving.request import check_snapshot_id, decode, table_name
+from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.directory import SnapshotDirectory
@@ -83,8 +84,10 @@ class PeriodicSnapshots:
         if info_.table_of(snapshot_id) not in self._directories:
             raise NotServed(str(SnapshotUnknown(snapshot_id)))
 
-    async def fetch(self, snapshot_id: str, structs: StructRows) -> AsyncGenerator[bytes, None]:
-        """The FetchSnapshotResponses of one snapshot, whose id was checked.
+    async def fetch(
+        self, snapshot_id: str, structs: StructRows
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The FetchSnapshotResponses of one snapshot, whose id was checked, some at a time.
 
         :raises NotServed: there is no such snapshot (any more).
         :raises SnapshotBroken: the file isn't what was written.
@@ -95,19 +98,24 @@ class PeriodicSnapshots:
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows
             )
-            yield wire.FetchSnapshotResponse(begin=begin).SerializeToString()
+            yield [wire.FetchSnapshotResponse(begin=begin).SerializeToString()]
             encoder = Encoder(structs)
             with _Reading(directory.read(found)) as reading:
                 while lines := await reading.next():
-                    for line in lines:
-                        row = await slices.run(encoder.encode(line))
-                        yield row_message(_ROW, row)
+                    yield await slices.run(_row_messages(encoder, lines))
             end = wire.SnapshotEnd(sequence=found.sequence, rows_sent=found.rows)
-            yield wire.FetchSnapshotResponse(end=end).SerializeToString()
+            yield [wire.FetchSnapshotResponse(end=end).SerializeToString()]
         except SnapshotUnknown as unknown:
             raise NotServed(str(unknown)) from unknown
         except SnapshotDamaged as damaged:
             raise SnapshotBroken(str(damaged)) from damaged
+
+
+def _row_messages(encoder: Encoder, lines: list[bytes]) -> Sliced[list[bytes]]:
+    messages = []
+    for line in lines:
+        messages.append(row_message(_ROW, (yield from encoder.encode(line))))
+    return messages
 
 
 class _Reading:

@@ -18,6 +18,7 @@ from laredo_model.position import Position
 
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
+RELAY = "relay.v1"
 MAX_CLIENT_ID = 256
 MAX_NAME = 256
 MAX_SNAPSHOT_ID = 2 * MAX_NAME + 64
@@ -47,6 +48,8 @@ class CheckedSyncRequest:
     want_old: bool
     #: Whether the client wants the table's verified position.
     boundaries: bool
+    #: Whether it is a relay, which wants the histories that this one goes on from.
+    relay: bool = False
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -91,6 +94,7 @@ def parse_sync(data: bytes) -> tuple[CheckedSyncRequest, Sequence[wire.FieldPred
         batch=batch,
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
+        relay=batch and RELAY in asked.capabilities,
     )
     return parsed, asked.filters
 

@@ -17,6 +17,7 @@ from laredo_fanout.serving.journal.recent import RecentRecords
 from laredo_fanout.serving.journal.tail import Tails
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
+from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.service import ReplicationService
@@ -26,6 +27,9 @@ from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
 
 log = structlog.get_logger(__name__)
+
+_PROBES_S = 1.0
+"""For those who watch the health to take that the server drains."""
 
 
 class ServingEndpoint(Protocol):
@@ -61,12 +65,14 @@ async def serve(
     on_listening: Callable[[int], None] | None = None,
     on_replay: Callable[[str, Outcome], None] = _ignore,
     request_check: Callable[[], None] = _no_check,
+    readiness: Readiness | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
     `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the
     table and the outcome of each replay from an archive. `request_check` is called when a client
-    waits for a catalog check; it must not block.
+    waits for a catalog check; it must not block. `readiness` is what the main process says of the
+    server; without it a process that listens is ready.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -91,7 +97,8 @@ async def serve(
     )
     tails = Tails(options.tables, reader, wakeups, request_check)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)
-    endpoints: list[ServingEndpoint] = [GrpcEndpoint(service, listener)]
+    readiness = readiness or Readiness(ready=True)
+    endpoints: list[ServingEndpoint] = [GrpcEndpoint(service, listener, readiness)]
     if listener.connect is not None:
         endpoints.append(ConnectEndpoint(service, listener, listener.connect))
     tails.refresh()
@@ -110,6 +117,7 @@ async def serve(
         for each in following:
             if each.done():
                 each.result()
+        await readiness.drain(_PROBES_S)
         await _drain(service, going, tails, endpoints, listener.drain_grace_s)
     finally:
         for task in (draining, *following):

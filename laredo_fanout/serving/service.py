@@ -39,7 +39,8 @@ from laredo_fanout.serving.periodic import (
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
 from laredo_fanout.serving.request import parse_sync
 from laredo_fanout.serving.shared import Shared
-from laredo_fanout.serving.status import parse_status, status_response
+from laredo_fanout.serving.status import parse_status, server_path, status_response
+from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.session import Session
 from laredo_fanout.snapshots.info import table_of
 from laredo_fanout.store.errors import StoreError, TableHidden, TableUnknown
@@ -69,6 +70,7 @@ class ReplicationService:
         self._registry = registry
         self._tokens = tokens
         self._snapshots = PeriodicSnapshots(tables)
+        self._groups = {tail.name: LiveGroups(tail) for tail in tails}
         self._calls: set[Call] = set()
 
     @property
@@ -111,7 +113,8 @@ class ReplicationService:
                 lease,
                 conditions=conditions,
                 options=self._tables[asked.table],
-                send=exchange.send,
+                exchange=exchange,
+                groups=self._groups[asked.table],
                 snapshot_sequence=self._snapshots.sequence,
             )
             await session.run()
@@ -135,9 +138,10 @@ class ReplicationService:
             try:
                 messages = self._snapshots.fetch(snapshot_id, self._shared.structs)
                 async with aclosing(messages):
-                    async for message in messages:
-                        await exchange.send(message)
-                        guard.moved()
+                    async for some in messages:
+                        for packed in exchange.packed(some):
+                            await exchange.send(packed)
+                            guard.moved()
             finally:
                 guard.stop()
 
@@ -201,7 +205,7 @@ class ReplicationService:
         """
         try:
             call = self._single(caller)
-            table = parse_status(request)
+            table, is_relay = parse_status(request)
             self._served(call, table)
         except Refused as refused:
             _log_bad_request(refused, caller)
@@ -213,7 +217,8 @@ class ReplicationService:
         clients = await self._registry.clients(table)
         newest = await self._snapshots.infos(table, 1)
         latest = info_message(newest[0]) if newest else None
-        return await slices.run(status_response(view, clients, latest))
+        path = server_path(self._shared.reader, self._tails.delay_us) if is_relay else []
+        return await slices.run(status_response(view, clients, latest, path))
 
     def _admit(self, caller: Caller) -> None:
         """Check the caller, before anything of the request is decoded.

@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.serving.request import decode, table_name
+from laredo_fanout.serving.request import RELAY, decode, table_name
 from laredo_fanout.serving.slices import Slice, Sliced
+from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import position as position_
 
 _INT32_MAX = 2**31 - 1
 
 
-def parse_status(data: bytes) -> str:
-    """The table of a GetReplicationStatusRequest.
+def parse_status(data: bytes) -> tuple[str, bool]:
+    """The table of a GetReplicationStatusRequest, and whether it is a relay's.
 
     :raises BadRequest: it can't be decoded, or names no table.
     """
     asked = decode(wire.GetReplicationStatusRequest, data)
-    return table_name(asked.schema, asked.table)
+    return table_name(asked.schema, asked.table), RELAY in asked.capabilities
+
+
+def server_path(reader: StoreReader, delay_us: int) -> list[wire.ServerHop]:
+    """This server, and those between it and PostgreSQL."""
+    here = wire.ServerHop(
+        server_id=reader.server_id(),
+        source_position=position_.text(reader.position()[0]),
+        delay_us=delay_us,
+    )
+    stored = reader.upstream_path()
+    upstream = wire.GetReplicationStatusResponse.FromString(stored) if stored else None
+    return [here, *(upstream.path if upstream is not None else ())]
 
 
 def status_response(
     view: TableView | None,
     clients: list[ClientState],
     latest: wire.ReplicationSnapshotInfo | None,
+    path: Sequence[wire.ServerHop] = (),
 ) -> Sliced[bytes]:
-    """The answer; a table whose copy hasn't started has zeros."""
+    """The answer; a table whose copy hasn't started has zeros. ``path`` is a relay's."""
     response = wire.GetReplicationStatusResponse(
-        connected_clients=len(clients), latest_snapshot=latest
+        connected_clients=len(clients), latest_snapshot=latest, path=path
     )
     slice_ = Slice()
     for client in clients:

@@ -30,7 +30,7 @@ class Server(NamedTuple):
     switches: tuple[Switch, ...]
 
 
-class Verdict(NamedTuple):
+class HistoryVerdict(NamedTuple):
     """The history that positions belong to from now on."""
 
     lineage: Lineage
@@ -43,20 +43,20 @@ def first(server: Server) -> Lineage:
     return Lineage(server.history, _ancestors(server, {}))
 
 
-def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> Verdict:
+def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> HistoryVerdict:
     """Whether the store's ``position`` means the same on this server.
 
     ``now_s`` names a history that no number of PostgreSQL's distinguishes from the one before.
     """
     before, now = known.history, server.history
     if before.system_identifier != now.system_identifier:
-        return Verdict(
+        return HistoryVerdict(
             first(server),
             f"the server is another cluster: system identifier {now.system_identifier},"
             f" the store's is {before.system_identifier}",
         )
     if before.database_oid != now.database_oid:
-        return Verdict(
+        return HistoryVerdict(
             first(server),
             f"the database is another one: oid {now.database_oid},"
             f" the store's is {before.database_oid}",
@@ -69,15 +69,15 @@ def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> V
         return another(known, server, now_s, broken)
     ancestors = _ancestors(server, _restored(known))
     restored = before.restored if before.timeline == now.timeline else 0
-    return Verdict(Lineage(now._replace(restored=restored), ancestors), None)
+    return HistoryVerdict(Lineage(now._replace(restored=restored), ancestors), None)
 
 
-def another(known: SourceIdentity, server: Server, now_s: int, broken: str) -> Verdict:
+def another(known: SourceIdentity, server: Server, now_s: int, broken: str) -> HistoryVerdict:
     """The same cluster with other WAL than the store followed."""
     # A timeline number beyond the known one is new; any other was that of other WAL once.
     restored = now_s if server.history.timeline <= known.history.timeline else 0
     history = server.history._replace(restored=restored)
-    return Verdict(Lineage(history, _ancestors(server, _restored(known))), broken)
+    return HistoryVerdict(Lineage(history, _ancestors(server, _restored(known))), broken)
 
 
 def _went_back(position: int, server: Server) -> str | None:

@@ -34,7 +34,7 @@ WHERE pid = %s AND application_name = %s AND backend_start IS NOT DISTINCT FROM 
 """
 
 
-class Holder(NamedTuple):
+class SlotHolder(NamedTuple):
     """The process that holds the slot; None is what the role may not see."""
 
     pid: int
@@ -52,10 +52,10 @@ class Holder(NamedTuple):
         )
 
 
-def holder(connection: Connection, slot: str) -> Holder | None:
+def holder(connection: Connection, slot: str) -> SlotHolder | None:
     """The process that streams from the slot now, if one does."""
     row = connection.execute(_HOLDER, (slot,)).fetchone()
-    return None if row is None else Holder(*row)
+    return None if row is None else SlotHolder(*row)
 
 
 def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
@@ -90,7 +90,7 @@ def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
     return True
 
 
-def _in_use(slot: str, found: Holder, why: str) -> SlotInUse:
+def _in_use(slot: str, found: SlotHolder, why: str) -> SlotInUse:
     return SlotInUse(
         f"slot {slot} is in use by {found}; {why}."
         f" To end it: SELECT pg_terminate_backend({found.pid});"

@@ -9,6 +9,7 @@ definition/ + table u32    JSON (``table.py``)
 figures/ + table u32       struct (``table.py``)
 garbage/ + kind + u32      b"": what is to be removed in small steps
 catchup                    how a backlog was split; the source's own words
+upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
 =========================  ====================================================
 """
 
@@ -34,6 +35,7 @@ DEFINITION = b"definition/"
 FIGURES = b"figures/"
 GARBAGE = b"garbage/"
 CATCHUP_KEY = b"catchup"
+UPSTREAM_PATH_KEY = b"upstream_path"
 GARBAGE_SPACE = GARBAGE + b"S"
 GARBAGE_JOURNAL = GARBAGE + b"J"
 
@@ -109,6 +111,8 @@ class StoreHead:
     marker: Marker | None = None
     #: How re-copies ended, by qualified name.
     last_recopies: Mapping[str, LastRecopy] = field(default_factory=dict)
+    #: Made up when the store was made: by it a relay finds itself among those it would follow.
+    server_id: str = ""
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -131,6 +135,7 @@ class StoreHead:
                 "source": source,
                 "streams": self.streams,
                 "marker": self.marker and list(self.marker),
+                "server_id": self.server_id,
                 "last_recopies": {name: list(last) for name, last in self.last_recopies.items()},
             }
         )
@@ -168,6 +173,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         tuple(read.get("streams", ())),
         read.get("marker") and Marker(*read["marker"]),
         {name: LastRecopy(*last) for name, last in read.get("last_recopies", {}).items()},
+        read.get("server_id", ""),
     )
 
 

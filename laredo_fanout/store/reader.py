@@ -61,6 +61,18 @@ class StoreReader:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         return environment.check_format(self.path, stored).source
 
+    def server_id(self) -> str:
+        """What was made up when the store was made."""
+        with self._environment.begin() as transaction:
+            stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
+        return environment.check_format(self.path, stored).server_id
+
+    def upstream_path(self) -> bytes | None:
+        """Of a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
+        with self._environment.begin() as transaction:
+            stored: bytes | None = transaction.get(meta.UPSTREAM_PATH_KEY, db=self._databases.meta)
+        return stored
+
     def position(self) -> tuple[int, int]:
         """The store's position and newest commit time (microseconds since 1970)."""
         with self._environment.begin() as transaction:

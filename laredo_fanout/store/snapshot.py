@@ -18,7 +18,7 @@ _SPOOL_ROWS = 2000
 Batch = tuple[list[bytes], list[bytes]]
 
 
-class _Stopped(Exception):
+class _SpillStopped(Exception):
     """Nobody wants the rest any more."""
 
 
@@ -107,7 +107,7 @@ class Snapshot:
         last, spool = self._last, self._spools.borrow(self._id)
         try:
             spool.fill(last, self._rest())
-        except _Stopped:
+        except _SpillStopped:
             self._spools.give_back(spool)
             self._end_transaction()
             self._closed = True
@@ -126,9 +126,9 @@ class Snapshot:
         while pairs := self._take(_SPOOL_ROWS):
             yield pairs
             if self._stopped:
-                raise _Stopped
+                raise _SpillStopped
         if self._stopped:
-            raise _Stopped
+            raise _SpillStopped
 
     def stop_spilling(self) -> None:
         """Nobody wants the rest any more: a ``spill`` under way ends at its next step."""

@@ -10,16 +10,25 @@ from laredo_fanout.store.table import SuspectRange, TableRecord
 
 _KEPT = 8
 """However old they are: a session may stand within one of them."""
+_MOST = 64
+"""Beyond so many a new range goes on from the one before it."""
 
 
-def begun(record: TableRecord, start: int, because: str) -> TableRecord:
-    """From ``start`` on the rows may be wrong.
+def begun(record: TableRecord, start: int, because: str, *, unseen_after: int = 0) -> TableRecord:
+    """From ``start`` on the rows may be wrong; ``unseen_after``: beyond it they were never here.
 
     One that ended beyond ``start`` goes on with it: what repaired it may have been wrong.
     """
     kept = [each for each in record.suspect_ranges if each.end <= start]
-    start = min([start, *(each.start for each in record.suspect_ranges if each.end > start)])
-    return replace(record, suspect_ranges=(*kept, SuspectRange(start, because)))
+    merged = record.suspect_ranges[len(kept) :]
+    if len(kept) >= _MOST and kept[-1].end == start:
+        merged = (kept.pop(), *merged)
+    start = min([start, *(each.start for each in merged)])
+    unseen = [each.unseen_after for each in merged if each.unseen_after]
+    if unseen_after:
+        unseen.append(unseen_after)
+    begins = SuspectRange(start, because, unseen_after=min(unseen, default=0))
+    return replace(record, suspect_ranges=(*kept, begins))
 
 
 def once_more(record: TableRecord, because: str) -> TableRecord:

@@ -60,6 +60,8 @@ class SuspectRange(NamedTuple):
     end_time_us: int = 0
     #: Rows moved while the re-copy was made, so another one follows.
     again: bool = False
+    #: In a relay: the rows between this position and ``end`` were never here; 0: they were.
+    unseen_after: int = 0
 
     @property
     def goes_on(self) -> bool:
@@ -69,6 +71,11 @@ class SuspectRange(NamedTuple):
     def hides(self, position: int) -> bool:
         """Whether the rows of this position aren't known to be the source's, and never will be."""
         return self.start < position < self.end
+
+    def skips(self, position: int) -> bool:
+        """Whether the rows of this position were never here: the entries of the range don't lead
+        on from them."""
+        return 0 < self.unseen_after < position < self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,8 @@ class TableRecord:
     space: int = 0
     #: Up to here the source is known not to have rewritten values silently.
     verified: int = 0
+    #: In a relay: everything up to here is in the rows; 0: the store's position says that.
+    position: int = 0
     #: Of a partitioned table: partitions that no catalog snapshot has accounted for.
     leaves: tuple[Leaf, ...] = ()
     #: Of a partitioned table: positions at which its rows may be wrong. Only the newest may go on.
@@ -166,11 +175,12 @@ class TableRecord:
 
 _FIGURES = Struct(">8Q")
 _FIGURES_BEFORE_VERIFIED = 7 * 8
+_POSITION = Struct(">Q")
 
 
 def figures_to_bytes(record: TableRecord) -> bytes:
     """The part that changes with nearly every transaction."""
-    return _FIGURES.pack(
+    figures = _FIGURES.pack(
         record.sequence,
         record.oldest_sequence,
         record.oldest_time_us,
@@ -180,6 +190,8 @@ def figures_to_bytes(record: TableRecord) -> bytes:
         record.space,
         record.verified,
     )
+    # Only a relay's store has it: an earlier release reads all others.
+    return figures + _POSITION.pack(record.position) if record.position else figures
 
 
 def definition_to_bytes(record: TableRecord) -> bytes:
@@ -229,8 +241,11 @@ def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
     """``record`` with newer figures; those of an earlier release lack the last one."""
     if len(figures) == _FIGURES_BEFORE_VERIFIED:
         figures = figures + bytes(8)
-    sequence, oldest, oldest_time, floor, rows, generation, space, verified = _FIGURES.unpack(
+    sequence, oldest, oldest_time, floor, rows, generation, space, verified = _FIGURES.unpack_from(
         figures
+    )
+    position = (
+        _POSITION.unpack_from(figures, _FIGURES.size)[0] if len(figures) > _FIGURES.size else 0
     )
     return replace(
         record,
@@ -242,4 +257,5 @@ def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
         generation=generation,
         space=space,
         verified=verified,
+        position=position,
     )

@@ -118,6 +118,7 @@ class Transaction:
             generation=current.generation,
             space=current.space,
             verified=current.verified,
+            position=current.position,
             leaves=current.leaves,
             suspect_ranges=current.suspect_ranges,
         )
@@ -126,20 +127,38 @@ class Transaction:
         """Silent DDL has rewritten none of the table's values at or before ``position``."""
         self.tables[table_id] = replace(self._record(table_id), verified=position)
 
+    def set_table_position(self, table_id: int, position: int) -> None:
+        """In a relay, whose tables come in streams of their own: the table has everything up to
+        here.
+
+        :raises PositionWentBack: if it is further already.
+        """
+        record = self._record(table_id)
+        if position < record.position:
+            raise PositionWentBack(record.position, position)
+        self.tables[table_id] = replace(record, position=position)
+
     def set_leaves(self, table_id: int, leaves: Sequence[Leaf]) -> None:
         """The partitions whose rows the table has and no catalog snapshot has accounted for."""
         self.tables[table_id] = replace(self._record(table_id), leaves=tuple(leaves))
 
     def begin_suspect_range(
-        self, table_id: int, because: str, *, again: bool = False
+        self, table_id: int, because: str, *, again: bool = False, unseen: bool = False
     ) -> TableRecord:
         """The table may have rows that went with their partition, or lack some: from where it
         was verified on, until a re-copy's differences are repaired; ``again``: until those of the
-        re-copy after the one that is under way are.
+        re-copy after the one that is under way are. ``unseen``: what comes stands for all
+        transactions since the table's position.
         """
         record = self._record(table_id)
         if record.suspect_range is None:
-            record = suspect_positions.begun(record, min(record.boundary, self.position), because)
+            position = record.position or self.position
+            record = suspect_positions.begun(
+                record,
+                min(record.boundary, position),
+                because,
+                unseen_after=position if unseen else 0,
+            )
         if again:
             record = suspect_positions.once_more(record, because)
         self.tables[table_id] = record
@@ -182,6 +201,11 @@ class Transaction:
             raise PositionWentBack(self.position, position)
         self.position = position
         self.time_us = max(self.time_us, time_us)
+
+    def set_upstream_path(self, path: bytes) -> None:
+        """In a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
+        self._context.disk.reserve(1, len(path))
+        self._context.transaction.put(meta.UPSTREAM_PATH_KEY, path, db=self._context.databases.meta)
 
     def set_catchup_plan(self, plan: bytes | None) -> None:
         """Keep how a backlog was split; None: it isn't any more."""
@@ -286,17 +310,21 @@ class Transaction:
             self.apply(live.id, changes)
         self.drop_table(table_id)
         repaired = self.tables[live.id]
-        if (suspect_range := repaired.suspect_range) is not None:
-            first = positions.first_from(
-                self._context.transaction,
-                self._context.databases,
-                repaired,
-                suspect_range.start + 1,
-            )
-            repaired = self.tables[live.id] = suspect_positions.ended(
-                repaired, first, position, time_us
-            )
+        if repaired.suspect_range is not None:
+            repaired = self.end_suspect_range(live.id, position, time_us)
         return repaired
+
+    def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
+        """The table's suspect range goes on: at ``position`` its rows are right."""
+        record = self._record(table_id)
+        suspect_range = record.suspect_range
+        assert suspect_range is not None
+        first = positions.first_from(
+            self._context.transaction, self._context.databases, record, suspect_range.start + 1
+        )
+        record = suspect_positions.ended(record, first, position, time_us)
+        self.tables[table_id] = record
+        return record
 
     def prune(
         self,

@@ -12,7 +12,7 @@ class TableView:
 
     #: The incarnation.
     record: TableRecord
-    #: The store's, or the one at which a closed table stopped.
+    #: The store's, or a relay's for this table, or the one at which a closed table stopped.
     position: int
     #: The newest commit time in the store, microseconds since 1970.
     time_us: int
@@ -105,7 +105,11 @@ class TableView:
 
     def leads_on_from(self, position: int) -> bool:
         """Whether the journal has all that makes the rows now of those at ``position``."""
-        return self.floor <= position <= self.position
+        return self.floor <= position <= self.position and not self.skips(position)
+
+    def skips(self, position: int) -> bool:
+        """Whether this is a relay that has never had the rows of this position."""
+        return any(each.skips(position) for each in self.record.suspect_ranges)
 
     @property
     def floor(self) -> int:
@@ -118,6 +122,8 @@ def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
     if record.status is Status.CLOSED and record.closed_at:
         # Whatever became of the store's since: after a lost slot it begins again.
         position = record.closed_at
+    elif record.position:
+        position = record.position
     return TableView(record, position, time_us)
 
 

@@ -1,7 +1,9 @@
 """The store as its one writer sees it: the ingest process."""
 
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -77,6 +79,8 @@ class Store:
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         self._head = environment.check_format(self.path, stored)
+        if not self._head.server_id:
+            self._head = replace(self._head, server_id=secrets.token_hex(16))
         self._environment.reader_check()
         with self._step() as transaction:
             # Written at every opening: readers learn the size of the map from it.
@@ -95,6 +99,11 @@ class Store:
     def source(self) -> SourceIdentity | None:
         """Whose changes these are; None in a fresh store."""
         return self._head.source
+
+    @property
+    def server_id(self) -> str:
+        """What was made up when the store was made."""
+        return self._head.server_id
 
     @property
     def streams(self) -> tuple[str, ...]:

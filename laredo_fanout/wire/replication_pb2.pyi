@@ -84,7 +84,7 @@ class SyncResponse(_message.Message):
     def __init__(self, handshake: _Optional[_Union[SyncHandshake, _Mapping]] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., journal_entry: _Optional[_Union[ReplicationJournalEntry, _Mapping]] = ..., schema_change: _Optional[_Union[SchemaChangeNotification, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., snapshot_batch: _Optional[_Union[SnapshotBatch, _Mapping]] = ..., change_batch: _Optional[_Union[ChangeBatch, _Mapping]] = ...) -> None: ...
 
 class SyncHandshake(_message.Message):
-    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position")
+    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position", "ancestors", "history_reason", "history_since")
     MODE_FIELD_NUMBER: _ClassVar[int]
     SERVER_CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,9 @@ class SyncHandshake(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ANCESTORS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_REASON_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_SINCE_FIELD_NUMBER: _ClassVar[int]
     mode: SyncMode
     server_current_sequence: int
     journal_oldest_sequence: int
@@ -105,7 +108,18 @@ class SyncHandshake(_message.Message):
     history: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     boundary_position: str
-    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ...) -> None: ...
+    ancestors: _containers.RepeatedCompositeFieldContainer[HistoryAncestor]
+    history_reason: str
+    history_since: str
+    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ..., ancestors: _Optional[_Iterable[_Union[HistoryAncestor, _Mapping]]] = ..., history_reason: _Optional[str] = ..., history_since: _Optional[str] = ...) -> None: ...
+
+class HistoryAncestor(_message.Message):
+    __slots__ = ("history", "until")
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    history: str
+    until: str
+    def __init__(self, history: _Optional[str] = ..., until: _Optional[str] = ...) -> None: ...
 
 class ColumnDefinition(_message.Message):
     __slots__ = ("ordinal_position", "column_name", "data_type", "not_null", "is_primary_key", "primary_key_ordinal", "type_modifier")
@@ -290,15 +304,17 @@ class FetchSnapshotResponse(_message.Message):
     def __init__(self, begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., end: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
 
 class GetReplicationStatusRequest(_message.Message):
-    __slots__ = ("schema", "table")
+    __slots__ = ("schema", "table", "capabilities")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     schema: str
     table: str
-    def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetReplicationStatusResponse(_message.Message):
-    __slots__ = ("current_sequence", "journal_oldest_sequence", "journal_entry_count", "row_count", "connected_clients", "clients", "latest_snapshot")
+    __slots__ = ("current_sequence", "journal_oldest_sequence", "journal_entry_count", "row_count", "connected_clients", "clients", "latest_snapshot", "path")
     CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +322,7 @@ class GetReplicationStatusResponse(_message.Message):
     CONNECTED_CLIENTS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     LATEST_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     current_sequence: int
     journal_oldest_sequence: int
     journal_entry_count: int
@@ -313,7 +330,20 @@ class GetReplicationStatusResponse(_message.Message):
     connected_clients: int
     clients: _containers.RepeatedCompositeFieldContainer[ConnectedClient]
     latest_snapshot: ReplicationSnapshotInfo
-    def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ...) -> None: ...
+    path: _containers.RepeatedCompositeFieldContainer[ServerHop]
+    def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ...) -> None: ...
+
+class ServerHop(_message.Message):
+    __slots__ = ("server_id", "address", "source_position", "delay_us")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    DELAY_US_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    address: str
+    source_position: str
+    delay_us: int
+    def __init__(self, server_id: _Optional[str] = ..., address: _Optional[str] = ..., source_position: _Optional[str] = ..., delay_us: _Optional[int] = ...) -> None: ...
 
 class ConnectedClient(_message.Message):
     __slots__ = ("client_id", "current_sequence", "behind_count", "buffer_depth", "connected_at", "state")

@@ -257,6 +257,7 @@ class TableWriter:
             keep_epochs=config.retention.keep_epochs,
             sinks=[sink.name for sink in self._sinks],
             spool_directory=config.spill_directory,
+            go_keys=config.key_format == "go",
             counts=self.counts,
         )
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from laredo_archive import codec
 from laredo_archive.codec import ByteSource
 from laredo_archive.manifest.key_ranges import ObjectSlice
+from laredo_archive.read import original
 from laredo_model import position as positions
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.position import Position
@@ -70,16 +71,26 @@ def _changes(piece: ChangesPiece, source: ByteSource) -> Iterable[Change]:
     if not piece.aligned:
         source, size = _Joined(lines_from(source, piece.part)), None
     format_id, columns = piece.part.format_id, piece.columns
+    by_original = piece.part.entry.by_original
     if not piece.is_snapshot:
-        return codec.read_diff(format_id, columns, source, None, size)
+        changes = codec.read_diff(format_id, columns, source, None, size)
+        return original.resolved(changes, piece.key_names) if by_original else changes
     blocks = codec.read_snapshot(format_id, columns, source, None, size, key_fields=piece.key_names)
     rows = (
         Change(Action.INSERT, key, None, line)
-        for keys, lines in blocks
+        for keys, lines in (_keyed(blocks, piece.key_names) if by_original else blocks)
         for key, line in zip(keys, lines, strict=True)
     )
     # The base replaces all rows that the reader has.
     return chain([TRUNCATION], rows) if piece.begins else rows
+
+
+def _keyed(
+    blocks: Iterable[tuple[list[bytes], list[bytes]]], key_names: Sequence[str]
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    for _, lines in blocks:
+        plain = list(map(original.plain, lines))
+        yield original.keys_of(plain, key_names), plain
 
 
 class _Joined:

@@ -14,6 +14,7 @@ from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import Artifact
+from laredo_archive.read import original
 from laredo_model import line as lines_
 from laredo_model.change import Action, Change
 from laredo_spark.messages import each_in_one_message, in_one_message
@@ -142,13 +143,18 @@ class _UnfoldedTask:
         for block in self._blocks(one.part, source):
             count = block.count(b"\n")
             fragments = self._reader.split(block)
-            keys = keys_of(fragments, self._shape.columns)
+            if one.part.entry.by_original:
+                lines = block.split(b"\n")[:-1]
+                keys = _texts(original.keys_of(lines, self._shape.key_names))
+            else:
+                keys = keys_of(fragments, self._shape.columns)
             yield _with(self._reader.typed(fragments, count), keys, [0] * count, [PUT] * count)
 
     def _blocks(self, part: ObjectSlice, source: ByteSource) -> Iterator[bytes]:
         if part.format_id == codec.JSONL:
             for block in lines_from(source, part):
-                yield _without_blank_lines(block)
+                whole = _without_blank_lines(block)
+                yield original.plain(whole) if part.entry.by_original else whole
             return
         rows = codec.read_snapshot(
             part.format_id, self._columns, source, key_fields=self._shape.key_names
@@ -158,6 +164,8 @@ class _UnfoldedTask:
 
     def _changes(self, one: _ArtifactPart, source: ByteSource) -> Iterator[pa.RecordBatch]:
         changes = codec.read_diff(one.part.format_id, self._columns, source)
+        if one.part.entry.by_original:
+            changes = original.resolved(changes, self._shape.key_names)
         order = one.diff * _MOST_CHANGES
         while some := list(islice(changes, _CHANGES_AT_ONCE)):
             lines = [change.new or self._nulls for change in some]
@@ -167,6 +175,10 @@ class _UnfoldedTask:
             block = b"\n".join([*lines, b""])
             batch = self._reader.typed(self._reader.split(block), len(some))
             yield _with(batch, pa.array(keys, pa.string()), places, list(map(_action, some)))
+
+
+def _texts(keys: list[bytes]) -> pa.StringArray:
+    return pa.array([key.decode() for key in keys], pa.string())
 
 
 def _with(

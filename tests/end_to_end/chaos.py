@@ -353,7 +353,10 @@ class Run:
             assert found is not None
             manifest = parser.parse(found.data, place)
             assert manifest.retired == ()
-            kept |= {key, *(entry.key for entry in manifest.named())}
+            for artifact in manifest.artifacts:
+                folder = f"{table.name}/epoch={artifact.epoch}/"
+                assert all(key.startswith(folder) for key in artifact.keys), artifact
+            kept |= {key, *manifest.kept_keys()}
         assert {info.key for info in destination.list("")} == kept
 
 

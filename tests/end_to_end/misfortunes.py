@@ -193,6 +193,9 @@ class Misfortunes:
                 world.database.much()
         finally:
             server.resume()
+        with suppress(httpx.TransportError):
+            answer = httpx.post(f"{world.server.http}/catchup", timeout=PATIENCE_S)
+            world.tell(f"to split its backlog: {answer.status_code}")
         if self.chance.random() < 0.5:
             self._steps(5)
             self.chance.choice([self.child_killed, self.server_killed])()

@@ -22,6 +22,7 @@ SOURCES = {
     "laredo_fanout.decode._row_scan": Path("laredo_fanout/decode/_row_scan.c"),
     "laredo_fanout.catchup._frames": Path("laredo_fanout/catchup/_frames.c"),
     "laredo_fanout.wire._repeated": Path("laredo_fanout/wire/_repeated.c"),
+    "laredo_fanout.serving._struct_rows": Path("laredo_fanout/serving/_struct_rows.c"),
 }
 SANITIZERS = "-fsanitize=address,undefined"
 COMPILER = str(sysconfig.get_config_var("CC")).split()[0]

@@ -42,6 +42,11 @@ def test_hostile_input_touches_no_foreign_byte(tmp_path: Path) -> None:
             "if (value.size < 0)",
         ),
         ("laredo_fanout.wire._repeated", "size += tag_size + ", "size += "),
+        (
+            "laredo_fanout.serving._struct_rows",
+            "*size = length ? delimited_size(length) : 9;",
+            "*size = length ? length : 9;",
+        ),
     ],
 )
 def test_a_byte_too_far_is_found(tmp_path: Path, module: str, right: str, wrong: str) -> None:

@@ -18,6 +18,7 @@ from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.decode.transaction_spool import Get
 from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
 from laredo_model.rule import TypeInfo
@@ -53,6 +54,40 @@ def repeated(draw: random.Random) -> int:
 
 def _size(draw: random.Random) -> int:
     return draw.choice(_VALUE_SIZES) if not draw.randrange(8) else draw.randrange(40)
+
+
+# ---------------------------------------------------------------- _struct_rows.c
+
+_TEXTS = ("", "a", "\u00e9", "\U0001f600", "x" * 127, "x" * 128, "y" * 70_000, "\ud800", "\0")
+_NUMBERS = (0, -1, 1 << 53, (1 << 53) + 1, -(1 << 63), (1 << 63) - 1, 1 << 64, 1 << 300)
+_FLOATS = (0.5, -0.0, 5e-324, 1.7976931348623157e308, float("inf"), float("nan"))
+
+
+def struct_rows(draw: random.Random) -> int:
+    """A row of whatever JSON has, deeper than is encoded too; one in ten is no row."""
+    row = {draw.choice(_TEXTS) + str(n): _json(draw, 0) for n in range(draw.randrange(6))}
+    if not draw.randrange(4):
+        deep: Any = 1
+        for _ in range(draw.choice((26, 27, 28, 29, 90))):
+            deep = [deep] if draw.randrange(2) else {"deep": deep}
+        row["deep"] = deep
+    if not draw.randrange(8):
+        row["many"] = [{"": []} for _ in range(draw.choice((31, 32, 33, 300)))]
+    assert struct_of is not None
+    encoded = struct_of(row)
+    if encoded is not None:
+        assert encoded == StructRows().encode_plainly(row)
+    nonsense: Any = draw.choice(("text", 7, None, [], {1: 2}, {"a": b"bytes"}, {"a": {1: 2}}))
+    assert outcome(lambda: struct_of(nonsense)) in (("gives", None), ("refuses", "TypeError"))
+    return len(row) + 1
+
+
+def _json(draw: random.Random, depth: int) -> Any:
+    if depth < 5 and not draw.randrange(3):
+        many = draw.choice((0, 1, 2, 9)) if depth < 3 else draw.randrange(3)
+        inside = [_json(draw, depth + 1) for _ in range(many)]
+        return inside if draw.randrange(2) else {str(n): each for n, each in enumerate(inside)}
+    return draw.choice(draw.choice((_TEXTS, _NUMBERS, _FLOATS, (None, True, False))))
 
 
 # ---------------------------------------------------------------- _frames.c
@@ -213,6 +248,7 @@ def _clear(route: Route) -> None:
 
 CHECKS: dict[str, Callable[[random.Random], int]] = {
     "repeated": repeated,
+    "structs": struct_rows,
     "gather": gather,
     "frames": spool_frames,
     "rows": rows,

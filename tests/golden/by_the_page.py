@@ -20,6 +20,7 @@ from tests.support.golden.written import (
     JSON_TYPES,
     key_of,
     members,
+    original_key_of,
     postgres_float,
 )
 
@@ -36,6 +37,9 @@ class Page:
         self._format = format_id
         self.manifest: Json = json.loads((destination / f"{key_prefix}manifest.json").read_text())
         assert self.manifest["manifest_version"] == 1
+        self._prefix = key_prefix
+        entries = [e for a in self.manifest["artifacts"] for e in a["formats"].values()]
+        self._is_originals = any("key" not in entry for entry in entries)
 
     def states(self) -> Iterator[tuple[Json, State]]:
         """Each artifact, and the rows by key where it ends."""
@@ -48,7 +52,8 @@ class Page:
                 state = dict(self._keyed(self._rows(artifact), base))
             else:
                 assert (artifact["epoch"], artifact["from_position"]) == (base["epoch"], position)
-                state = self._after(state, artifact, base)
+                after = self._after_original if self._is_originals else self._after
+                state = after(state, artifact, base)
             position = artifact["to_position"]
             _check(artifact, state)
             yield artifact, state
@@ -74,6 +79,39 @@ class Page:
                 state[key] = new
         return state
 
+    def _after_original(self, state: State, diff: Json, base: Json) -> State:
+        """Of an archive of the original's."""
+        fields = self._fields(base)
+        records = list(self._originals(diff))
+        if any(action == "TRUNCATE" for action, _, _ in records):
+            state = {}
+        puts, moved, removed = {}, {}, set()
+        for action, old, new in records:
+            if action == "TRUNCATE":
+                continue
+            key = original_key_of(new or old, fields)
+            if new:
+                puts[key] = new
+            else:
+                removed.add(key)
+            if old and new and original_key_of(old, fields) != key:
+                moved[original_key_of(old, fields)] = old
+        for key, row in moved.items():
+            if puts.get(key, row) == row:
+                removed.add(key)
+        return {key: row for key, row in {**state, **puts}.items() if key not in removed}
+
+    def _originals(self, diff: Json) -> Iterator[tuple[str, str, str]]:
+        data, is_lines = self._bytes(diff)
+        if is_lines:
+            for parts in map(members, map(_unescaped, _lines(data))):
+                yield json.loads(parts["action"]), parts.get("old", ""), parts.get("new", "")
+            return
+        for message in map(DiffChange.FromString, _messages(data)):
+            old = _line(message.old, None) if message.HasField("old") else ""
+            new = _line(message.new, None) if message.HasField("new") else ""
+            yield message.action, old, new
+
     def _changes(self, diff: Json, columns: Any) -> Iterator[tuple[str, str, str]]:
         data, is_lines = self._bytes(diff)
         if is_lines:
@@ -91,13 +129,30 @@ class Page:
         known = [self._format, "jsonl", "protobuf"]
         format_id = next(wanted for wanted in known if wanted in formats)
         entry = formats[format_id]
-        data = (self._destination / entry["key"]).read_bytes()
+        data = (self._destination / self._key(artifact, format_id)).read_bytes()
         assert len(data) == entry["size_bytes"]
         assert entry.get("sha256") in (None, hashlib.sha256(data).hexdigest())
         return data, format_id == "jsonl"
 
+    def _key(self, artifact: Json, format_id: str) -> str:
+        given: str | None = artifact["formats"][format_id].get("key")
+        if given is not None:
+            return given
+        ends = [artifact["from_position"], artifact["to_position"]][artifact["kind"] != "diff" :]
+        name = "-".join([artifact["kind"], *(end.replace("/", "_") or "0" for end in ends)])
+        extension = {"jsonl": ".jsonl", "protobuf": ".pb"}[format_id]
+        return f"{self._prefix}epoch={artifact['epoch']}/{name}{extension}"
+
+    def _fields(self, base: Json) -> Sequence[str]:
+        columns = self.manifest.get("columns", ())
+        key = sorted((c["PrimaryKeyOrdinal"], c["Name"]) for c in columns if c["PrimaryKeyOrdinal"])
+        found: Sequence[str] = base.get("key_fields") or [name for _, name in key] or ["id"]
+        return found
+
     def _keyed(self, rows: Iterator[str], base: Json) -> Iterator[tuple[str, str]]:
-        fields = base.get("key_fields", ["id"])
+        fields = self._fields(base)
+        if self._is_originals:
+            return ((original_key_of(row, fields), row) for row in map(_unescaped, rows))
         return ((key_of(row, fields), row) for row in rows)
 
 
@@ -111,6 +166,11 @@ def _check(artifact: Json, state: State) -> None:
 
 def _lines(data: bytes) -> Sequence[str]:
     return data.decode().removesuffix("\n").split("\n") if data else []
+
+
+def _unescaped(line: str) -> str:
+    """Without Go's escapes of <, >, &, U+2028 and U+2029; the golden rows have no others."""
+    return re.sub(r"\\u(003[ce]|0026|202[89])", lambda found: chr(int(found[1], 16)), line)
 
 
 def _compact(line: str) -> str:

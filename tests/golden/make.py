@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.golden import parquet
+from tests.golden import original, parquet
 from tests.support.golden.truth import ARCHIVES, Truth, all_truths, boundary
 from tests.support.golden.written import FORMATS, Change, Lines, changes
 
@@ -26,6 +26,9 @@ Files = dict[str, bytes]
 
 def made(truth: Truth) -> Files:
     """The archive's files by their path below the destination."""
+    if truth.is_originals:
+        states = [truth.lines(boundary) for boundary in truth.boundaries]
+        return dict(original.written(truth.name, truth.described, states))
     return _Making(truth).files()
 
 

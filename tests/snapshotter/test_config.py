@@ -33,6 +33,7 @@ def test_the_short_form_has_every_default(tmp_path: Path) -> None:
     assert table.key_prefix == "users/"
     assert table.diff.interval == 60
     assert table.seen_interval == 60
+    assert table.key_format == "text"
     assert (table.formats.snapshot, table.formats.diff) == (("jsonl",), ("jsonl",))
     assert table.retention.keep_epochs is None
     assert table.retention.collect_interval == 3600
@@ -144,6 +145,11 @@ def test_the_full_example_has_every_key() -> None:
         ("source { server = nonsense }", "snapshotter.source.server"),
         ("tables = [ { source { table = b } } ]", "snapshotter.source.table: stands beside"),
         ("http { port = 99999 }", "snapshotter.http.port"),
+        (
+            "key_format = go, formats { diff = [protobuf] }",
+            "snapshotter.key_format: go needs jsonl among snapshotter.formats.diff",
+        ),
+        ("key_format = rust", "snapshotter.key_format"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, more: str, said: str) -> None:

@@ -141,3 +141,14 @@ def test_min_interval_holds_max_diffs_back_and_0_switches_it_off(
             writer.wait_head(served.commit("users", put(number, "x")))
         assert [kind for kind, _ in writer.kinds()] == ["snapshot"] + 4 * ["diff"]
         assert not writer.logged("re-base")
+
+
+def test_keys_are_said_as_go_prints_them_too(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, more="key_format = go") as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "one"), put(1000001, "many")))
+        (diff,) = [found for found in writer.artifacts() if found["kind"] == "diff"]
+        lines = (writer.archive / diff["formats"]["jsonl"]["key"]).read_bytes().splitlines()
+        said = [b'"KEY":"1.000001e+06"' in line for line in lines]
+        assert (said, [b'"KEY"' in line for line in lines]) == ([False, True], [False, True])
+        writer.assert_equal()

@@ -36,7 +36,7 @@ PROVEN = {
     "unsorted": LINES,
 }
 """By archive: the formats whose lines Spark gives as the truth has them, at every boundary."""
-WITHOUT_TYPES = {"original": LINES}
+WITHOUT_TYPES = {"bare": LINES, "original": LINES, "originals_keys": LINES}
 """The same, compared as values."""
 NOTHING_TO_READ = {"empty"}
 CASES = [(name, formats[n % 2]) for n, (name, formats) in enumerate(PROVEN.items())]
@@ -168,21 +168,67 @@ def test_values_of_every_type(spark: SparkSession) -> None:
     assert nothing.asDict() == dict.fromkeys(plus) | {"id": 3}
 
 
-@pytest.mark.parametrize("format_id", drawn.first(1, WITHOUT_TYPES["original"]))
-def test_values_without_types_at_every_boundary(spark: SparkSession, format_id: str) -> None:
+UNTYPED = [(name, format_id) for name in ("original", "bare") for format_id in LINES]
+
+
+@pytest.mark.parametrize(("name", "format_id"), drawn.first(2, UNTYPED))
+def test_values_without_types_at_every_boundary(
+    spark: SparkSession, name: str, format_id: str
+) -> None:
     frames = {}
-    for boundary in of("original").boundaries:
+    for boundary in of(name).boundaries:
         position, epoch = position_of(boundary)
         frames[boundary] = read_table(
-            spark, str(ARCHIVES / "original"), position, exact=True, epoch=epoch, format=format_id
+            spark, str(ARCHIVES / name), position, exact=True, epoch=epoch, format=format_id
         )
-    schema = {frame.schema.simpleString() for frame in frames.values()}
-    assert schema == {"struct<id:bigint,name:string,ok:boolean,share:double>"}
-    found = together(frames)
-    for boundary, rows in found.items():
+    # Of epoch 3 of the original's one row says what is what.
+    shown = {frame.schema["id"].dataType.simpleString() for frame in frames.values()}
+    assert shown == {"bigint"}
+    for boundary, rows in together(frames).items():
         values = sorted((row.asDict() for row in rows), key=lambda row: row["id"])
-        truth = [json.loads(line) | {"read": boundary} for line in of("original").lines(boundary)]
+        truth = [json.loads(line) | {"read": boundary} for line in of(name).lines(boundary)]
         assert values == sorted(truth, key=lambda row: row["id"])
+
+
+@pytest.mark.parametrize("format_id", drawn.first(1, LINES))
+def test_the_original_s_keys_are_numbers_and_text(spark: SparkSession, format_id: str) -> None:
+    """14 in its base is "14" in its diff, and the same row."""
+    name = "originals_keys"
+    frames = {
+        boundary: read_table(
+            spark, str(ARCHIVES / name), position_of(boundary)[0], format=format_id, lines=True
+        )
+        for boundary in of(name).boundaries
+    }
+    assert lines(frames) == {boundary: expected(name, boundary) for boundary in frames}
+
+
+@pytest.mark.parametrize(
+    ("name", "format_id"), drawn.first(2, [("original", "jsonl"), ("originals_keys", "protobuf")])
+)
+def test_the_original_s_changes_lead_from_state_to_state(
+    spark: SparkSession, name: str, format_id: str
+) -> None:
+    truth = of(name)
+    found = read_changes(
+        spark, str(ARCHIVES / name), on_gap="snapshot", format=format_id, lines=True, also="epoch"
+    ).collect()
+    states: dict[str, dict[str, str]] = {}
+    state: dict[str, str] = {}
+    for described, boundary in zip(truth.artifacts, truth.boundaries, strict=True):
+        its = [
+            row
+            for row in found
+            if (row.epoch, row.position) == (described["epoch"], described["to"] or "0/0")
+        ]
+        if any(row.action == "TRUNCATE" for row in its):
+            state = {}
+        puts = {row.key: row.new for row in its if row.new is not None}
+        removed = {row.key for row in its if row.action == "DELETE"}
+        assert len(its) - sum(row.action == "TRUNCATE" for row in its) == len(puts) + len(removed)
+        state = {key: row for key, row in (state | puts).items() if key not in removed}
+        states[boundary] = state
+    assert states == {boundary: truth.state(boundary) for boundary in truth.boundaries}
 
 
 def utc(*parts: int) -> datetime:

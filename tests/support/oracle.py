@@ -13,6 +13,7 @@ import json
 import struct
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -120,6 +121,13 @@ class Oracle:
         self._read_commits()
         states = self._states(table)
         return states[bisect_right([end for end, _ in states], position) - 1][1]
+
+    def states_at(self, table: str, positions: Iterable[int]) -> dict[int, State]:
+        """The same for many positions."""
+        self._read_commits()
+        states = self._states(table)
+        ends = [end for end, _ in states]
+        return {each: states[bisect_right(ends, each) - 1][1] for each in positions}
 
     def rows_at(self, table: str, position: int) -> Rows:
         """The rows of that state."""

@@ -34,6 +34,7 @@ from laredo_archive.storage.destination import (
     is_plain,
 )
 from laredo_archive.storage.local.failures import explained, unclear_if_failing
+from laredo_archive.storage.local.link import LocalLink
 from laredo_archive.storage.local.tree import LocalTree, Parts, sync, uri_of
 from laredo_archive.storage.local.upload import BUFFER_BYTES, HIDDEN, LocalUpload, Unfinished
 
@@ -146,6 +147,10 @@ class LocalDestination:
         parts = self._parts(key)
         with explained(self._tree.path(parts)):
             return LocalUpload(self._tree, parts)
+
+    def copy(self, source: str, key: str, size_bytes: int) -> LocalLink:
+        """Begin a link to the file ``source``, which has its bytes and takes no room."""
+        return LocalLink(self._tree, self._parts(source), self._parts(key))
 
     def delete(self, key: str) -> None:
         """Remove the file, and its directory once that is empty."""

@@ -11,7 +11,9 @@ from laredo_archive.errors import CommitConflict, CommitStateUnknown, Destinatio
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject, is_plain
 from laredo_archive.storage.s3 import probe
+from laredo_archive.storage.s3 import upload as uploads
 from laredo_archive.storage.s3.bucket import S3Location
+from laredo_archive.storage.s3.copy import S3Copy
 from laredo_archive.storage.s3.reading import open_object, read_whole
 from laredo_archive.storage.s3.requests import (
     IF_ABSENT,
@@ -144,6 +146,12 @@ class S3Destination:
     def upload(self, key: str) -> S3Upload:
         """Begin an object; nothing is sent before it is larger than a part, or finished."""
         return S3Upload(self._bucket, key, self._lanes)
+
+    def copy(self, source: str, key: str, size_bytes: int) -> S3Copy | None:
+        """Begin a copy that the store makes, of an object of more than a part; else None."""
+        if size_bytes <= uploads.PART_BYTES:
+            return None  # a GET and a PUT are fewer requests, and our sha256 goes with them
+        return S3Copy(self._bucket, source, key, size_bytes, self._lanes)
 
     def delete(self, key: str) -> None:
         """Delete the object."""

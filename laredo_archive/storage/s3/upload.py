@@ -141,9 +141,12 @@ class S3Upload:
         self._settle_parts(every=False)
         upload_id = self._upload_id or self._begin()
         body, number = self._filling, self._number
-        work = partial(self._upload_part, upload_id, number, body)
-        self._on_their_way.append(self._lanes.send(body.tell(), work))
+        self._send(body.tell(), partial(self._upload_part, upload_id, number, body))
         self._filling, self._number = io.BytesIO(), number + 1
+
+    def _send(self, size: int, work: Callable[[], Part]) -> None:
+        """Have a thread do ``work``, which holds ``size`` bytes of memory."""
+        self._on_their_way.append(self._lanes.send(size, work))
 
     def _begin(self) -> str:
         try:

@@ -13,7 +13,7 @@ from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import options
-from laredo_fanout.app.check import Finding, Verdict, role, tables
+from laredo_fanout.app.check import Finding, Verdict, role, tables, upstream
 from laredo_fanout.catalog import requirements
 from laredo_fanout.config import Config
 from laredo_fanout.postgres import connections
@@ -25,6 +25,7 @@ from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import SourceOptions
 
 
 def findings(config: Config) -> Iterator[Finding]:
@@ -34,15 +35,21 @@ def findings(config: Config) -> Iterator[Finding]:
         yield Finding(path, Verdict.WARNING, detail)
     yield from _files(config)
     yield from _archives(config)
-    chosen = options.source_options(config)
+    if config.upstream is not None:
+        yield from upstream.findings(config, config.upstream)
+    if config.source is not None:
+        yield from _postgres(config, options.source_options(config))
+
+
+def _postgres(config: Config, chosen: SourceOptions) -> Iterator[Finding]:
     try:
         with connections.connect(chosen, role="check") as connection:
             yield Finding("connection", Verdict.RIGHT, _where(connection))
-            yield from role.findings(connection, config)
+            yield from role.findings(connection, config, chosen)
             yield from _server(connection)
-            yield from _replication(config)
-            yield from _slot(connection, config)
-            yield from tables.findings(connection, config)
+            yield from _replication(chosen)
+            yield from _slot(connection, config, chosen)
+            yield from tables.findings(connection, config, chosen)
     except (SourceError, psycopg.Error) as error:
         yield Finding(
             f"sources.{config.source_name}.connection",
@@ -141,10 +148,10 @@ def _server(connection: Connection) -> Iterator[Finding]:
         yield Finding("server", Verdict.RIGHT, detail)
 
 
-def _replication(config: Config) -> Iterator[Finding]:
+def _replication(chosen: SourceOptions) -> Iterator[Finding]:
     """Check a replication connection, which has its own line in pg_hba.conf."""
     try:
-        connections.connect(options.source_options(config), role="check", replication=True).close()
+        connections.connect(chosen, role="check", replication=True).close()
     except SourceError as error:
         yield Finding(
             "replication connection",
@@ -156,9 +163,9 @@ def _replication(config: Config) -> Iterator[Finding]:
         yield Finding("replication connection", Verdict.RIGHT, "accepted")
 
 
-def _slot(connection: Connection, config: Config) -> Iterator[Finding]:
-    name = chosen = config.source.slot_name
-    if not options.source_options(config).slot_name_given:
+def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iterator[Finding]:
+    name = chosen = source.slot_name
+    if not source.slot_name_given:
         name = ownership.name_for(connection, chosen)
     if name != chosen:
         others = slot.read(connection, chosen)

@@ -13,6 +13,7 @@ from laredo_model.select import identifier
 if TYPE_CHECKING:
     from laredo_fanout.config import Config
     from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import SourceOptions
 
 _ROLE = """
 SELECT current_user::text, rolsuper, rolcreaterole, rolcreatedb
@@ -21,7 +22,7 @@ FROM pg_roles WHERE rolname = current_user
 _NAME = "laredo"
 
 
-def findings(connection: Connection, config: Config) -> Iterator[Finding]:
+def findings(connection: Connection, config: Config, source: SourceOptions) -> Iterator[Finding]:
     """Check whether the role may do more than it needs; the cure makes a role that may not."""
     role, *powers = connection.execute(_ROLE).fetchone() or ("?", False, False, False)
     words = ("a superuser", "may make roles", "may make databases")
@@ -33,14 +34,14 @@ def findings(connection: Connection, config: Config) -> Iterator[Finding]:
         f"{role} is {' and '.join(excess)}: anyone who gets at this server's connection has all of"
         " that, and what a table's owner has PostgreSQL run in a SELECT runs with it"
     )
-    statements = " ".join(_statements(connection, config))
+    statements = " ".join(_statements(connection, config, source))
     cure = f"as an owner: {statements} Then connect as {_NAME}"
     yield Finding("role", Verdict.WARNING, detail, cure)
 
 
-def _statements(connection: Connection, config: Config) -> Iterator[str]:
+def _statements(connection: Connection, config: Config, source: SourceOptions) -> Iterator[str]:
     """The statements for a role with exactly the rights that the server needs."""
-    chosen = options.source_options(config).publication
+    chosen = source.publication
     wanted = options.source_tables(config)
     known = table_definitions.read_tables(connection, wanted, chosen)
     tables = [known[table.qualified] for table in wanted if table.qualified in known]

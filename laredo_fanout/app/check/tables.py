@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.config import Config
     from laredo_fanout.postgres.connections import Connection
-    from laredo_fanout.source_options import PublicationOptions, TableOptions
+    from laredo_fanout.source_options import PublicationOptions, SourceOptions, TableOptions
 
 _OWNERSHIP = """
 SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
@@ -26,9 +26,9 @@ SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pu
 """
 
 
-def findings(connection: Connection, config: Config) -> Iterator[Finding]:
+def findings(connection: Connection, config: Config, source: SourceOptions) -> Iterator[Finding]:
     """Check each table, and the publications that they are to be in."""
-    chosen = options.source_options(config).publication
+    chosen = source.publication
     wanted = options.source_tables(config)
     known = table_definitions.read_tables(connection, wanted, chosen)
     appending = [table for table in wanted if table.append_only]

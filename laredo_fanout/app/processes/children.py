@@ -91,6 +91,7 @@ class ServingChildren:
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=lambda: count(1))
     _draining: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready: bool = False
 
     def start(self) -> None:
         """Start them all; returns at once."""
@@ -107,6 +108,12 @@ class ServingChildren:
     def pids(self) -> list[int]:
         """The pids of the running serving processes."""
         return [child.process.pid for child in self._children.values()]
+
+    def update_ready(self, ready: bool) -> None:
+        """Have the serving processes answer probes with this from now on."""
+        self._ready = ready
+        for child in self._children.values():
+            child.control.send({"op": "health", "ready": ready})
 
     async def drain(self) -> None:
         """Have them send GoAway, wait for the grace, then kill those that are left."""
@@ -216,6 +223,7 @@ class ServingChildren:
             case "ready":
                 serving = options_to_json(self.options)
                 child.control.send({"op": "options", "state": str(self.state), "serving": serving})
+                child.control.send({"op": "health", "ready": self._ready})
             case "listening":
                 child.listening, self.error = True, None
                 log.info("serving process listens", pid=child.process.pid, port=message["port"])

@@ -13,6 +13,7 @@ serving -> main
     {"op": "check"}                                              a client waits for a catalog check
 main -> serving
     {"op": "options", "state": path, "serving": {...}}
+    {"op": "health", "ready": bool}                              what /health/ready says now
     {"op": "drain"}
     {"op": "answer", "call": c, ...}
 """

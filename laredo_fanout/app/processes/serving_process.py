@@ -20,6 +20,7 @@ from laredo_fanout.app.processes.control_wire import Control, ControlClosed, opt
 from laredo_fanout.app.processes.remote_registry import RemoteRegistry
 from laredo_fanout.app.processes.wake_up import SocketWakeups
 from laredo_fanout.serving.errors import ServingError
+from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
@@ -39,8 +40,8 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     if options["op"] == "drain":
         return 0
     registry = RemoteRegistry(control)
-    drain = asyncio.Event()
-    listener = asyncio.create_task(_listen_to_main(control, registry, drain))
+    drain, readiness = asyncio.Event(), Readiness()
+    listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness))
     try:
         reader = StoreReader.open(Path(options["state"]))
         await serve(
@@ -54,6 +55,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
                 {"op": "replay", "table": table, "outcome": outcome.value}
             ),
             request_check=lambda: control.send({"op": "check"}),
+            readiness=readiness,
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})
@@ -66,7 +68,9 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     return 0
 
 
-async def _listen_to_main(control: Control, registry: RemoteRegistry, drain: asyncio.Event) -> None:
+async def _listen_to_main(
+    control: Control, registry: RemoteRegistry, drain: asyncio.Event, readiness: Readiness
+) -> None:
     while True:
         try:
             message = await control.receive()
@@ -75,6 +79,8 @@ async def _listen_to_main(control: Control, registry: RemoteRegistry, drain: asy
             os._exit(MAIN_IS_GONE)
         if message["op"] == "drain":
             drain.set()
+        elif message["op"] == "health":
+            readiness.update(ready=message["ready"])
         elif message["op"] == "answer":
             registry.answered(message)
 

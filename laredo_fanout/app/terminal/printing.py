@@ -210,11 +210,12 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             "yes" if source["connected"] else Text("no", style="red"),
             f"{source['lag_bytes']:,} B / {source['lag_seconds']:.1f} s",
             cell(source["position"]),
-            cell(source["slot_name"]),
+            cell(source["slot_name"] or ""),
             cell(_kept_wal(source.get("slot") or {})),
             cell(source["error"] or "", None, "red"),
         )
         parts += _catchup_view(source.get("catchup"))
+        parts += _path_view(source.get("path"))
     warnings = [
         cell(f"{name}: {warning['text']}; {warning['cure']}", None, "yellow")
         for name, source in status["sources"].items()
@@ -233,6 +234,33 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             cell(table["error"] or "", None, "red"),
         )
     return Group(*parts, sources, *warnings, tables, *copy_view.copies(status))
+
+
+def _path_view(path: list[dict[str, Any]] | None) -> list[RenderableType]:
+    """Of a relay: the servers up to PostgreSQL, and what each adds to a change's delay."""
+    if not path:
+        return []
+    table = Table("path", "server", "position", "after commit", "this hop", box=None)
+    later = [*path[1:], {"delay_seconds": 0.0}]
+    for number, (hop, before) in enumerate(zip(path, later, strict=True)):
+        table.add_row(
+            str(number),
+            cell(hop["address"] or "this server"),
+            cell(hop["position"]),
+            *(_milliseconds(each) for each in _delays(hop, before)),
+        )
+    return [table]
+
+
+def _delays(hop: dict[str, Any], before: dict[str, Any]) -> tuple[float | None, float | None]:
+    delay, earlier = hop["delay_seconds"], before["delay_seconds"]
+    if delay is None or earlier is None:
+        return delay, None
+    return delay, delay - earlier
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1000:,.1f} ms"
 
 
 def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:

@@ -1,7 +1,9 @@
-"""The endpoint of a server: address, TLS, token."""
+"""The endpoint of a server: address, transport, TLS, token."""
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import grpc
 
@@ -9,6 +11,8 @@ from laredo_fanout.client.errors import BadEndpoint
 
 # A row may have a gigabyte; the server bounds what it puts into one message.
 _UNLIMITED = -1
+
+TransportName = Literal["grpc", "connect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,34 @@ class Tls:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """:raises BadEndpoint: if a file can't be read, or only one of cert and key is given."""
+        """The files for gRPC.
+
+        :raises BadEndpoint: if a file can't be read, or only one of cert and key is given.
+        """
+        ca, cert, key = self._files()
+        return grpc.ssl_channel_credentials(
+            root_certificates=ca, private_key=key, certificate_chain=cert
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """The files for HTTP/1.1.
+
+        :raises BadEndpoint: as :meth:`credentials`, and if a file's content can't be used.
+        """
+        self._files()
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except ssl.SSLError as wrong:
+            raise BadEndpoint(f"tls: the files can't be used: {wrong}") from wrong
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    def _files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         if (self.cert is None) != (self.key is None):
             raise BadEndpoint("tls: cert and key belong together; give both or neither")
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read("ca", self.ca),
-            private_key=_read("key", self.key),
-            certificate_chain=_read("cert", self.cert),
-        )
+        return _read("ca", self.ca), _read("cert", self.cert), _read("key", self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +72,15 @@ class Endpoint:
     keepalive_s: float = 30.0
     #: How long a ping's answer may take.
     keepalive_timeout_s: float = 10.0
+    #: ``connect``: the Connect protocol over HTTP/1.1, on the server's port for it (4003).
+    transport: TransportName = "grpc"
+    #: By Connect: the longest that a stream may be silent. The server's heartbeats (each 10 s by
+    #: default, ``heartbeat_interval``) break the silence of a quiet table.
+    silence_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.transport not in ("grpc", "connect"):
+            raise BadEndpoint(f"transport is {self.transport!r}; expected grpc or connect")
         if self.server.startswith("unix:"):
             return
         host, colon, port = self.server.rpartition(":")
@@ -57,7 +88,7 @@ class Endpoint:
             raise BadEndpoint(f"{self.server!r} is not a server's address; expected host:port")
 
     def channel(self) -> grpc.aio.Channel:
-        """Open a connection (not shared with other channels of this process).
+        """Open a connection by gRPC (not shared with other channels of this process).
 
         :raises BadEndpoint: if the TLS files can't be used.
         """

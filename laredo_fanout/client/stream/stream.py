@@ -1,18 +1,23 @@
 """A stream: one attempt at the Sync call, from the handshake to its end."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-import grpc
-
-from laredo_fanout.client.errors import BadTableName, of_status
+from laredo_fanout.client.errors import BadTableName
 from laredo_fanout.client.events import Event
 from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.translate import BATCH_CAPABILITY, BOUNDARY_CAPABILITY, Translator
+from laredo_fanout.client.stream.translate import (
+    BATCH_CAPABILITY,
+    BOUNDARY_CAPABILITY,
+    RELAY_CAPABILITY,
+    Translator,
+)
+from laredo_fanout.client.stream.transport.opening import transport_to
+from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_fanout.wire import replication_pb2_grpc
 from laredo_model import position as position_
 from laredo_model.history import History
 from laredo_model.position import Position
@@ -42,6 +47,9 @@ class SyncOptions:
     #: Whether the server sends the table's verified position, and checks the catalog sooner for it;
     #: only with ``batches``.
     boundaries: bool = False
+    #: Whether the handshake names the histories that the server's goes on from; only with
+    #: ``batches``.
+    relay: bool = False
 
     def request(self) -> wire.SyncRequest:
         """:raises BadTableName: if ``table`` isn't schema.table."""
@@ -63,7 +71,8 @@ class SyncOptions:
     def _capabilities(self) -> list[str]:
         if not self.batches:
             return []
-        return [BATCH_CAPABILITY, BOUNDARY_CAPABILITY] if self.boundaries else [BATCH_CAPABILITY]
+        wanted = {BOUNDARY_CAPABILITY: self.boundaries, RELAY_CAPABILITY: self.relay}
+        return [BATCH_CAPABILITY, *(name for name, asked in wanted.items() if asked)]
 
 
 def split_table(table: str) -> tuple[str, str]:
@@ -79,42 +88,34 @@ def split_table(table: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def open_stream(
-    endpoint: Endpoint, options: SyncOptions
+    endpoint: Endpoint, options: SyncOptions, *, transport: Transport | None = None
 ) -> AsyncIterator[AsyncIterator[Event]]:
     """``async with open_stream(...) as events: async for event in events``.
 
-    Messages that aren't taken stay with the server (HTTP/2 flow control), so a
-    slow consumer needs no memory here. Leaving the block ends the stream.
+    Messages that aren't taken stay with the server (flow control of HTTP/2 or TCP), so a slow
+    consumer needs no memory here. Leaving the block ends the stream. ``transport``: one that other
+    streams use too; None: one of its own, as the endpoint names it.
 
     :raises BadEndpoint: if the TLS files can't be used.
     :raises StreamError: when the stream ends, with the kind that the server's
         status stands for; a stream that the server ends normally just ends.
     """
     request = options.request()
-    channel = endpoint.channel()
-    try:
-        stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
-        call = stub.Sync(request, metadata=endpoint.metadata())
-        events = _events(
-            endpoint.server, call, Translator(endpoint.server, want_old=options.want_old)
-        )
-        try:
-            yield events
-        finally:
-            call.cancel()
-            await events.aclose()
-    finally:
-        await channel.close(None)
+    translator = Translator(endpoint.server, want_old=options.want_old)
+    async with (
+        (transport or transport_to(endpoint)).sync(request) as messages,
+        aclosing(_events(messages, translator)) as events,
+    ):
+        yield events
 
 
 async def _events(
-    server: str,
-    call: "grpc.aio.UnaryStreamCall[wire.SyncRequest, wire.SyncResponse]",
-    translator: Translator,
+    messages: AsyncIterator[wire.SyncResponse], translator: Translator
 ) -> AsyncGenerator[Event, None]:
-    try:
-        async for message in call:
-            for event in translator.events(message):
-                yield event
-    except grpc.aio.AioRpcError as ended:
-        raise of_status(server, ended.code(), ended.details()) from ended
+    share = LoopShare.of_running_loop()
+    async for message in messages:
+        share.note_work()
+        for event in translator.events(message):
+            await share.pause_if_used()
+            yield event
+        await share.pause_if_used()

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -23,12 +24,18 @@ from laredo_fanout.client.events import (
 )
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_model import position as position_
 from laredo_model.history import History
 from laredo_model.position import Position
 from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
+
+_RESTART_S = 60.0
+"""After GoAway: how long the server is expected to come back, or another one in its place."""
+_RESTART_WAIT_S = 0.4
+"""The most between two attempts meanwhile."""
 
 
 class Observer:
@@ -65,14 +72,17 @@ class Subscription:
         *,
         backoff: Backoff | None = None,
         observer: Observer | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self._transport = transport
         self._options = options
         self._backoff = backoff or Backoff()
         self._observer = observer or Observer()
         self._reached = _StreamPosition(options.position, options.history, options.sequence)
         self._events: AsyncGenerator[Event, None] | None = None
         self._starts_over = False
+        self._restarts_until = 0.0
         self._log = log.bind(server=endpoint.server, table=options.table)
 
     @property
@@ -124,7 +134,7 @@ class Subscription:
                             failures = 0
                         yield event
                 self._log.info("reconnecting", position=self._reached.text())
-                delay = self._backoff.delay(1)
+                delay = self._delay(1)
             except StreamError as error:
                 failures += 1
                 delay = self._after(error, failures)
@@ -135,7 +145,7 @@ class Subscription:
             raise error
         if self._backoff.attempts is not None and failures >= self._backoff.attempts:
             raise GaveUp(self.endpoint.server, failures, error) from error
-        delay = self._backoff.delay(failures)
+        delay = self._delay(failures)
         self._observer.disconnected(error, delay)
         self._log.warning(
             "disconnected",
@@ -146,6 +156,13 @@ class Subscription:
             position=self._reached.text(),
         )
         return delay
+
+    def _delay(self, failures: int) -> float:
+        """The wait before the next attempt; short while the server is restarted."""
+        backoff = self._backoff
+        if monotonic() < self._restarts_until:
+            backoff = replace(backoff, maximum=min(backoff.maximum, _RESTART_WAIT_S))
+        return backoff.delay(failures)
 
     async def _one_stream(self) -> AsyncGenerator[Event, None]:
         """One stream's events; ends only when the server asked to go, else raises."""
@@ -159,7 +176,7 @@ class Subscription:
         reached.restart()
         deadline: datetime | None = None
         leaving = False
-        async with open_stream(self.endpoint, options) as events:
+        async with open_stream(self.endpoint, options, transport=self._transport) as events:
             async for sent in events:
                 event = reached.unseen(sent) if isinstance(sent, Changes) else sent
                 if event is None:
@@ -170,6 +187,7 @@ class Subscription:
                     self._observer.going_away(event)
                     self._log.info("server is shutting down", reason=event.reason)
                     leaving, deadline = True, event.deadline
+                    self._restarts_until = monotonic() + _RESTART_S
                 yield event
                 if self._starts_over:
                     self._starts_over = False

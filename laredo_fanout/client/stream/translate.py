@@ -18,6 +18,7 @@ from laredo_fanout.client.events import (
     GoAway,
     Handshake,
     Heartbeat,
+    HistoryOrigin,
     Mode,
     SchemaChange,
     SnapshotBegin,
@@ -31,11 +32,12 @@ from laredo_model import position as position_
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_model.history import History
+from laredo_model.history import Ancestor, History
 from laredo_model.position import Position
 
 BATCH_CAPABILITY = "batch/json.v1"
 BOUNDARY_CAPABILITY = "boundary.v1"
+RELAY_CAPABILITY = "relay.v1"
 
 _BASE_ROWS_AT_ONCE = 500
 _MODES = frozenset(int(mode) for mode in Mode)
@@ -53,6 +55,7 @@ class Translator:
         self._keys: list[bytes] = []
         self._lines: list[bytes] = []
         self._unfinished: Changes | None = None
+        self._in_snapshot = False
         self._by_kind: dict[str, Callable[[Any], Iterable[Event]]] = {
             "snapshot_batch": self._snapshot_batch,
             "change_batch": self._change_batch,
@@ -140,11 +143,13 @@ class Translator:
                 sent.snapshot_id,
                 BATCH_CAPABILITY in sent.capabilities,
                 _position(sent.boundary_position),
+                _origin(sent) if RELAY_CAPABILITY in sent.capabilities else None,
             ),
         )
 
     def _snapshot_begin(self, begin: wire.SnapshotBegin) -> Iterable[Event]:
         self._unfinished = None
+        self._in_snapshot = True
         self._keys, self._lines = [], []
         return (
             SnapshotBegin(
@@ -171,6 +176,10 @@ class Translator:
 
     def _snapshot_end(self, end: wire.SnapshotEnd) -> Iterable[Event]:
         is_extended = bool(end.state_checksum)
+        if not self._in_snapshot and not is_extended:
+            # The end of a catch-up in which nothing was missed.
+            return (Heartbeat(None, end.sequence, None, None),)
+        self._in_snapshot = False
         return [
             *self._gathered_rows(),
             SnapshotEnd(
@@ -278,6 +287,17 @@ def _columns(definitions: Iterable[wire.ColumnDefinition]) -> tuple[Column, ...]
             column.primary_key_ordinal or 1 if column.is_primary_key else None,
         )
         for column in sorted(definitions, key=lambda column: column.ordinal_position)
+    )
+
+
+def _origin(sent: wire.SyncHandshake) -> HistoryOrigin:
+    return HistoryOrigin(
+        tuple(
+            Ancestor(history_.parse(each.history), position_.parse(each.until))
+            for each in sent.ancestors
+        ),
+        sent.history_reason,
+        _position(sent.history_since) or position_.ZERO,
     )
 
 

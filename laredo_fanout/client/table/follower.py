@@ -5,8 +5,9 @@ differences to the listeners, and saves the local snapshot, by a timer and at th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from time import sleep
 
 import structlog
 
@@ -15,6 +16,7 @@ from laredo_fanout.client.errors import (
     ClientStopped,
     LocalSnapshotUnusable,
     NotReadyInTime,
+    NotUnique,
     ProtocolViolation,
     StreamError,
 )
@@ -28,17 +30,21 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
+from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions
 from laredo_fanout.client.stream.subscription import Observer, Subscription
+from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
-from laredo_fanout.client.table.replica import Difference, Replica
+from laredo_fanout.client.table.pieces import pieces
+from laredo_fanout.client.table.replica import Difference, Replica, Snapshot
 from laredo_model.errors import ModelError
 from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
 _NOWHERE = 1 << 64  # beyond every position
+_BLOCK = 500
 
 Deliver = Callable[[Iterable[Difference]], Awaitable[None]]
 
@@ -47,7 +53,8 @@ class Follower(Observer):
     """Follows one table until it is stopped, or until an error that no retry can cure.
 
     ``wanted`` returns whether there are listeners, ``deliver`` takes the differences, in order; the
-    stream waits for it. ``ended`` is called with the error that ended it.
+    stream waits for it. ``at_once``: how many changes of one transaction may be applied without a
+    pause, if nothing else is done with them. ``ended`` is called with the error that ended it.
     """
 
     def __init__(
@@ -56,23 +63,30 @@ class Follower(Observer):
         options: SyncOptions,
         replica: Replica,
         *,
+        transport: Transport,
         file: SnapshotFile | None,
         save_interval: float,
         backoff: Backoff | None,
         wanted: Callable[[], bool],
         deliver: Deliver,
+        at_once: int,
         ended: Callable[[BaseException], None],
     ) -> None:
         self._endpoint = endpoint
         self._options = options
         self._replica = replica
+        self._transport = transport
         self._file = file
         self._save_interval = save_interval
         self._backoff = backoff
         self._wanted = wanted
         self._deliver = deliver
+        self._at_once = at_once
         self._ended = ended
         self._log = log.bind(server=endpoint.server, table=options.table)
+        self._share = LoopShare.of_running_loop()
+        #: Held by who changes the rows, or reads all of them.
+        self._rows_lock = asyncio.Lock()
         self._ready = asyncio.Event()
         self._greeting: Handshake | None = None
         self._stream_sequence = -1
@@ -86,7 +100,6 @@ class Follower(Observer):
 
     def start(self) -> None:
         """Begin, on the running event loop."""
-        self._replica.begin_session()
         self._following = asyncio.create_task(self._follow())
         if self._file is not None:
             self._saving = asyncio.create_task(self._save_by_timer())
@@ -94,7 +107,6 @@ class Follower(Observer):
     async def stop(self) -> None:
         """End the stream and save the local snapshot."""
         self._stopping.set()
-        self._replica.begin_session()
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
@@ -144,7 +156,11 @@ class Follower(Observer):
                 self._options.filters,
             )
             subscription = Subscription(
-                self._endpoint, options, backoff=self._backoff, observer=self
+                self._endpoint,
+                options,
+                backoff=self._backoff,
+                observer=self,
+                transport=self._transport,
             )
             async with subscription as events:
                 async for event in events:
@@ -152,6 +168,10 @@ class Follower(Observer):
                         subscription.start_over()
                     else:
                         await self._apply(event)
+        except NotUnique as error:
+            # A transaction after this one may cure it: the next start takes the rows as they are.
+            self._replica.start_over()
+            self._end(error)
         except ClientError as fatal:
             self._end(fatal)
         except ModelError as wrong:
@@ -169,28 +189,48 @@ class Follower(Observer):
     async def _apply(self, event: Event) -> None:
         replica = self._replica
         if isinstance(event, Changes):
-            differences = replica.apply(event, differences=self._wanted())
-            if differences:
-                await self._deliver(differences)
+            await self._apply_changes(event)
             self._stream_sequence = replica.reached.sequence or 0
         elif isinstance(event, SnapshotRows):
-            replica.add_rows(event)
+            await self._take(replica.add_rows(event))
         elif isinstance(event, SnapshotEnd):
-            # Indexes over a large table take seconds; other clients share this loop.
-            found = await asyncio.to_thread(replica.show, replica.end_snapshot(event))
-            if self._wanted():
-                await self._deliver(found)
+            await self._show(replica.end_snapshot(event))
             self._ready.set()
         elif isinstance(event, Heartbeat):
             replica.heartbeat(event)
         elif isinstance(event, Handshake):
             self._greeting, self._stream_sequence = event, -1
-            replica.begin_stream(event)
+            await self._take(replica.begin_stream(event))
+            await self._take(replica.free())
         elif isinstance(event, SnapshotBegin):
             replica.begin_snapshot()
         elif isinstance(event, SchemaChange):
             replica.change_schema(event)
         self._note_ready()
+
+    async def _apply_changes(self, changes: Changes) -> None:
+        # By transactions, so that a small one is seen as a whole.
+        wanted = self._wanted()
+        weight = 1 + 6 * self._replica.indexes + 2 * wanted
+        for piece in pieces(changes, max(1, self._at_once // weight)):
+            async with self._rows_lock:
+                differences = self._replica.apply(piece, differences=wanted)
+            if differences:
+                await self._deliver(differences)
+            await self._share.pause_if_used()
+        await self._take(self._replica.free())
+
+    async def _show(self, snapshot: Snapshot) -> None:
+        async with self._rows_lock:
+            found = self._replica.show(snapshot)
+        if self._wanted():
+            await self._deliver(found)
+        await self._take(self._replica.free())
+
+    async def _take(self, steps: Iterator[None]) -> None:
+        """Take steps that are short, and let other tasks run between them."""
+        for _ in steps:
+            await self._share.pause_if_used()
 
     def _note_ready(self) -> None:
         """A resumed client is ready once it has reached the position of the handshake."""
@@ -215,12 +255,20 @@ class Follower(Observer):
             return
         if saved is None:
             return
-        rows = dict(zip(saved.keys, saved.lines, strict=True))
-        restored = self._replica.restored(rows, saved.columns, saved.reached)
-        found = await asyncio.to_thread(self._replica.show, restored)
-        self._saved_version = self._replica.version
-        if self._wanted():
-            await self._deliver(found)
+        replica = self._replica
+        replica.begin_restoring(saved.columns)
+        try:
+            # From the end, so that a block is freed when it is taken; its rows are in their order.
+            saved.keys.reverse()
+            saved.lines.reverse()
+            while saved.keys:
+                keys, lines = saved.keys[-_BLOCK:][::-1], saved.lines[-_BLOCK:][::-1]
+                del saved.keys[-_BLOCK:], saved.lines[-_BLOCK:]
+                await self._take(replica.add_rows(SnapshotRows(keys, lines)))
+            await self._show(replica.restored(saved.reached))
+        except NotUnique as error:
+            self._log.warning("starting without the local snapshot", reason=str(error))
+        self._saved_version = replica.version
 
     async def _save_by_timer(self) -> None:
         while not self._stopping.is_set():
@@ -234,13 +282,28 @@ class Follower(Observer):
         replica, file = self._replica, self._file
         if file is None or not replica.whole or replica.version == self._saved_version:
             return
-        version = replica.version
-        snapshot = LocalSnapshot(*replica.freeze())
+        async with self._rows_lock:
+            version, snapshot = replica.version, LocalSnapshot(replica.reached, replica.columns)
+            for part in replica.parts:
+                snapshot.keys.extend(part)
+                snapshot.lines.extend(part.values())
+                await self._share.pause_if_used()
         try:
-            await asyncio.to_thread(file.save, snapshot)
+            await asyncio.to_thread(_save_and_forget, file, snapshot)
         except OSError as refused:
             self._log.error(
                 "can't save the local snapshot", path=str(file.path), error=str(refused)
             )
             return
         self._saved_version = version
+
+
+def _save_and_forget(file: SnapshotFile, snapshot: LocalSnapshot) -> None:
+    try:
+        file.save(snapshot)
+    finally:
+        # Here, as a million references are dropped.
+        for rows in (snapshot.keys, snapshot.lines):
+            while rows:
+                del rows[-_BLOCK:]
+                sleep(0)

@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,9 +45,9 @@ class LocalSnapshot:
 
     reached: ReplicaPosition
     columns: tuple[Column, ...]
-    keys: list[bytes]
+    keys: list[bytes] = field(default_factory=list)
     #: ``lines[i]`` is the row with the key ``keys[i]``.
-    lines: list[bytes]
+    lines: list[bytes] = field(default_factory=list)
 
 
 class SnapshotFile:

@@ -1,13 +1,15 @@
 """The replica: a client's rows as bytes, its indexes, and its position in the stream.
 
-One thread (the event loop's) changes it, any thread reads.
+One thread (the event loop's) changes it, any thread reads. No step takes long: what concerns all
+rows is given back as an iterator, whose steps the caller takes with pauses.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
-from laredo_fanout.client.errors import BadField
+from laredo_fanout.client.errors import NotUnique
 from laredo_fanout.client.events import (
     Changes,
     Handshake,
@@ -18,14 +20,16 @@ from laredo_fanout.client.events import (
     SnapshotRows,
     TransactionPart,
 )
-from laredo_fanout.client.table.index import Index, key_maker
+from laredo_fanout.client.table.index import TableIndex
+from laredo_fanout.client.table.indexes import Indexes
+from laredo_fanout.client.table.row_map import RowMap
 from laredo_model.change import Action
-from laredo_model.column import Column, key_columns
+from laredo_model.column import Column
 from laredo_model.history import History
 from laredo_model.position import Position
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
-_LOOKUP = "lookup_fields"
+_ROWS_A_STEP = 50
 
 
 class Difference(NamedTuple):
@@ -42,10 +46,9 @@ class Difference(NamedTuple):
 class Snapshot(NamedTuple):
     """The whole rows of a snapshot that aren't shown yet."""
 
-    #: The session that they belong to (see Replica.begin_session).
-    session: int
-    rows: dict[bytes, bytes]
+    rows: RowMap
     columns: tuple[Column, ...]
+    indexes: Indexes
     reached: "ReplicaPosition"
 
 
@@ -68,21 +71,22 @@ class Replica:
     """A client's copy of a table: all its rows, or those that pass the filters."""
 
     def __init__(
-        self, lookup_fields: Sequence[str] | None, indexes: Mapping[str, Sequence[str]]
+        self,
+        lookup_fields: Sequence[str] | None,
+        indexes: Mapping[str, Sequence[str] | TableIndex],
+        table: str = "the table",
     ) -> None:
         self._lock = threading.RLock()
-        self._lookup_fields = None if lookup_fields is None else tuple(lookup_fields)
-        self._indexes = {name: Index(f"index {name!r}", of) for name, of in indexes.items()}
-        self._lookup_index: Index | None = None
-        self._make_key = key_maker((), None)
-        self._rows: dict[bytes, bytes] = {}
-        self._staged: dict[bytes, bytes] | None = None
+        self._table = table
+        self._indexes = Indexes(lookup_fields, indexes)
+        self._rows = RowMap()
+        self._staged: tuple[RowMap, Indexes] | None = None
+        self._discarded: list[dict[Any, Any]] = []
         self._columns: tuple[Column, ...] = ()
         self._next_columns: tuple[Column, ...] = ()
         self._next_history: History | None = None
         self._skip = (0, 0)
         self._replayed_below = 0
-        self._session = 0
         self.reached = ReplicaPosition()
         self.whole = False
         self.version = 0
@@ -95,18 +99,23 @@ class Replica:
         """The table's columns, as the rows have them."""
         return self._columns
 
+    @property
+    def parts(self) -> Sequence[Mapping[bytes, bytes]]:
+        """The rows, by key, in parts; to be read while nothing is applied."""
+        return self._rows.parts
+
+    @property
+    def indexes(self) -> int:
+        """How many indexes each change is entered into."""
+        return len(self._indexes)
+
     def lookup(self, values: Sequence[object]) -> bytes | None:
         """The line of the row whose lookup fields have these values.
 
         :raises BadField: if the values don't fit the fields.
         """
         with self._lock:
-            if self._make_key is not None:
-                return self._rows.get(self._make_key(values))
-            if self._lookup_index is None:
-                return None  # the columns aren't known yet
-            keys = self._lookup_index.find(values)
-            return self._rows[keys[0]] if keys else None
+            return self._indexes.lookup(values, self._rows.get)
 
     def lookup_index(self, name: str, values: Sequence[object]) -> list[bytes]:
         """The lines of the rows that the index finds, in the order of their keys.
@@ -114,42 +123,46 @@ class Replica:
         :raises BadField: if there is no such index, or the values don't fit it.
         """
         with self._lock:
-            if name not in self._indexes:
-                known = ", ".join(sorted(self._indexes)) or "none"
-                raise BadField(f"there is no index {name!r}; configured: {known}")
-            return [self._rows[key] for key in self._indexes[name].find(values)]
+            keys = self._indexes.find(name, values, self._rows.get)
+            return [line for key in keys if (line := self._rows.get(key)) is not None]
 
-    def begin_session(self) -> None:
-        """Begin a session: what an earlier one still does in a thread has no effect from now on."""
-        with self._lock:
-            self._session += 1
-
-    def restored(
-        self, rows: dict[bytes, bytes], columns: Sequence[Column], reached: ReplicaPosition
-    ) -> Snapshot:
-        """The snapshot made of a local snapshot's rows, for :meth:`show`."""
+    def begin_restoring(self, columns: Sequence[Column]) -> None:
+        """Stage the rows of a local snapshot, which :meth:`add_rows` brings."""
         self._next_columns = tuple(columns)
-        return Snapshot(self._session, rows, self._next_columns, reached)
+        self.begin_snapshot()
 
-    def begin_stream(self, handshake: Handshake) -> None:
+    def restored(self, reached: ReplicaPosition) -> Snapshot:
+        """End the staging of a local snapshot's rows; for :meth:`show`.
+
+        :raises NotUnique: as :meth:`end_snapshot`.
+        """
+        return self._end_staging(reached)
+
+    def begin_stream(self, handshake: Handshake) -> Iterator[None]:
         """Begin a stream: what was staged or sent in part before comes again.
+
+        Returns the steps of entering all rows into new indexes, if the columns are others.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
-        self._staged = None
+        self._drop_staged()
         replays = handshake.mode is Mode.REPLAY_ARCHIVE
         self._replayed_below = handshake.oldest_sequence if replays else 0
         self._next_history = handshake.history
         self._next_columns = handshake.columns
-        if not handshake.snapshot_follows:
-            self._skip = (self.reached.open_position, self.reached.open_changes)
-            self.reached = self.reached._replace(history=handshake.history or self.reached.history)
-            if handshake.columns and handshake.columns != self._columns:
-                filled = self._filled_indexes(handshake.columns, self._rows)
-                with self._lock:
-                    self._set_columns(handshake.columns, *filled)
-        else:
-            self._empty_indexes(handshake.columns)
+        if handshake.snapshot_follows:
+            self._indexes.for_columns(handshake.columns)
+            return iter(())
+        self._skip = (self.reached.open_position, self.reached.open_changes)
+        self.reached = self.reached._replace(history=handshake.history or self.reached.history)
+        if not handshake.columns or handshake.columns == self._columns:
+            return iter(())
+        indexes = self._indexes.for_columns(handshake.columns)
+        if indexes:
+            return self._enter_all(handshake.columns, indexes)
+        with self._lock:
+            self._set_indexes(handshake.columns, indexes)
+        return iter(())
 
     def needs_snapshot(self, handshake: Handshake) -> bool:
         """Whether a replay from an archive may leave rows wrong, since a part was applied already.
@@ -159,52 +172,70 @@ class Replica:
         """
         return handshake.mode is Mode.REPLAY_ARCHIVE and self.reached.open_changes > 0
 
+    def start_over(self) -> None:
+        """Forget the position, so that the next stream brings a snapshot; the rows stay."""
+        self.reached = ReplicaPosition()
+
     def change_schema(self, event: SchemaChange) -> None:
         """Take the columns of the coming snapshot's rows."""
         self._next_columns = event.new
 
     def begin_snapshot(self) -> None:
-        """Stage the rows that follow beside those that readers see, until :meth:`end_snapshot`."""
-        self._staged = {}
-
-    def add_rows(self, event: SnapshotRows) -> None:
-        """Stage some rows of the snapshot."""
-        if self._staged is not None:
-            self._staged.update(zip(event.keys, event.lines, strict=True))
-
-    def end_snapshot(self, event: SnapshotEnd) -> Snapshot:
-        """End the staging; returns the whole snapshot, for :meth:`show`."""
-        staged, self._staged = self._staged or {}, None
-        reached = ReplicaPosition(event.position, self._next_history, event.sequence)
-        return Snapshot(self._session, staged, self._next_columns, reached)
-
-    def show(self, snapshot: Snapshot) -> Iterator[Difference]:
-        """Replace the rows by the snapshot's; the differences are computed as they are iterated.
-
-        Any thread may call it, for indexes over a large table take seconds. Nothing happens if
-        another session has begun meanwhile: its rows are newer.
+        """Stage the rows that follow beside those that readers see, until :meth:`end_snapshot`.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
-        lookup, indexes = self._filled_indexes(snapshot.columns, snapshot.rows)
+        self._drop_staged()
+        self._staged = RowMap(), self._indexes.for_columns(self._next_columns)
+
+    def add_rows(self, event: SnapshotRows) -> Iterator[None]:
+        """Stage some rows of the snapshot; returns the steps of it."""
+        if self._staged is None:
+            return
+        rows, indexes = self._staged
+        step = _ROWS_A_STEP if indexes else 10 * _ROWS_A_STEP
+        for start in range(0, len(event.keys), step):
+            lines = event.lines[start : start + step]
+            for key, line in zip(event.keys[start : start + step], lines, strict=True):
+                if indexes:
+                    indexes.change(key, rows.get(key), line)
+                rows.put(key, line)
+            yield
+
+    def end_snapshot(self, event: SnapshotEnd) -> Snapshot:
+        """End the staging; returns the whole snapshot, for :meth:`show`.
+
+        :raises NotUnique: if two rows have the same values in an index that is unique by ``error``.
+        """
+        reached = ReplicaPosition(event.position, self._next_history, event.sequence)
+        return self._end_staging(reached)
+
+    def show(self, snapshot: Snapshot) -> Iterator[Difference]:
+        """Replace the rows by the snapshot's; the differences are computed as they are iterated,
+        before :meth:`free`."""
         with self._lock:
-            if snapshot.session != self._session:
-                return iter(())
             old, self._rows = self._rows, snapshot.rows
-            self._set_columns(snapshot.columns, lookup, indexes)
+            self._set_indexes(snapshot.columns, snapshot.indexes)
             self.reached = snapshot.reached
             self._skip = (0, 0)
             self.whole = True
             self.version += 1
+        self._discarded += old.parts
         return _differences(old, snapshot.rows, snapshot.reached.position)
 
-    def apply(self, changes: Changes, *, differences: bool) -> list[Difference]:
-        """Apply what isn't in the rows yet; returns the differences only if they are wanted."""
-        found: list[Difference] | None = [] if differences or self._all_indexes() else None
+    def apply(self, changes: Changes, *, differences: bool) -> Iterable[Difference]:
+        """Apply what isn't in the rows yet; returns the differences only if they are wanted.
+
+        Those of a TRUNCATE are computed as they are iterated, before :meth:`free`.
+
+        :raises NotUnique: if, at a transaction's end, two rows have the same values in an index
+            that is unique by ``error``.
+        """
+        found: _Found | None = _Found() if differences or self._indexes else None
         with self._lock:
             for part in changes.transactions():
                 self._apply_part(changes, part, found)
-        return found if differences and found is not None else []
+        return found.differences() if differences and found is not None else ()
 
     def heartbeat(self, event: Heartbeat) -> None:
         """Advance the position: everything up to it is in the rows."""
@@ -214,14 +245,25 @@ class Replica:
         if reached.position is None or event.position >= reached.position:
             self.reached = reached._replace(position=event.position, sequence=event.sequence)
 
-    def freeze(self) -> tuple[ReplicaPosition, tuple[Column, ...], list[bytes], list[bytes]]:
-        """A consistent copy of position, columns, keys and lines, to be saved."""
-        with self._lock:
-            return self.reached, self._columns, list(self._rows), list(self._rows.values())
+    def free(self) -> Iterator[None]:
+        """The steps of freeing the rows and indexes that were replaced."""
+        while self._discarded:
+            self._discarded.pop().clear()
+            yield
 
-    def _apply_part(
-        self, changes: Changes, part: TransactionPart, found: list[Difference] | None
-    ) -> None:
+    def _end_staging(self, reached: ReplicaPosition) -> Snapshot:
+        rows, indexes = self._staged or (RowMap(), self._indexes.for_columns(self._next_columns))
+        self._judge(indexes, rows)
+        self._staged = None
+        return Snapshot(rows, self._next_columns, indexes, reached)
+
+    def _drop_staged(self) -> None:
+        if self._staged is not None:
+            rows, indexes = self._staged
+            self._discarded += [*rows.parts, *indexes.parts()]
+            self._staged = None
+
+    def _apply_part(self, changes: Changes, part: TransactionPart, found: "_Found | None") -> None:
         reached = self.reached
         if reached.position is not None and part.position and part.position <= reached.position:
             return
@@ -233,6 +275,7 @@ class Replica:
             else:
                 self._apply_noting(changes, start, part, found)
         if part.last:
+            self._judge(self._indexes, self._rows)
             sequence = changes.sequence(part.stop - 1) if part.stop else changes.first_sequence - 1
             self.reached = ReplicaPosition(part.position or None, reached.history, sequence)
             self._skip = (0, 0)
@@ -258,86 +301,92 @@ class Replica:
         for index in range(start, stop):
             action = actions[index]
             if action <= _UPDATE:
-                rows[keys[index]] = lines[index]
+                rows.put(keys[index], lines[index])
             elif action == _DELETE:
-                rows.pop(keys[index], None)
+                rows.remove(keys[index])
             else:
-                rows.clear()
+                rows = self._truncate()
 
     def _apply_noting(
-        self, changes: Changes, start: int, part: TransactionPart, found: list[Difference]
+        self, changes: Changes, start: int, part: TransactionPart, found: "_Found"
     ) -> None:
+        rows, indexes = self._rows, self._indexes
         for index in range(start, part.stop):
             action, sequence = changes.actions[index], changes.sequence(index)
             if action == _TRUNCATE:
-                gone = self._rows
-                self._rows = {}
-                self._lookup_index, self._indexes = self._empty_indexes(self._columns)
-                found += [
-                    Difference(key, old, None, part.position, sequence) for key, old in gone.items()
-                ]
+                found.emptied(rows, part.position, sequence)
+                rows = self._truncate()
+                indexes = self._indexes
                 continue
             key = changes.keys[index]
             new = None if action == _DELETE else changes.lines[index]
-            old = self._rows.get(key)
+            old = rows.get(key)
             if old == new:
                 continue
-            self._put(key, old, new)
-            found.append(Difference(key, old, new, part.position, sequence))
+            if indexes:
+                indexes.change(key, old, new)
+            if new is None:
+                rows.remove(key)
+            else:
+                rows.put(key, new)
+            found.plain.append(Difference(key, old, new, part.position, sequence))
 
-    def _put(self, key: bytes, old: bytes | None, new: bytes | None) -> None:
-        indexes = self._all_indexes()
-        if old is not None:
-            for index in indexes:
-                index.remove(key, old)
-        if new is None:
-            del self._rows[key]
-            return
-        self._rows[key] = new
-        for index in indexes:
-            index.add(key, new)
+    def _truncate(self) -> RowMap:
+        self._discarded += self._rows.parts
+        self._rows = RowMap()
+        self._set_indexes(self._columns, self._indexes.for_columns(self._columns))
+        return self._rows
 
-    def _set_columns(
-        self, columns: tuple[Column, ...], lookup: Index | None, indexes: dict[str, Index]
-    ) -> None:
-        self._columns = columns
-        self._make_key = key_maker(columns, self._lookup_fields)
-        self._lookup_index = lookup
-        self._indexes = indexes
+    def _judge(self, indexes: Indexes, rows: RowMap) -> None:
+        """:raises NotUnique: if two rows have the same values where they mustn't."""
+        found = indexes.duplicates(rows.get)
+        if found is not None:
+            raise NotUnique(self._table, *found)
 
-    def _filled_indexes(
-        self, columns: tuple[Column, ...], rows: Mapping[bytes, bytes]
-    ) -> tuple[Index | None, dict[str, Index]]:
-        """New indexes, built beside the old ones, so that readers never see half of one."""
-        lookup, indexes = self._empty_indexes(columns)
-        for index in (*indexes.values(), *([lookup] if lookup is not None else [])):
-            for key, line in rows.items():
-                index.add(key, line)
-        return lookup, indexes
+    def _set_indexes(self, columns: tuple[Column, ...], indexes: Indexes) -> None:
+        self._discarded += self._indexes.parts()
+        self._columns, self._indexes = columns, indexes
 
-    def _empty_indexes(self, columns: tuple[Column, ...]) -> tuple[Index | None, dict[str, Index]]:
-        """:raises BadField: if the fields of a look-up or an index aren't columns."""
-        indexes = {name: index.emptied() for name, index in self._indexes.items()}
-        lookup = None
-        if key_maker(columns, self._lookup_fields) is None:
-            fields = self._lookup_fields or [column.name for column in key_columns(columns)]
-            lookup = Index(_LOOKUP, fields) if fields else None
-        for index in (*indexes.values(), *([lookup] if lookup is not None else [])):
-            index.check(columns)
-        return lookup, indexes
-
-    def _all_indexes(self) -> list[Index]:
-        lookup = self._lookup_index
-        return [*self._indexes.values(), *([lookup] if lookup is not None else [])]
+    def _enter_all(self, columns: tuple[Column, ...], indexes: Indexes) -> Iterator[None]:
+        rows = self._rows
+        for part in rows.parts:
+            for number, (key, line) in enumerate(part.items()):
+                indexes.change(key, None, line)
+                if not number % _ROWS_A_STEP:
+                    yield
+        self._judge(indexes, rows)
+        with self._lock:
+            self._set_indexes(columns, indexes)
 
 
-def _differences(
-    old: Mapping[bytes, bytes], new: Mapping[bytes, bytes], position: Position | None
-) -> Iterator[Difference]:
-    for key, line in old.items():
-        if key not in new:
-            yield Difference(key, line, None, position, None)
-    for key, line in new.items():
-        before = old.get(key)
-        if before != line:
-            yield Difference(key, before, line, position, None)
+class _Found:
+    """The differences of a batch of changes, in order."""
+
+    def __init__(self) -> None:
+        self.plain: list[Difference] = []
+        self._before: list[Iterable[Difference]] = []
+
+    def emptied(self, rows: RowMap, position: Position, sequence: int) -> None:
+        self._before += [self.plain, _gone(rows, position, sequence)]
+        self.plain = []
+
+    def differences(self) -> Iterable[Difference]:
+        return chain(*self._before, self.plain) if self._before else self.plain
+
+
+def _gone(rows: RowMap, position: Position, sequence: int) -> Iterator[Difference]:
+    for part in rows.parts:
+        for key, line in list(part.items()):
+            yield Difference(key, line, None, position, sequence)
+
+
+def _differences(old: RowMap, new: RowMap, position: Position | None) -> Iterator[Difference]:
+    for before, after in zip(old.parts, new.parts, strict=True):
+        lines = dict(after)
+        for key, line in list(before.items()):
+            if key not in lines:
+                yield Difference(key, line, None, position, None)
+        for key, line in lines.items():
+            earlier = before.get(key)
+            if earlier != line:
+                yield Difference(key, earlier, line, position, None)

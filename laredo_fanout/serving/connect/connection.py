@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import structlog
 
 from laredo_fanout.serving.calls.caller import Caller, caller_from
 from laredo_fanout.serving.connect import codes, envelope, request
+from laredo_fanout.serving.connect.call_stream import CallStream
 from laredo_fanout.serving.connect.codes import DeadlinePassed
 from laredo_fanout.serving.connect.request import CalledMethod, HttpRefused
 from laredo_fanout.serving.errors import Refused, SessionFailed
@@ -70,6 +71,7 @@ class CallConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._call: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._when_full: Callable[[], None] | None = None
 
     # ------------------------------------------------------------ as asyncio calls it
 
@@ -103,6 +105,8 @@ class CallConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
+        if self._when_full is not None:
+            self._when_full()
 
     def resume_writing(self) -> None:
         writable, self._writable = self._writable, None
@@ -237,7 +241,7 @@ class CallConnection(asyncio.Protocol):
             asked = request.terms(called, headers)
             async with _deadline(asked.timeout_s):
                 message = await request.decode(called, asked, body)
-                await call(message, _Stream(self, called, caller))
+                await call(message, CallStream(self, called, caller))
         except Refused as refused:
             refusal = refused
         except Exception:
@@ -245,11 +249,23 @@ class CallConnection(asyncio.Protocol):
             raise
         self._end_stream(refusal)
 
-    async def write(self, data: bytes) -> None:
-        """Returns when the client's side, or the socket's buffer and ours, have room for more."""
+    @property
+    def full(self) -> bool:
+        """Whether the client's side, the socket's buffer and ours have no room now."""
+        return self._writable is not None
+
+    def write(self, data: bytes) -> None:
+        """Write at once, whether or not there is room."""
         self._transport.write(data)
+
+    async def room(self) -> None:
+        """Returns when the client's side, or the socket's buffer and ours, have room for more."""
         if self._writable is not None:
             await self._writable
+
+    def when_full(self, notify: Callable[[], None] | None) -> None:
+        """Have `notify` called when there is no more room."""
+        self._when_full = notify
 
     def _end_stream(self, refusal: Refused | None) -> None:
         self._transport.write(envelope.last_chunk(refusal))
@@ -288,21 +304,6 @@ class CallConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class _Stream:
-    """The exchange of a streaming call."""
-
-    def __init__(self, connection: CallConnection, called: CalledMethod, caller: Caller) -> None:
-        self.caller = caller
-        self._connection = connection
-        self._called = called
-
-    async def send(self, message: bytes) -> None:
-        """Send a message in its envelope."""
-        if self._called.as_json:
-            message = await request.encode(self._called, message)
-        await self._connection.write(envelope.chunk(message))
 
 
 @asynccontextmanager

@@ -5,6 +5,8 @@ https://connectrpc.com/docs/protocol#enveloped-message
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from laredo_fanout.serving.connect.codes import error_json
@@ -15,10 +17,14 @@ COMPRESSED = 1
 END_STREAM = 2
 
 
-def chunk(message: bytes) -> bytes:
-    """The message in its envelope, as a chunk of an HTTP/1.1 body (RFC 9112, 7.1)."""
-    size = len(message)
-    return b"%x\r\n\0%b%b\r\n" % (size + HEAD_BYTES, size.to_bytes(4, "big"), message)
+def chunk(messages: Sequence[bytes]) -> bytes:
+    """The messages in their envelopes, as one chunk of an HTTP/1.1 body (RFC 9112, 7.1)."""
+    pieces = [b""]
+    for message in messages:
+        pieces += b"\0" + len(message).to_bytes(4, "big"), message
+    pieces[0] = b"%x\r\n" % sum(map(len, pieces))
+    pieces.append(b"\r\n")
+    return b"".join(pieces)
 
 
 def last_chunk(refused: Refused | None) -> bytes:

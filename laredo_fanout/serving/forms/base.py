@@ -38,10 +38,20 @@ class BaseForm:
     wants_old = True
     reads_rows = True
 
-    def __init__(self, row_filter: RowFilter | None, structs: StructRows) -> None:
-        self.signature = b"base" + (row_filter.signature if row_filter else b"")
+    def __init__(
+        self, row_filter: RowFilter | None, structs: StructRows, *, repeated_through: int = 0
+    ) -> None:
+        """`repeated_through`: the last entry that the client may already have.
+
+        A client may take the DELETE of a row that it no longer has for something else, such as a
+        TRUNCATE. So each one that may come again follows an UPDATE of its row to what it was, which
+        changes nothing for whoever has the row.
+        """
+        again = b"%d again:" % repeated_through if repeated_through else b""
+        self.signature = b"base" + again + (row_filter.signature if row_filter else b"")
         self._filter = row_filter
         self._structs = structs
+        self._repeated_through = repeated_through
 
     def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> Sliced[list[bytes]]:
         """One SnapshotRow a row."""
@@ -64,7 +74,10 @@ class BaseForm:
                 head = _transaction_head(batch.positions[transaction], batch.times_us[transaction])
             pieces = [_SEQUENCE, varint(entry.sequence), head, _ACTIONS[Action(entry.action)]]
             if entry.old:
-                pieces.append(delimited(_OLD_VALUES, (yield from encoder.encode(entry.old))))
+                old = yield from encoder.encode(entry.old)
+                pieces.append(delimited(_OLD_VALUES, old))
+                if entry.action == Action.DELETE and entry.sequence <= self._repeated_through:
+                    messages.append(_row_again(entry.sequence, head, old))
             if entry.line:
                 pieces.append(delimited(_NEW_VALUES, (yield from encoder.encode(entry.line))))
             messages.append(delimited(_JOURNAL_ENTRY, b"".join(pieces)))
@@ -74,6 +87,16 @@ class BaseForm:
 def row_message(response_tag: bytes, row: bytes) -> bytes:
     """A response that holds a SnapshotRow, from the row's Struct."""
     return delimited(response_tag, delimited(_ROW, row))
+
+
+def _row_again(deleted_by: int, head: bytes, row: bytes) -> bytes:
+    """The row, as an UPDATE to what it was, numbered as the entry before its DELETE: a client that
+    leaves between the two is sent the DELETE."""
+    pieces = (
+        _SEQUENCE, varint(deleted_by - 1), head, _ACTIONS[Action.UPDATE],
+        delimited(_OLD_VALUES, row), delimited(_NEW_VALUES, row),
+    )  # fmt: skip
+    return delimited(_JOURNAL_ENTRY, b"".join(pieces))
 
 
 def _transaction_head(position: int, time_us: int) -> bytes:

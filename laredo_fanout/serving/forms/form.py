@@ -8,9 +8,10 @@ from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from laredo_fanout.serving.request import BATCH, BOUNDARY
+from laredo_fanout.serving.request import BATCH, BOUNDARY, RELAY
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.journal.record import Record
+from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.column import Column
@@ -87,8 +88,9 @@ class Messages:
         position: int,
         history: str,
         boundary: int,
+        source: SourceIdentity | None = None,
     ) -> bytes:
-        """The handshake: the catch-up mode, and the server's position."""
+        """The handshake: the catch-up mode, and the server's position; ``source`` for a relay."""
         message = wire.SyncHandshake(
             mode=mode,
             server_current_sequence=sequence,
@@ -104,6 +106,8 @@ class Messages:
         if self._boundaries:
             message.capabilities.append(BOUNDARY)
             message.boundary_position = position_.text(boundary)
+        if source is not None:
+            _add_lineage(message, source)
         return wire.SyncResponse(handshake=message).SerializeToString()
 
     def snapshot_begin(
@@ -136,6 +140,11 @@ class Messages:
             message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(snapshot_end=message).SerializeToString()
 
+    def caught_up(self, sequence: int) -> bytes:
+        """The end of a catch-up without rows, for a base client that was missing nothing."""
+        end = wire.SnapshotEnd(sequence=sequence)
+        return wire.SyncResponse(snapshot_end=end).SerializeToString()
+
     def schema_change(self, sequence: int, old: Sequence[Column], new: Sequence[Column]) -> bytes:
         """The notice of changed columns; a snapshot follows."""
         message = wire.SchemaChangeNotification(
@@ -158,3 +167,12 @@ class Messages:
         """The notice to reconnect elsewhere until the deadline."""
         message = wire.GoAway(reason=reason, drain_deadline_unix_ms=deadline_unix_ms)
         return wire.SyncResponse(go_away=message).SerializeToString()
+
+
+def _add_lineage(message: wire.SyncHandshake, source: SourceIdentity) -> None:
+    message.capabilities.append(RELAY)
+    for ancestor in source.ancestors:
+        until = position_.text(ancestor.until)
+        message.ancestors.add(history=str(ancestor.history), until=until)
+    message.history_reason = source.because
+    message.history_since = position_.text(source.since)

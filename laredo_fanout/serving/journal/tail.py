@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -104,6 +105,8 @@ class Tail:
     def follow(self, follower: Follower) -> None:
         """Notify this session from now on."""
         self._followers.add(follower)
+        if self._asked is None:
+            self._ask_if_wanted()
 
     def leave(self, follower: Follower) -> None:
         """Stop notifying this session."""
@@ -180,6 +183,9 @@ class Tails:
         self._tails = {name: Tail(name, reader, request_check) for name in names}
         self._reader = reader
         self._wakeups = wakeups
+        self._newest_us = 0
+        self.delay_us = 0
+        """Between the newest transaction's commit and when it could be read here; 0: none came."""
 
     def __iter__(self) -> Iterator[Tail]:
         return iter(self._tails.values())
@@ -190,10 +196,19 @@ class Tails:
 
     def refresh(self) -> None:
         """Read every table once."""
+        self._measure_delay()
         source = self._reader.source()
         history = source.history if source is not None else None
         for tail in self._tails.values():
             tail.refresh(history)
+
+    def _measure_delay(self) -> None:
+        _, newest_us = self._reader.position()
+        if newest_us > self._newest_us:
+            # What was there when this process began is no measure.
+            if self._newest_us:
+                self.delay_us = max(1, time.time_ns() // 1000 - newest_us)
+            self._newest_us = newest_us
 
     async def run(self) -> None:
         """Follow the wake-ups until cancelled."""

@@ -176,7 +176,11 @@ def _end(
     found: Sequence[Boundary], manifest: Manifest, view: TableView
 ) -> tuple[Boundary, Position]:
     """The newest boundary that isn't ahead of the server, and where the journal takes over."""
-    reached = [boundary for boundary in found if boundary.position <= view.position]
+    reached = [
+        boundary
+        for boundary in found
+        if boundary.position <= view.position and not view.skips(boundary.position)
+    ]
     if not reached:
         raise NoReplay(Outcome.UNCOVERED, f"the archive begins after the server, at {found[0]}")
     end = reached[-1]

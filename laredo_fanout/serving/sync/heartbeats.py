@@ -37,6 +37,11 @@ class Heartbeats:
         """Note that another message sent the client this position."""
         self._sent_position = position
 
+    def adopt(self, other: Heartbeats) -> None:
+        """Note that the client was sent the positions that `other` sent."""
+        self._sent_position = max(self._sent_position, other._sent_position)
+        self._position_moved = other._position_moved
+
     def wanted(self, position: int) -> bool:
         """Whether a heartbeat with this position is to be sent now."""
         return self.due or (self._position_moved and position > self._sent_position)

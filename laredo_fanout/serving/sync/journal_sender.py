@@ -12,8 +12,8 @@ from laredo_fanout.serving.journal.backlog import Backlog
 from laredo_fanout.serving.journal.recent import Encoded
 from laredo_fanout.serving.options import BufferPolicy, TableOptions
 from laredo_fanout.serving.sync.client_stream import ClientStream
-from laredo_fanout.serving.sync.repaired import Part, SuspectRangeReader
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
+from laredo_fanout.serving.sync.suspect_ranges import Part, SuspectRangeReader
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
 from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
@@ -73,6 +73,8 @@ class JournalSender:
             )
             raise SnapshotNeeded(str(gone)) from gone
         self._reach_end(view)
+        if self._client.owes_end:
+            await self._client.send_end()
         return False
 
     async def send_rest(self) -> None:
@@ -106,9 +108,10 @@ class JournalSender:
 
     async def _send_record(self, record: Encoded) -> None:
         client = self._client
-        for message in record.messages:
-            await client.send(message)
-        client.cursor = record.last_sequence
+        await client.send_all(record.messages)
+        client.moved_to(record.last_sequence)
+        if record.messages and client.filter is None:
+            client.owes_end = False
         if record.complete is not None:
             client.position = record.complete
             if record.messages:
@@ -142,8 +145,7 @@ class JournalSender:
 
     async def _send_part(self, part: Part) -> None:
         client = self._client
-        for message in part.messages:
-            await client.send(message)
+        await client.send_all(part.messages)
         client.cursor = part.last_sequence
         if part.ends_at is not None:
             client.position = part.ends_at

@@ -132,7 +132,8 @@ class Replay:
         self._plan = planned
         self._archive = planned.archive
         self._left = chain.entries
-        self._form_inside = client.form_with(inside)
+        # Of the first diff the client may have everything.
+        self._form_inside = client.form_with(inside, repeated_through=planned.after)
         self._diff: Artifact | None = None
         self._pieces: Generator[Piece, None, None] = pieces(
             chain,
@@ -143,8 +144,8 @@ class Replay:
         )
         self._coming = self._archive.submit(self._next)
         self._ended = False
-        client.cursor = planned.first_sequence - 1 if chain.entries else planned.after
-        client.position = chain.before
+        after = planned.first_sequence - 1 if chain.entries else planned.after
+        client.resume(after, chain.before)
 
     async def step(self, view: TableView) -> bool:
         """Send the next piece, or wait for it a while; False once all was sent: it is the
@@ -184,8 +185,7 @@ class Replay:
         record = piece.record
         if record is not None:
             form = self._form_inside if piece.inside else self._client.form
-            for message in await slices.run(form.changes(record)):
-                await self._client.send(message)
+            await self._client.send_all(await slices.run(form.changes(record)))
             self._client.cursor = record.last_sequence
             self._left -= len(record)
         if piece.complete is not None:

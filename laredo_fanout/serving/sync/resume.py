@@ -1,4 +1,12 @@
-"""Decides how a client is caught up: the mode that its request and the journal allow."""
+"""Decides how a client is caught up: the mode that its request and the journal allow.
+
+A batch client records its position at a transaction's end and takes a change twice without effect:
+it is sent the entry that it declares again. A base client, made from the .proto by anybody, is sent
+no entry that it says it has: it may take a second DELETE of a row for something else, having no row
+to show for it. Where its request doesn't say how far within a transaction it came, the transaction
+is sent again, each DELETE in it behind its row (`BaseForm`). And it may name a snapshot whose end
+it never saw, with the sequence that it had before: such a one begins again.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.position import Position
 
-_STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})\Z")
+_STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})(?:-(\d{1,19}))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +37,22 @@ class Plan:
     snapshot_id: str = ""
     #: Why it is a snapshot, for a client that asked to resume.
     because: str = ""
+    #: The last entry that a base client may already have; 0: it has none of those sent.
+    repeated_through: int = 0
 
 
 def _full(because: str = "") -> Plan:
     return Plan(wire.SYNC_MODE_FULL_SNAPSHOT, None, 0, because=because)
 
 
-def streamed_snapshot_id(table_id: int, sequence: int) -> str:
-    """The id of a snapshot sent within a stream: what `last_snapshot_id` may name later."""
-    return f"stream-{table_id}-{sequence}"
+def streamed_snapshot_id(table_id: int, sequence: int, asked: CheckedSyncRequest) -> str:
+    """The id of a snapshot sent within a stream: what `last_snapshot_id` may name later.
+
+    It ends with the sequence that the client declared, if it had come as far as the snapshot.
+    """
+    snapshot_id = f"stream-{table_id}-{sequence}"
+    declared = asked.sequence or 0
+    return snapshot_id if declared < sequence else f"{snapshot_id}-{declared}"
 
 
 def is_streamed(snapshot_id: str) -> bool:
@@ -89,8 +104,10 @@ def _resume(
         if not same_history(asked, source):
             return _full(source.because or f"the history is {source.history} now")
         return _by_position(asked, view, source, reader, asked.position)
+    if _cut_short(asked):
+        return _full("a snapshot was begun in an earlier stream, and its end isn't known")
     if asked.sequence is not None:
-        return _by_sequence(asked.sequence, view)
+        return _by_sequence(asked.sequence, asked, view)
     if asked.snapshot_id:
         return _by_snapshot(asked.snapshot_id, view, of_snapshot)
     return _full()
@@ -103,20 +120,59 @@ def _by_position(
     reader: StoreReader,
     position: Position,
 ) -> Plan:
-    # A base client may have stopped in the middle of the transaction at `position`: it gets all of
-    # it again, so that one must still be there; the floor's own is pruned.
     suspect = asked.boundaries and view.suspect(position)
-    leads_on = view.leads_on_from(position) and not suspect
-    if not leads_on or (position == view.floor and not asked.batch):
+    if suspect or not view.leads_on_from(position):
         return _full(missed(position, view, source))
-    first = reader.sequence_after_position(view.id, position, inclusive=not asked.batch)
+    if not asked.batch:
+        return _by_inclusive_position(asked, view, source, reader, position)
+    first = reader.sequence_after_position(view.id, position)
     return Plan(wire.SYNC_MODE_DELTA, first - 1, position)
 
 
-def _by_sequence(sequence: int, view: TableView) -> Plan:
+def _by_inclusive_position(
+    asked: CheckedSyncRequest,
+    view: TableView,
+    source: SourceIdentity,
+    reader: StoreReader,
+    position: Position,
+) -> Plan:
+    """A base client may have stopped in the middle of the transaction at ``position``.
+
+    It gets the rest of it if its sequence is one of that transaction, else all of it again: the
+    sequence is another server's then. A filter lets a client come to later ones without an entry.
+    """
+    first = reader.sequence_after_position(view.id, position, inclusive=True)
+    beyond = reader.sequence_after_position(view.id, position)
+    upto = view.sequence if asked.filtered else beyond - 1
+    sequence = asked.sequence
+    if sequence is not None and not first - 1 <= sequence <= upto:
+        sequence = None
+    # The entries at the floor are pruned, and the last of them was oldest_sequence - 1.
+    if position == view.floor and sequence is None:
+        return _full(missed(position, view, source))
+    if sequence is None:
+        return Plan(wire.SYNC_MODE_DELTA, first - 1, position, repeated_through=beyond - 1)
+    return Plan(wire.SYNC_MODE_DELTA, sequence, position)
+
+
+def _cut_short(asked: CheckedSyncRequest) -> bool:
+    """Whether a base client may have lost its stream in the middle of the snapshot that it names.
+
+    At the snapshot's end it has the snapshot's sequence, until then the one that it had before.
+    """
+    named = _STREAMED.match(asked.snapshot_id)
+    if asked.batch or named is None:
+        return False
+    of_snapshot, declared = int(named[2]), int(named[3] or 0)
+    sequence = asked.sequence or 0
+    return sequence < of_snapshot or sequence == declared
+
+
+def _by_sequence(sequence: int, asked: CheckedSyncRequest, view: TableView) -> Plan:
     if not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full(f"the journal begins at sequence {view.oldest_sequence}")
-    return Plan(wire.SYNC_MODE_DELTA, max(sequence, view.oldest_sequence) - 1, view.floor)
+    after = max(sequence, view.oldest_sequence) - 1 if asked.batch else sequence
+    return Plan(wire.SYNC_MODE_DELTA, after, view.floor)
 
 
 def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> Plan:
@@ -134,6 +190,8 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     """Why the changes after ``position`` of this history can't be sent."""
     if source.because and position < source.since:
         return source.because
+    if view.skips(position):
+        return "this relay was down then, and has what changed meanwhile as one transaction"
     if view.suspect(position) and position >= view.floor:
         return "rows that had moved with a partition were repaired beyond that position"
     return (

@@ -1,4 +1,4 @@
-"""A send buffer of one message, which is sent while the next one is made."""
+"""A send buffer of one large message, which is sent while the next one is made."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ class SendAhead:
     one, or of the block's end.
     """
 
-    def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(self, send: Callable[[list[bytes]], Awaitable[None]]) -> None:
         self._send = send
         self._sending: asyncio.Task[None] | None = None
 
-    async def send(self, message: bytes) -> None:
-        """Send a message; returns when it is sent, or the only one on its way."""
-        await self.drain()
-        if len(message) < _WORTHWHILE:
-            await self._send(message)
-            return
-        self._sending = asyncio.create_task(self._write(message))
-        # One turn of the loop starts the write.
-        await asyncio.sleep(0)
+    async def send(self, messages: list[bytes]) -> None:
+        """Send the messages; returns when they are sent, or a large one is on its way."""
+        small = max(map(len, messages)) < _WORTHWHILE
+        for some in [messages] if small else ([message] for message in messages):
+            await self.drain()
+            if len(some[0]) < _WORTHWHILE:
+                await self._send(some)
+                continue
+            self._sending = asyncio.create_task(self._write(some))
+            # One turn of the loop starts the write.
+            await asyncio.sleep(0)
 
     async def drain(self) -> None:
         """Wait until nothing is on its way."""
@@ -41,8 +43,8 @@ class SendAhead:
                 sending.cancel()
                 raise
 
-    async def _write(self, message: bytes) -> None:
-        await self._send(message)
+    async def _write(self, messages: list[bytes]) -> None:
+        await self._send(messages)
 
     async def __aenter__(self) -> SendAhead:
         return self

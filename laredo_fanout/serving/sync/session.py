@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from laredo_fanout.serving.calls.call import Call, StallGuard
+from laredo_fanout.serving.calls.exchange import Exchange
 from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
 from laredo_fanout.serving.filters.conditions import Conditions
 from laredo_fanout.serving.journal.tail import Tail
@@ -25,6 +26,7 @@ from laredo_fanout.serving.sync import replay, resume
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
 from laredo_fanout.serving.sync.journal_sender import JournalSender
+from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.replay import Replay
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded, SnapshotSender
 from laredo_fanout.serving.sync.verified_position import VerifiedPosition
@@ -50,7 +52,8 @@ class Session:
         *,
         conditions: Conditions | None,
         options: TableOptions,
-        send: Callable[[bytes], Awaitable[None]],
+        exchange: Exchange,
+        groups: LiveGroups,
         snapshot_sequence: Callable[[str, str, int], Awaitable[int | None]],
     ) -> None:
         self._call = call
@@ -60,6 +63,7 @@ class Session:
         self._tail = tail
         self._lease = lease
         self._snapshot_sequence = snapshot_sequence
+        self._groups = groups
         self._wake_up = WakeUp()
         self._client = ClientStream(
             shared,
@@ -68,7 +72,7 @@ class Session:
             VerifiedPosition(tail, asked=asked.boundaries),
             Heartbeats(options.heartbeat_interval_s, self._wake_up.notify),
             conditions=conditions,
-            send=send,
+            exchange=exchange,
         )
         self._replay: Replay | None = None
         self._sent_go_away = False
@@ -113,7 +117,7 @@ class Session:
     async def _run(self) -> None:
         client = self._client
         view, source = await caught_up_view(self._shared, self._asked, self._lease)
-        client.history = source.history
+        client.source = source
         self._enter(view)
         of_snapshot = await self._sequence_of_snapshot(view)
         plan = resume.plan(self._asked, view, source, self._shared.reader, of_snapshot)
@@ -150,7 +154,7 @@ class Session:
 
     async def _resume(self, plan: resume.Plan, after: int) -> None:
         client = self._client
-        client.cursor, client.position = after, plan.position
+        client.resume(after, plan.position, plan.repeated_through)
         await client.send_handshake(
             plan.mode, client.view.sequence, client.view.position, plan.snapshot_id
         )
@@ -185,7 +189,10 @@ class Session:
         self._wake_up.clear()
         await self._send_go_away()
         view = self._current_view()
-        if view.id != client.view.id:
+        if self._sent_go_away and not client.asked.batch:
+            # It may apply what is still sent here beside what its next stream sends: each twice.
+            pass
+        elif view.id != client.view.id:
             # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.
             if view.id > client.view.id and view.live:
                 await self._change_incarnation(view)
@@ -195,10 +202,28 @@ class Session:
         if client.heartbeat_wanted:
             await client.send_heartbeat()
         else:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until there is something to do; a group sends a live client its changes."""
+        leave = self._join_group()
+        try:
             await self._wake_up.wait()
+        finally:
+            if leave is not None:
+                self._tail.follow(self)
+                leave()
+
+    def _join_group(self) -> Callable[[], None] | None:
+        if self._replay is not None or not self._journal.live or self._wake_up.notified:
+            return None
+        leave = self._groups.join(self._client, self._wake_up.notify)
+        if leave is not None:
+            self._tail.leave(self)
+        return leave
 
     async def _send_go_away(self) -> None:
-        """Send GoAwayNotice, once, when the server drains."""
+        """Send GoAway, once, when the server drains; a base client is sent no change after it."""
         drain = self._shared.drain
         if drain.deadline_ms and not self._sent_go_away:
             self._sent_go_away = True

@@ -52,6 +52,7 @@ class SnapshotSender:
             await self._begin(rows, because)
             await self._send_rows(rows)
             await self._end(rows)
+        client.owes_end = False
         client.heartbeats.has_position(rows.position)
         client.show("catching_up")
 
@@ -71,14 +72,14 @@ class SnapshotSender:
         )
 
     async def _send_rows(self, rows: SnapshotRows) -> None:
-        async with SendAhead(self._client.send) as ahead:
+        async with SendAhead(self._client.send_all) as ahead:
             # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
                 messages = await slices.run(self._encode(*batch))
                 del batch
-                for message in messages:
-                    await ahead.send(message)
-                if not messages:
+                if messages:
+                    await ahead.send(messages)
+                else:
                     await asyncio.sleep(0)
 
     async def _end(self, rows: SnapshotRows) -> None:
@@ -95,7 +96,7 @@ class SnapshotSender:
         )
 
     def _id(self, rows: SnapshotRows) -> str:
-        return streamed_snapshot_id(self._client.view.id, rows.sequence)
+        return streamed_snapshot_id(self._client.view.id, rows.sequence, self._client.asked)
 
     def _encode(self, keys: list[bytes], lines: list[bytes]) -> Sliced[list[bytes]]:
         """The messages of the rows that pass."""

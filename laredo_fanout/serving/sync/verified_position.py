@@ -9,7 +9,7 @@ never gets a verified position beyond them.
 from __future__ import annotations
 
 from laredo_fanout.serving.journal.tail import Tail
-from laredo_fanout.serving.sync import repaired
+from laredo_fanout.serving.sync import suspect_ranges
 from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
 
@@ -60,6 +60,12 @@ class VerifiedPosition:
         self._sent = self._newest(position)
         return self._sent
 
+    def adopt(self, other: VerifiedPosition) -> None:
+        """Note that the client was sent, and waits for, what `other` was."""
+        self._sent = max(self._sent, other._sent)
+        self._awaited = max(self._awaited, other._awaited)
+        self._at = max(self._at, other._at)
+
     def check(self, view: TableView) -> None:
         """Check that the client wasn't sent suspect rows.
 
@@ -67,7 +73,7 @@ class VerifiedPosition:
         """
         crossed = self._crossed(view, self._at)
         if self._asked and crossed:
-            raise repaired.repaired_since(view, crossed[0])
+            raise suspect_ranges.repaired_since(view, crossed[0])
 
     def _newest(self, position: int) -> int:
         view = self._tail.view

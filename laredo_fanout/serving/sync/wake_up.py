@@ -19,6 +19,11 @@ class WakeUp:
         self._notified = False
         self._future: asyncio.Future[None] | None = None
 
+    @property
+    def notified(self) -> bool:
+        """Whether the next wait returns at once."""
+        return self._notified
+
     def notify(self) -> None:
         """Wake the waiter, now or at its next wait."""
         self._notified = True

@@ -8,8 +8,9 @@ import pytest
 
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.model import ArtifactKind, EpochPosition, Manifest, Retired
+from laredo_archive.manifest.model import ArtifactKind, EpochPosition, Manifest
 from laredo_archive.manifest.parser import parse
+from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_model.history import History
 
 WHERE = "s3://b/users/manifest.json"
@@ -197,6 +198,9 @@ def spoilt(path: str, value: object) -> dict[str, object]:
         ("artifacts/0/formats/jsonl", [], "artifacts[0].formats.jsonl: an object"),
         ("artifacts/0/formats/jsonl/key", "../x", "artifacts[0].formats.jsonl.key: the key '../x'"),
         ("artifacts/0/formats/jsonl/key", "/etc/x", "doesn't lie inside a destination"),
+        ("artifacts/0/formats/jsonl/key", ..., "artifacts[0].formats.jsonl.key is missing"),
+        ("former", [{"key": "../x", "epoch": 1}], "former[0].key: the key '../x'"),
+        ("former", [{"key": "x"}], "former[0].epoch is missing"),
         ("artifacts/0/formats/jsonl/sha256", "ab", "64 hex digits are expected"),
         ("artifacts/0/formats/jsonl/splits/1", ["x"], "jsonl.splits[1]: a pair"),
         ("artifacts/0/state_checksum", "XY", "state_checksum: 32 hex digits"),

@@ -6,7 +6,15 @@ from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_model.history import History
 from laredo_model.position import Position
-from tests.archive.simulation.actors import MANIFEST, SINKS, Copier, Scene, manifest_of, read_back
+from tests.archive.simulation.actors import (
+    MANIFEST,
+    PREFIX,
+    SINKS,
+    Copier,
+    Scene,
+    manifest_of,
+    read_back,
+)
 from tests.support.archive.simulated_store import MemoryStore
 from tests.support.archive.truth import checksum_of
 from tests.support.archive.world import Actor
@@ -49,8 +57,7 @@ class Watch:
             assert old.head_position is not None
             assert new.head_position >= old.head_position, f"{store.name}: the head went back"
             assert new.epoch >= old.epoch
-        named = {entry.key for entry in new.named()}
-        left = {entry.key for entry in old.named()} - named
+        left = old.kept_keys() - new.kept_keys()
         assert left <= {entry.key for entry in new.retired}, (
             "an object left the manifest without being retired"
         )
@@ -64,6 +71,8 @@ class Watch:
     def _whole(self, store: MemoryStore, artifact: Artifact) -> None:
         for entry in artifact.formats.values():
             assert entry.uri == store.uri + entry.key
+            folder = f"{PREFIX}epoch={artifact.epoch}/"
+            assert entry.key.startswith(folder), f"{entry.uri} is of epoch {artifact.epoch}"
             assert entry.key in store.objects, f"{entry.uri} is named and isn't there"
             data = store.objects[entry.key][0]
             if data not in self._hashes:
@@ -82,7 +91,7 @@ class Watch:
 
     def on_delete(self, store: MemoryStore, key: str) -> None:
         manifest = parser.parse(store.objects[MANIFEST][0], store.uri)
-        assert key not in {entry.key for entry in manifest.named()}, f"{key} deleted, but named"
+        assert key not in manifest.kept_keys(), f"{key} deleted, but named"
         assert key in {entry.key for entry in manifest.retired}, f"{key} deleted, but not retired"
 
 
@@ -147,7 +156,9 @@ def only_what_is_named(scene: Scene) -> None:
         manifest = manifest_of(store)
         if manifest is not None and manifest.artifacts:
             assert manifest.retired == ()
-            assert set(store.objects) == {MANIFEST, *(entry.key for entry in manifest.named())}
+            assert set(store.objects) == {MANIFEST, *manifest.kept_keys()}
+            epochs = {artifact.epoch for artifact in manifest.artifacts}
+            assert {entry.epoch for entry in manifest.former} <= epochs
             assert not store.uploads, "uploads that were begun and never finished"
 
 

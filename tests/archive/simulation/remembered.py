@@ -24,10 +24,10 @@ def remember_manifests(patch: pytest.MonkeyPatch) -> None:
         written[data] = manifest
         return data
 
-    def look_up(data: bytes, where: str) -> Manifest:
+    def look_up(data: bytes, where: str, key_prefix: str = "") -> Manifest:
         manifest = written[data]
         if len(data) % ASKED_ALL_THE_SAME == 0:
-            assert parse(data, where) == manifest
+            assert parse(data, where, key_prefix) == manifest
         return manifest
 
     patch.setattr(Manifest, "to_bytes", remember)

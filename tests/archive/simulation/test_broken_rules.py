@@ -12,11 +12,13 @@ from laredo_archive.errors import ArchiveError, CommitConflict, CommitStateUnkno
 from laredo_archive.maintain import collect, copy
 from laredo_archive.maintain.copy import _Copy
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.model import Artifact, Manifest, Retired
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import Notices
+from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_archive.storage.destination import ObjectVersion
 from laredo_archive.write import (
     base_upload,
+    epoch_folders,
     manifest_store,
     pending_commit,
     reconcile,
@@ -36,6 +38,23 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def no_look_at_the_object_before_the_swap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pending_commit, "is_there", lambda *_: True)
+
+
+def no_look_at_a_copy_before_the_swap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(epoch_folders, "is_there", lambda *_: True)
+
+
+def relabelled_diffs_stay_where_they_are(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(epoch_folders.EpochFolders, "entries", lambda *_: {})
+
+
+def former_objects_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = rules.with_moved
+    patch.setattr(
+        rules,
+        "with_moved",
+        lambda known, entries: replace(real(known, entries), former=known.former),
+    )
 
 
 def retired_objects_are_named_again(patch: pytest.MonkeyPatch) -> None:
@@ -177,6 +196,9 @@ def a_copy_replaces_what_isnt_its_earlier_state(patch: pytest.MonkeyPatch) -> No
 
 RULES: list[Break] = [
     no_look_at_the_object_before_the_swap,
+    relabelled_diffs_stay_where_they_are,
+    former_objects_are_forgotten,
+    no_look_at_a_copy_before_the_swap,
     retired_objects_are_named_again,
     a_foreign_claim_is_ignored,
     nothing_is_reconciled,
@@ -200,7 +222,7 @@ RULES: list[Break] = [
 ]
 
 
-@pytest.mark.parametrize("broken", drawn.first(6, RULES))
+@pytest.mark.parametrize("broken", drawn.first(9, RULES))
 def test_without_a_rule_some_seed_fails(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     broken(monkeypatch)

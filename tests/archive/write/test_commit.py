@@ -35,6 +35,7 @@ from tests.support.archive.archiving import (
     diffed,
     opened,
     rebased,
+    rows,
 )
 from tests.support.archive.truth import COLUMNS, checksum_of
 
@@ -104,7 +105,12 @@ def test_a_rebase_relabels_what_comes_after_it(new_stores: NewStores) -> None:
         ("diff", 2, 30),
     ]
     relabelled = destination.manifest.artifacts[-1]
-    assert relabelled.formats["jsonl"].key == after.formats["jsonl"].key
+    assert after.formats["jsonl"].key == "public.t/epoch=1/diff-0_14-0_1E.jsonl"
+    assert relabelled.formats["jsonl"].key == "public.t/epoch=2/diff-0_14-0_1E.jsonl"
+    assert relabelled.formats["jsonl"].same_content(after.formats["jsonl"])
+    assert [(one.key, one.epoch) for one in destination.manifest.former] == [
+        (after.formats["jsonl"].key, 1)
+    ]
     assert destination.manifest.artifacts[2].continues is True
     assert destination.manifest.head_position == 30
     assert archive.head is not None
@@ -506,3 +512,15 @@ def test_round_trips_of_a_diff(new_stores: NewStores) -> None:
     key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
     expected = [("put", key), ("head", key), ("swap", "public.t/manifest.json")]
     assert [place.requests for place in stores] == [expected] * 2
+
+
+def test_diffs_say_keys_as_go_prints_them_if_that_is_asked_for(new_stores: NewStores) -> None:
+    for go_keys in (True, False):
+        [destination] = new_stores()
+        archive = opened([destination], go_keys=go_keys)
+        rebased(archive, 10, ONE, continues=False)
+        entry = diffed(archive, 10, 20, ONE, ONE | rows((1000001, "m"))).formats["jsonl"]
+        line = destination.store.objects[entry.key][0]
+        assert (b'"KEY":"1.000001e+06"' in line) is go_keys
+        assert b'"key":"1000001"' in line
+        assert entry.sorted

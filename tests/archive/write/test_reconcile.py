@@ -94,14 +94,15 @@ def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other(
     archive = grown(stores, keep_epochs=1)
     base = base_of(archive, 20, TWO)
     diffed(archive, 20, 30, TWO, THREE)
-    kept = "public.t/epoch=1/diff-0_14-0_1E.jsonl"
+    moved = "public.t/epoch=2/diff-0_14-0_1E.jsonl"
     behind_by_one(stores, archive, lambda a: a.commit_base(base, continues=True))
     opened(stores, "w2")
     assert_level(*stores)
-    assert keys(stores[1])[-1] == kept
+    assert keys(stores[0])[-1] == keys(stores[1])[-1] == moved
     assert stores[1].manifest.retired_keys() == {
         "public.t/epoch=1/snapshot-0_A.jsonl",
         "public.t/epoch=1/diff-0_A-0_14.jsonl",
+        "public.t/epoch=1/diff-0_14-0_1E.jsonl",
     }
 
 

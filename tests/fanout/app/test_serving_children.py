@@ -28,7 +28,7 @@ from laredo_fanout.serving.options import ListenerOptions, ServingOptions
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from tests.fanout.app.running_server import running
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, line
 
 INSERT = Action.INSERT
@@ -155,11 +155,21 @@ async def test_a_taken_port_is_refused_with_its_key() -> None:
             await listener_port.reserve("127.0.0.1", port, "a.b")
 
 
-async def test_a_port_that_is_given_back_soon_is_waited_for() -> None:
+async def test_a_port_that_is_given_back_soon_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = socket.create_server(("127.0.0.1", 0))
     port = other.getsockname()[1]
+    tries: list[object] = []
+    bind = socket.socket.bind
+
+    def counted(each: socket.socket, address: tuple[str, int]) -> None:
+        tries.append(address)
+        bind(each, address)
+
+    monkeypatch.setattr(socket.socket, "bind", counted)
     reserving = asyncio.create_task(listener_port.reserve("127.0.0.1", port, "a.b"))
-    await asyncio.sleep(0.2)  # the first tries must fail
+    await until(lambda: len(tries) > 1 or reserving.done())  # the first one failed
     assert not reserving.done()
     other.close()
     with await asyncio.wait_for(reserving, PATIENCE_S) as held:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_fanout.catchup.options import CatchupOptions, Mode
+from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
 from laredo_fanout.catchup.plan import from_bytes
 from tests.fanout.catchup.holding import Held
 from tests.support import drawn
@@ -32,7 +32,7 @@ def _following(clusters: Clusters, path: Path, version: int) -> Iterator[Running
         (_TABLE,),
         catchup=CatchupOptions(
             path / "spools",
-            mode=Mode.MANUAL,
+            mode=CatchupMode.MANUAL,
             threshold_bytes=100_000,
             min_segment_bytes=50_000,
             piece_bytes=100_000,

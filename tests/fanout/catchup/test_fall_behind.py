@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.catchup.options import CatchupOptions, Mode
+from laredo_fanout.catchup.choice import Choice, CoreLoad
+from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
 from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.ingest import startup
@@ -212,39 +213,88 @@ def test_a_plan_of_another_history_is_dropped(
     assert not set(before) & set(ingest.catchup.spool_directory.iterdir())
 
 
-def test_it_begins_by_itself_above_the_threshold(
-    database: Database, ingesting: Start, options: CatchupOptions
-) -> None:
-    """More than one turn of the ingest takes, so that something is left after its checks."""
+def _insert(database: Database, first: int, thousands: int) -> None:
     with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        options = replace(options, threshold_bytes=200_000)
-        ingest = ingesting("public.t", catchup=options)
-        ingest.wait_live()
-        ingest.stop()
-        for number in range(60):
+        for number in range(first, first + thousands):
             connection.execute(
                 "INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series(%s::int, %s::int) g",
                 (number * 1000, number * 1000 + 999),
             )
 
-    def wait_for_checks(_: CommitInfo) -> None:
-        if ingest.status.phase == "streaming" and not status_of(ingest).plans:
-            ingest.wait_until(lambda: status_of(ingest).checks_above > 3, "it is above for long")
 
-    ingest.on_commit = wait_for_checks
+def _until_chosen(ingest: RunningIngest, after: int) -> Callable[[CommitInfo], None]:
+    """Have the ingest stand still when it has got further than ``after``, until the cores were
+    measured; what is inserted meanwhile is what can be split."""
+
+    def wait(commit: CommitInfo) -> None:
+        if commit.position > after:
+            fall_behind = ingest.fall_behind
+            assert fall_behind is not None
+            ingest.on_commit = None
+            _insert(ingest.database, 1000, 40)
+            ingest.wait_until(lambda: fall_behind.chosen, "the cores are measured")
+
+    return wait
+
+
+def test_auto_splits_where_it_pays(
+    database: Database, ingesting: Start, options: CatchupOptions
+) -> None:
+    """Two cores never have one free for it: what was chosen is given, what was measured is real."""
+    loads: list[CoreLoad] = []
+
+    def pays(load: CoreLoad) -> Choice:
+        loads.append(load)
+        return Choice(3)
+
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    ingest = ingesting("public.t", catchup=replace(options, threshold_bytes=200_000))
+    ingest.wait_live()
+    ingest.catch_up()
+    before = ingest.store.position
+    ingest.stop()
+    _insert(database, 0, 20)
+    ingest.choose = pays
+    ingest.on_commit = _until_chosen(ingest, before)
     ingest.start()
-    wait_split(ingest)
+    assert len(wait_split(ingest).segments) == 3
     wait_level(ingest)
     ingest.assert_equal()
-    assert status_of(ingest).plans >= 1
+    load = loads[0]
+    assert load.is_server_here
+    assert 0 < load.ingest <= 1
+    assert 0 <= load.free <= load.cores
+
+
+def test_a_large_transaction_is_not_begun_anew(
+    database: Database, ingesting: Start, options: CatchupOptions
+) -> None:
+    """While the last segment decodes it nothing comes of that, and much is still to be decoded.
+
+    PostgreSQL's own WAL meanwhile (pages after a checkpoint, vacuum) stays below the threshold.
+    """
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+        ingest = ingesting("public.t", catchup=replace(options, threshold_bytes=5_000_000))
+        ingest.wait_live()
+        ingest.stop()
+        _insert(database, 0, 5)
+        connection.execute("UPDATE t SET a = repeat('y', 60)")
+        connection.execute(
+            "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(100000, 160000) g"
+        )
+    start_behind(ingest)
+    wait_level(ingest)
+    ingest.assert_equal()
+    assert status_of(ingest).plans == 1
 
 
 def test_it_begins_when_asked_for(
     behind: tuple[RunningIngest, Interleaving], options: CatchupOptions
 ) -> None:
     ingest, _ = behind
-    ingest.catchup = replace(options, mode=Mode.MANUAL)
+    ingest.catchup = replace(options, mode=CatchupMode.MANUAL)
     start_behind(ingest)
     wait_level(ingest)
     ingest.assert_equal()

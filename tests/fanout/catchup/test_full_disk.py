@@ -16,7 +16,7 @@ from tests.support.server.fanout_program import Fanout, fanout
 _ROWS = 30_000
 _GAVE_WAY = "the last segment waits for its turn"
 _CATCHUP = """
-sources.pg.catchup { mode = auto, threshold_bytes = 1000000, check_interval = 20ms,
+sources.pg.catchup { mode = manual, threshold_bytes = 1000000, check_interval = 20ms,
                      min_segment_bytes = 500000, max_segments = 4, spool_dir = "%s" }
 """
 
@@ -101,7 +101,7 @@ async def test_segments_give_way_where_there_is_no_room(
                         "UPDATE t SET v = v + id WHERE id > %s AND id <= %s", (first, first + 1000)
                     )
                 owner.execute("DELETE FROM t WHERE id = 1")
-            ingest.resume()
+            server.go_on_and_split()
             if not given_up:
                 _let_the_others_fill_the_disk(server)
             await follower.until([str(number).encode() for number in range(2, _ROWS + 1)])

@@ -1,10 +1,12 @@
-"""The real server, killed while it catches up: it goes on with its plan, and no change is lost."""
+"""The real server behind: killed while it catches up, asked to split its backlog, or left alone."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,6 @@ def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
         for first in range(0, _ROWS, 100):
             owner.execute("UPDATE t SET v = v + 1 WHERE id > %s AND id <= %s", (first, first + 100))
         owner.execute("DELETE FROM t WHERE id = %s", (round_ + 1,))
-    psutil.Process(server.program.pid).resume()
 
 
 def _catchup(server: Fanout) -> dict[str, Any]:
@@ -63,12 +64,13 @@ async def test_killed_while_catching_up_it_goes_on(
     tmp_path: Path, database: Database, table: str
 ) -> None:
     chance = random.Random(1)
-    server = _server(tmp_path, database, table, "auto")
+    server = _server(tmp_path, database, table, "manual")
     with started(server):
         async with server.follower("public.t") as follower:
             await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
             for kill in range(3):
                 _fall_behind(server, database, kill)
+                server.go_on_and_split()
                 wait_until(lambda: _is_active(server), "the backlog is split")
                 workers = [segment["pid"] for segment in _catchup(server)["segments"]]
                 time.sleep(chance.uniform(0, 0.5))  # any moment will do
@@ -101,6 +103,7 @@ def test_command_has_it_split_its_backlog(tmp_path: Path, database: Database, ta
     server = _server(tmp_path, database, table, "manual")
     with started(server):
         _fall_behind(server, database, 0)
+        psutil.Process(server.program.pid).resume()
         said = server.run("catchup")
         assert said.returncode == 0, said.stderr
         wait_until(
@@ -117,3 +120,32 @@ def test_command_says_that_it_is_off(tmp_path: Path, database: Database, table: 
         said = server.run("catchup")
     assert said.returncode == 1
     assert "catchup.mode is off" in said.stderr
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """The test and what it starts may use one core: another segment has none."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.usefixtures("one_core")
+def test_auto_leaves_a_dense_backlog_alone_and_says_why(
+    tmp_path: Path, database: Database, table: str
+) -> None:
+    server = _server(tmp_path, database, table, "auto")
+    with started(server), database.connect() as owner:
+
+        def trouble() -> object:
+            owner.execute("UPDATE t SET v = v + 1")  # faster than the ingest is
+            return _catchup(server)["trouble"]
+
+        said = str(wait_until(trouble, "it says why the backlog isn't split"))
+        shown = _catchup(server)
+        log = server.program.log.read_text()
+    assert "isn't split: " in said
+    assert "the ingest binds" in said or "of 1 cores are free" in said
+    assert (shown["plans"], shown["segments"]) == (0, [])
+    assert 1 <= log.count("isn't split: ") <= 2

@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions, TlsFiles
+from laredo_fanout.serving.options import (
+    ConnectOptions,
+    ListenerOptions,
+    ServingOptions,
+    TableOptions,
+    TlsFiles,
+)
 from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.meta import SourceIdentity
@@ -16,6 +22,7 @@ from laredo_model.change import Action
 from laredo_model.column import Column
 
 TABLE = "public.config"
+OTHER = "public.other"
 HISTORY = history_.parse("7300000000000000001:1:16384")
 COLUMNS = (
     Column("instance", "text", nullable=False, ordinal=1, key_ordinal=1),
@@ -73,21 +80,24 @@ class Registry:
 class Source:
     """What the ingest process would do: writes transactions and wakes the serving side.
 
-    Positions go up by 16 from 0x1000. Call it from any thread.
+    Positions go up by 16 from 0x1000. Call it from any thread. There is an ``other`` table, empty.
     """
 
     def __init__(self, path: Path) -> None:
         self.store = Store.open(path, max_size=256 << 20)
         self.wakeups = Wakeups()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.servers = 0
         self.position = 0x1000
         with self.store.transaction() as txn:
             txn.set_source(SourceIdentity(HISTORY, "slot", "publication"))
             self.table_id = txn.add_table("public", "config", 1, COLUMNS).id
-            txn.publish(self.table_id, self.position, 0)
+            self.other_id = txn.add_table("public", "other", 1, COLUMNS).id
+            for table_id in (self.table_id, self.other_id):
+                txn.publish(table_id, self.position, 0)
             txn.set_position(self.position, 0)
 
-    def write(self, *transactions: Sequence[Write]) -> int:
+    def write(self, *transactions: Sequence[Write], other: bool = False) -> int:
         """Commit these transactions; gives the position of the last."""
         changes = TableChanges()
         for rows in transactions:
@@ -102,7 +112,7 @@ class Source:
                 gone = truncate or delete
                 changes.lines.append(b"" if gone else line_of(instance, key, tenant, size))
         with self.store.transaction() as txn:
-            txn.apply(self.table_id, changes)
+            txn.apply(self.other_id if other else self.table_id, changes)
             txn.set_position(self.position, self.position)
         self._wake()
         return self.position
@@ -134,9 +144,12 @@ async def serving(
     grace: float = 5.0,
     tls: TlsFiles | None = None,
     tokens: Path | None = None,
+    *,
+    connect: int | None = None,
 ) -> AsyncIterator[int]:
-    """Serve it on loopback; leaving says GoAway and drains."""
+    """Serve it on loopback, by ``connect`` on that port too; leaving says GoAway and drains."""
     source.loop = asyncio.get_running_loop()
+    source.servers += 1
     listening: asyncio.Future[int] = source.loop.create_future()
     drain = asyncio.Event()
     options = ServingOptions(
@@ -147,8 +160,9 @@ async def serving(
             tokens_file=tokens,
             drain_grace_s=grace,
             behind_wait_s=0.2,
+            connect=None if connect is None else ConnectOptions(port=connect),
         ),
-        {TABLE: TableOptions(heartbeat_interval_s=0.2)},
+        {name: TableOptions(heartbeat_interval_s=0.2) for name in (TABLE, OTHER)},
     )
     with source.store.reader() as reader:
         server = asyncio.create_task(
@@ -169,4 +183,6 @@ async def serving(
         finally:
             drain.set()
             await server
-            source.loop = None
+            source.servers -= 1
+            if not source.servers:
+                source.loop = None

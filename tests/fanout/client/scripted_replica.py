@@ -1,6 +1,6 @@
 """A replica that is filled by hand, and the changes that it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 from hypothesis import strategies as st
@@ -30,21 +30,27 @@ def filled(
     position: int = 0x10,
 ) -> Replica:
     replica = Replica(lookup_fields, indexes or {})
-    replica.begin_stream(greeting(Mode.FULL_SNAPSHOT, columns))
+    done(replica.begin_stream(greeting(Mode.FULL_SNAPSHOT, columns)))
     load(replica, rows, position)
     return replica
 
 
 def load(replica: Replica, rows: dict[bytes, bytes], position: int) -> list[Difference]:
     replica.begin_snapshot()
-    replica.add_rows(SnapshotRows(list(rows), list(rows.values())))
+    done(replica.add_rows(SnapshotRows(list(rows), list(rows.values()))))
     end = SnapshotEnd(Position(position), 5, len(rows), None, None)
-    return list(replica.show(replica.end_snapshot(end)))
+    found = list(replica.show(replica.end_snapshot(end)))
+    done(replica.free())
+    return found
+
+
+def done(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
 
 
 def rows_of(replica: Replica) -> dict[bytes, bytes]:
-    _, _, keys, lines = replica.freeze()
-    return dict(zip(keys, lines, strict=True))
+    return {key: line for part in replica.parts for key, line in part.items()}
 
 
 Row = tuple[int, bytes, bytes]

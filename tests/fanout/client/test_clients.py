@@ -428,10 +428,11 @@ def test_public_names() -> None:
         assert hasattr(library, name)
 
 
-METHODS = ["listener_errors", "start", "await_ready", "lookup", "lookup_index", "listen", "stop"]
+METHODS = ["start", "await_ready", "lookup", "lookup_index", "listen", "follow", "stop"]
+VALUES = ["position", "sequence", "columns", "error", "listener_errors", "disconnects", "tables"]
 
 
-@pytest.mark.parametrize("name", [*METHODS, "__len__", "position", "sequence", "columns", "error"])
+@pytest.mark.parametrize("name", [*METHODS, "__len__", *VALUES])
 def test_the_twins_have_the_same_documented_names(name: str) -> None:
     for client in (FanoutClient, AsyncFanoutClient):
         assert getattr(client, name).__doc__
@@ -460,6 +461,7 @@ PUBLIC = {
     "Mode",
     "NotAReplicationServer",
     "NotReadyInTime",
+    "NotUnique",
     "Observer",
     "PermissionDenied",
     "ProtocolViolation",
@@ -474,6 +476,7 @@ PUBLIC = {
     "StreamError",
     "Subscription",
     "SyncOptions",
+    "TableIndex",
     "TableNotFound",
     "TableNotReady",
     "TableStatus",

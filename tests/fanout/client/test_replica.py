@@ -13,6 +13,7 @@ from tests.fanout.client.scripted_replica import (
     Row,
     Transaction,
     as_changes,
+    done,
     filled,
     greeting,
     keys,
@@ -134,7 +135,7 @@ def test_a_new_snapshot_tells_its_differences() -> None:
 def test_readers_see_the_old_rows_until_the_snapshot_is_whole() -> None:
     replica = filled({b"1": b'{"id":1}'})
     replica.begin_snapshot()
-    replica.add_rows(SnapshotRows([b"2"], [b'{"id":2}']))
+    done(replica.add_rows(SnapshotRows([b"2"], [b'{"id":2}'])))
     assert replica.lookup([1]) == b'{"id":1}'
     assert replica.lookup([2]) is None
     replica.begin_stream(greeting(Mode.DELTA))  # the stream broke: what was staged is dropped

@@ -1,9 +1,7 @@
 """What a client has under way in a thread when it is stopped, or stopped and started again."""
 
-import asyncio
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,10 @@ from laredo_fanout.client.table.rows import Row
 from laredo_model.change import Action
 from laredo_model.files.hashing import Digest
 from laredo_model.position import Position
-from tests.fanout.client.kept_copy import Server, row, until
-from tests.fanout.client.real_server import TABLE, Source, key_of, line_of
+from tests.fanout.client.kept_copy import Server, row, soon, until
+from tests.fanout.client.real_server import TABLE, key_of, line_of
 from tests.support.processes import PATIENCE_S
+from tests.support.server.scripted_server import Hold, handshake, line, playing, snapshot
 
 INSERT, UPDATE = Action.INSERT, Action.UPDATE
 
@@ -36,54 +35,24 @@ class Gate:
             assert self.open.wait(PATIENCE_S)
 
 
-class GatedExecutor(ThreadPoolExecutor):
-    """Its first job waits at the gate, as in a thread that the system doesn't run for a while."""
-
-    def __init__(self, gate: Gate) -> None:
-        super().__init__(2)
-        self._gate = gate
-        self.first: Future[Any] | None = None
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
-        def gated() -> Any:
-            self._gate.pass_through()
-            return work(*args, **more)
-
-        done = super().submit(gated)
-        self.first = self.first or done
-        return done
-
-
-async def test_a_snapshot_that_ends_after_stop_and_start_changes_nothing(
-    port: int, source: Source
-) -> None:
-    gate = Gate()
-    threads = GatedExecutor(gate)
-    asyncio.get_running_loop().set_default_executor(threads)
-    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, indexes={"t": ("tenant",)})
-    try:
+async def test_a_snapshot_that_was_under_way_at_stop_changes_nothing() -> None:
+    rows = {b"%d" % number: line(number, "old") for number in range(3)}
+    begun = [handshake(), *snapshot(rows, "0/10", 5)[:2], Hold()]
+    newer = [handshake(), *snapshot({b"7": line(7, "new")}, "0/20", 6), Hold()]
+    async with playing(begun, newer) as (endpoint, _):
+        client = AsyncFanoutClient(endpoint.server, "public.users", indexes={"n": ("name",)})
         await client.start()
-        async with asyncio.timeout(PATIENCE_S):
-            while not gate.reached.is_set():
-                await asyncio.sleep(0.002)
+        await soon(lambda: client._replica._staged and len(client._replica._staged[0]) == 3)
         await client.stop()
         assert len(client) == 0  # stopped: what was under way never shows
-        source.write([(UPDATE, "a", "x", "newer", 6), (INSERT, "n", "1", "newer", 1)])
         await client.start()
         await client.await_ready(PATIENCE_S)
-        position = client.position
-        assert await client.lookup("a", "x") == row("a", "x", "newer", 6)
-    finally:
-        gate.open.set()
-    assert threads.first is not None
-    await asyncio.wait_for(asyncio.wrap_future(threads.first), PATIENCE_S)
-    try:
-        assert client.position == position
-        assert await client.lookup("a", "x") == row("a", "x", "newer", 6)
-        assert len(client) == 4
-        assert [found["key"] for found in await client.lookup_index("t", "newer")] == ["x", "1"]
-    finally:
-        await client.stop()
+        try:
+            assert len(client) == 1
+            assert await client.lookup_index("n", "new") == [{"id": 7, "name": "new"}]
+            assert await client.lookup_index("n", "old") == []
+        finally:
+            await client.stop()
 
 
 def snapshot_of(size: int, rows: int) -> LocalSnapshot:

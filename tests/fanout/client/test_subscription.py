@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -37,11 +38,13 @@ from laredo_fanout.client import (
     open_stream,
     prefix,
 )
+from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import history as history_
 from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import CUT, insert
 from tests.support.processes import PATIENCE_S
+from tests.support.server import scripted_server
 from tests.support.server.scripted_server import (
     HISTORY,
     End,
@@ -59,6 +62,14 @@ from tests.support.server.stuck_proxy import Proxy
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
 OPTIONS = SyncOptions("public.users", "test-client")
+
+
+@pytest.fixture(autouse=True, params=["grpc", "connect"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransportName:
+    """Everything here holds for both."""
+    monkeypatch.setattr(scripted_server, "by_transport", request.param)
+    found: TransportName = request.param
+    return found
 
 
 async def events_of(*script: object, options: SyncOptions = OPTIONS) -> list[Event]:
@@ -98,7 +109,7 @@ async def test_request_carries_everything_that_was_asked_for() -> None:
         want_old=True,
     )
     async with playing([handshake("DELTA")]) as (endpoint, server):
-        secured = Endpoint(endpoint.server, token="s3cret")
+        secured = replace(endpoint, token="s3cret")
         async with open_stream(secured, options) as stream:
             async for _ in stream:
                 pass
@@ -143,6 +154,12 @@ async def test_batches_arrive_as_they_were_sent() -> None:
     assert all(part.last for part in changes.transactions())
     assert changes.last_sequence == 8
     assert isinstance(beat, Heartbeat) and beat.position == 0x40
+
+
+async def test_the_end_of_a_catch_up_without_rows_is_no_snapshot() -> None:
+    end = wire.SyncResponse(snapshot_end=wire.SnapshotEnd(sequence=7))
+    found = await events_of(handshake("DELTA", batches=False), end)
+    assert found[1:] == [Heartbeat(None, 7, None)]
 
 
 async def test_snapshot_end_tells_rows_and_checksum_when_the_server_does() -> None:
@@ -203,9 +220,11 @@ async def test_status_becomes_an_error_with_the_server_s_words(
         await events_of(End(code, "the reason"))
 
 
-async def test_nobody_there_is_unavailable_and_names_the_address() -> None:
+async def test_nobody_there_is_unavailable_and_names_the_address(
+    transport: TransportName,
+) -> None:
     with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
-        async with open_stream(Endpoint("127.0.0.1:1"), OPTIONS) as stream:
+        async with open_stream(Endpoint("127.0.0.1:1", transport=transport), OPTIONS) as stream:
             async for _ in stream:
                 pass
 
@@ -445,7 +464,13 @@ async def test_a_message_of_many_megabytes_passes() -> None:
 async def test_a_connection_that_dies_without_a_word_is_noticed() -> None:
     async with playing([handshake("DELTA"), Hold()]) as (endpoint, _):
         with closing(Proxy(int(endpoint.server.rpartition(":")[2]))) as proxy:
-            quick = Endpoint(f"127.0.0.1:{proxy.port}", keepalive_s=0.3, keepalive_timeout_s=0.3)
+            quick = replace(
+                endpoint,
+                server=f"127.0.0.1:{proxy.port}",
+                keepalive_s=0.3,
+                keepalive_timeout_s=0.3,
+                silence_s=0.05,
+            )
             async with asyncio.timeout(PATIENCE_S), open_stream(quick, OPTIONS) as stream:
                 await anext(stream)
                 proxy.stuck.set()

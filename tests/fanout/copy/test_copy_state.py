@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from laredo_fanout.copy import copy_state
 from laredo_fanout.copy.copy_state import (
     MOST_REFUSALS,
+    CopyChunk,
     CopyMachine,
     Event,
     IllegalTransition,
-    Reading,
     State,
 )
 
@@ -36,7 +36,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.done_before = done
         self.planned = False
         self.generation = 0
-        self.reading: list[Reading] = []
+        self.reading: list[CopyChunk] = []
         self.whole: set[int] = set(done)
         """Ranges of which every row was written at one generation."""
         self.partial: set[bytes] = set()
@@ -114,7 +114,7 @@ class AnyEvents(RuleBasedStateMachine):
     def chunk_ends(self, data: st.DataObject) -> None:
         self._ends(data.draw(st.sampled_from(self.reading)))
 
-    def _ends(self, reading: Reading) -> None:
+    def _ends(self, reading: CopyChunk) -> None:
         if not self._tries("finish", reading, self.generation):
             assert self.machine.ended
             return
@@ -143,7 +143,7 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(event=st.sampled_from(["finish", "put_back", "repeat", "refuse"]))
     def stranger_ends(self, event: str) -> None:
         """A chunk that nobody was given."""
-        stranger = Reading(RANGES + 7)
+        stranger = CopyChunk(RANGES + 7)
         about = (stranger, self.generation) if event == "finish" else (stranger,)
         assert not self._tries(event, *about)
 

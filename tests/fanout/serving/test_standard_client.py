@@ -78,7 +78,7 @@ async def test_it_resumes_by_sequence(generated: Path, tmp_path: Path) -> None:
             world.writer.commit((UPDATE, line(number % 10, str(number))))
         last = world.writer.store.tables[1].sequence
         world.writer.commit((TRUNCATE, b""), (INSERT, line(777, "only")))
-        saw = await result(await start(generated, world, 777, last - 49))
+        saw = await result(await start(generated, world, 777, last - 50))
         assert saw["mode"] == 2 and saw["unknown"] == 0
         assert saw["sequences"][:50] == list(range(last - 49, last + 1))
         assert saw["actions"] == ["UPDATE"] * 50 + ["TRUNCATE", "INSERT"]

@@ -91,7 +91,7 @@ def assert_true(place: Destination, manifest: Manifest, truth: Truth) -> None:
 
 def assert_nothing_left_over(place: Destination, manifest: Manifest) -> None:
     """No object but those that are named, and nothing waits to be deleted."""
-    kept = {entry.key for entry in manifest.named()} | {MANIFEST}
+    kept = manifest.kept_keys() | {MANIFEST}
     assert {info.key for info in place.list("")} == kept
     assert manifest.retired == ()
 

@@ -11,7 +11,13 @@ from typing import Any, BinaryIO
 from laredo_archive.errors import CommitStateUnknown, DestinationUnavailable
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject, Upload
+from laredo_archive.storage.destination import (
+    ObjectInfo,
+    ObjectVersion,
+    StoredObject,
+    UnfinishedObject,
+    Upload,
+)
 from laredo_archive.storage.s3.destination import S3Destination
 from tests.support.archive.archiving import MANIFEST
 from tests.support.archive.world import World
@@ -152,6 +158,11 @@ class ScriptedS3:
         self._travel(key)
         return ScriptedUpload(self, key, self._s3.upload(key))
 
+    def copy(self, source: str, key: str, size_bytes: int) -> "ScriptedEnd | None":
+        self._travel(key)
+        copying = self._s3.copy(source, key, size_bytes)
+        return None if copying is None else ScriptedEnd(self, key, copying)
+
     def delete(self, key: str) -> None:
         self._travel(key)
         self._s3.delete(key)
@@ -174,17 +185,24 @@ class ScriptedS3:
         return ObjectInfo(found.key, found.size_bytes, self.store.objects.since(found.key))
 
 
-class ScriptedUpload:
-    """An object in the making."""
+class ScriptedEnd:
+    """An object that isn't there before its end."""
 
-    def __init__(self, destination: ScriptedS3, key: str, upload: Upload) -> None:
+    def __init__(self, destination: ScriptedS3, key: str, unfinished: UnfinishedObject) -> None:
         self._destination = destination
         self._key = key
-        self._upload = upload
-        self.write = upload.write
-        self.abort = upload.abort
+        self._unfinished = unfinished
+        self.abort = unfinished.abort
 
     def finish(self) -> None:
         self._destination.finishing(self._key)
-        self._upload.finish()
+        self._unfinished.finish()
         self._destination.store.objects.stamp(self._key)
+
+
+class ScriptedUpload(ScriptedEnd):
+    """An object in the making."""
+
+    def __init__(self, destination: ScriptedS3, key: str, upload: Upload) -> None:
+        super().__init__(destination, key, upload)
+        self.write = upload.write

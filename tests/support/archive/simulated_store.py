@@ -195,6 +195,18 @@ class MemoryDestination:
     def upload(self, key: str) -> "MemoryUpload":
         return MemoryUpload(self, key, in_parts=self._chance.random() < 0.4)
 
+    def copy(self, source: str, key: str, size_bytes: int) -> "MemoryCopy | None":
+        return MemoryCopy(self, source, key) if self._chance.random() < 0.6 else None
+
+    def copied(self, source: str, key: str) -> None:
+        def effect() -> None:
+            found = self._store.objects.get(source)
+            if found is None:
+                raise ArtifactMissing(self.uri_of(source))
+            self._store.create(key, found[0])
+
+        self._change(key, effect)
+
     def finish(self, key: str, data: bytes) -> None:
         self._change(key, lambda: self._store.create(key, data))
 
@@ -321,7 +333,7 @@ class MemoryDestination:
 
 
 def _whatever_comes(effect: Callable[[], object]) -> None:
-    with suppress(CommitConflict, NameTaken, NoSuchUpload):
+    with suppress(CommitConflict, NameTaken, NoSuchUpload, ArtifactMissing):
         effect()
 
 
@@ -364,3 +376,18 @@ class MemoryUpload:
             self._finished = True
             with suppress(DestinationUnavailable):
                 self._destination.drop_upload(self._key, self._number)
+
+
+class MemoryCopy:
+    """A copy that the store makes when it is finished."""
+
+    def __init__(self, destination: MemoryDestination, source: str, key: str) -> None:
+        self._destination = destination
+        self._source = source
+        self._key = key
+
+    def finish(self) -> None:
+        self._destination.copied(self._source, self._key)
+
+    def abort(self) -> None:
+        """There is nothing to drop."""

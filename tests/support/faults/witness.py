@@ -68,8 +68,9 @@ class StoreWitness:
         for deleted, counts in self._deleted:
             if deleted.startswith(place):
                 then = versions[counts[where] - 1]
-                named = {entry.key for entry in then.named()}
-                assert deleted.partition("/")[2] not in named, f"{deleted} was named, and deleted"
+                assert deleted.partition("/")[2] not in then.kept_keys(), (
+                    f"{deleted} was named, and deleted"
+                )
 
 
 def _check_one(where: str, manifest: Manifest, truth: Truth | None) -> None:
@@ -90,8 +91,7 @@ def _check_change(where: str, old: Manifest, new: Manifest) -> None:
         assert new.head is not None, f"{where}: it was emptied"
         assert new.head >= old.head, f"{where}: the head went back"
         assert (new.head_position or 0) >= (old.head_position or 0), where
-    kept = {entry.key for entry in new.named()} | new.retired_keys()
-    lost = {entry.key for entry in old.named()} - kept
+    lost = old.kept_keys() - new.known_keys()
     assert not lost, f"{where}: left the manifest without being retired: {lost}"
     said = {entry.key: entry.sha256 for entry in old.named()}
     for entry in new.named():

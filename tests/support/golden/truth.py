@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.support.golden.written import key_of
+from tests.support.golden.written import key_of, original_key_of
 
 HERE = Path(__file__).parents[2] / "golden"
 ARCHIVES = HERE / "archives"
@@ -28,6 +28,11 @@ class Truth:
     def archive(self) -> Path:
         """Where the archive is that others read."""
         return ARCHIVES / self.name
+
+    @property
+    def is_originals(self) -> bool:
+        """Whether it is as the original program writes archives."""
+        return self.described.get("writer") == "original"
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
@@ -61,7 +66,8 @@ class Truth:
 
     def state(self, name: str) -> dict[str, str]:
         """The same, by key."""
-        return {key_of(line, self.key_fields): line for line in self.lines(name)}
+        of_row = original_key_of if self.is_originals else key_of
+        return {of_row(line, self.key_fields): line for line in self.lines(name)}
 
     def windows(self) -> Iterator[tuple[str, str, list[str]]]:
         """From, to, and the net changes between the two as ``laredo-archive diff`` prints them."""
@@ -72,7 +78,7 @@ class Truth:
 
 def boundary(artifact: Mapping[str, Any]) -> str:
     """``2-0_140`` is epoch 2 at 0/140."""
-    position: str = artifact["to"]
+    position: str = artifact["to"] or "0/0"  # the original's first base has none
     return f"{artifact['epoch']}-{position.replace('/', '_')}"
 
 

@@ -5,6 +5,7 @@ test: rows are taken apart by the standard library, messages made by protobuf's 
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -41,6 +42,17 @@ def members(line: str) -> dict[str, str]:
 def key_of(line: str, key_fields: Sequence[str]) -> str:
     """One key column: its value as text; several: the array of their JSON values."""
     values = [members(line)[name] for name in key_fields]
+    if len(values) > 1:
+        return f"[{','.join(values)}]"
+    return str(json.loads(values[0])) if values[0][0] == '"' else values[0]
+
+
+def original_key_of(line: str, key_fields: Sequence[str]) -> str:
+    """The same in an archive of the original's: a number that stands in a string is a number."""
+    values = []
+    for name in key_fields:
+        text = members(line)[name]
+        values.append(text[1:-1] if re.fullmatch(r'"-?\d+"', text) else text)
     if len(values) > 1:
         return f"[{','.join(values)}]"
     return str(json.loads(values[0])) if values[0][0] == '"' else values[0]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from laredo_fanout.client import (
     Backoff,
@@ -31,6 +35,13 @@ from tests.support.processes import BIN, PATIENCE_S, Program, free_port
 CONFIG = """
 state.path = "{directory}/state"
 sources {{ pg {{ connection = "{dsn}", slot_name = {slot}, heartbeat_interval = 500ms }} }}
+fanout {{ grpc {{ host = "127.0.0.1", port = {grpc} }}, drain_grace = 5s }}
+http {{ host = "127.0.0.1", port = {http} }}
+tables = [ {tables} ]
+"""
+RELAY = """
+state.path = "{directory}/state"
+sources {{ up {{ type = fanout, server = "127.0.0.1:{upstream}" }} }}
 fanout {{ grpc {{ host = "127.0.0.1", port = {grpc} }}, drain_grace = 5s }}
 http {{ host = "127.0.0.1", port = {http} }}
 tables = [ {tables} ]
@@ -70,6 +81,14 @@ class Fanout:
         answer = self.program.get("/health/ready")
         return [] if answer is None else list(answer.json()["problems"])
 
+    def go_on_and_split(self) -> None:
+        """Let the suspended program go on; that its backlog is to be split it finds at once."""
+        address = HTTPConnection(self.program.http.partition("//")[2], timeout=PATIENCE_S)
+        with closing(address) as asking:
+            asking.request("POST", "/catchup")
+            psutil.Process(self.program.pid).resume()
+            assert asking.getresponse().status == HTTPStatus.ACCEPTED
+
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A subcommand, with this server's configuration."""
         return subprocess.run(
@@ -108,6 +127,17 @@ def fanout(directory: Path, dsn: str, tables: str, extra: str = "", slot: str = 
     text = CONFIG.format(
         directory=directory, dsn=dsn, slot=slot, grpc=grpc, http=http, tables=tables
     )
+    file.write_text(text + extra)
+    program = Program("laredo-fanout", file, http, log=directory / "fanout.log")
+    return Fanout(program, grpc, directory)
+
+
+def relay(directory: Path, upstream: int, tables: str, extra: str = "") -> Fanout:
+    """A relay of the server at this port: its configuration written, not started."""
+    directory.mkdir(exist_ok=True)
+    grpc, http = free_port(), free_port()
+    file = directory / "fanout.conf"
+    text = RELAY.format(directory=directory, upstream=upstream, grpc=grpc, http=http, tables=tables)
     file.write_text(text + extra)
     program = Program("laredo-fanout", file, http, log=directory / "fanout.log")
     return Fanout(program, grpc, directory)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from laredo_fanout.client import Endpoint
+from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire import replication_pb2_grpc
+from tests.support.server.scripted_connect import Aborted, playing_connect
 
 COLUMNS = (
     wire.ColumnDefinition(
@@ -29,6 +31,8 @@ COLUMNS = (
         ordinal_position=2, column_name="name", data_type="text", type_modifier=-1
     ),
 )
+by_transport: TransportName = "grpc"
+"""A test that holds for both sets it."""
 HISTORY = "7300000000000000001:1:16384"
 
 
@@ -65,9 +69,19 @@ class Scripted(replication_pb2_grpc.LaredoReplicationServiceServicer):
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Sync(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
+        try:
+            async for message in self.play(request, dict(context.invocation_metadata())):
+                yield message
+        except Aborted as aborted:
+            await context.abort(aborted.code, str(aborted))
+
+    async def play(
+        self, request: wire.SyncRequest, metadata: dict[str, str]
+    ) -> AsyncIterator[wire.SyncResponse]:
+        """The messages of the next script."""
         script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
         self.requests.append(request)
-        self.metadata.append(dict(context.invocation_metadata()))
+        self.metadata.append(metadata)
         for step in script:
             if isinstance(step, Hold):
                 try:
@@ -78,7 +92,7 @@ class Scripted(replication_pb2_grpc.LaredoReplicationServiceServicer):
                 while not step.condition():
                     await asyncio.sleep(0.01)  # poll
             elif isinstance(step, End):
-                await context.abort(step.code, step.details)
+                raise Aborted(step.code, step.details)
             else:
                 yield step
 
@@ -87,8 +101,13 @@ class Scripted(replication_pb2_grpc.LaredoReplicationServiceServicer):
 async def playing(
     *scripts: Script, credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[tuple[Endpoint, Scripted]]:
-    server = grpc.aio.server()
+    """The server, by the transport that :data:`by_transport` names."""
     scripted = Scripted(scripts)
+    if by_transport == "connect":
+        async with playing_connect(scripted.play) as port:
+            yield Endpoint(f"127.0.0.1:{port}", transport="connect"), scripted
+        return
+    server = grpc.aio.server()
     replication_pb2_grpc.add_LaredoReplicationServiceServicer_to_server(scripted, server)  # type: ignore[no-untyped-call]
     if credentials is None:
         port = server.add_insecure_port("127.0.0.1:0")

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 from tests.support.processes import PATIENCE_S
@@ -20,7 +21,7 @@ from tests.support.server.connect_client import (
     packed,
     sync_request,
 )
-from tests.support.server.serving_world import line, rows
+from tests.support.server.serving_world import USERS, line, rows
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
@@ -99,7 +100,52 @@ async def test_a_stream_that_is_refused_is_200_with_an_end(tmp_path: Path) -> No
         assert not world.registry.leases and not world.registry.closed
 
 
-async def test_fetch_snapshot_ends_without_an_error(tmp_path: Path) -> None:
+async def test_fetch_snapshot_and_go_on_from_there(tmp_path: Path) -> None:
+    directory = tmp_path / "snapshots"
+    options = TableOptions(snapshot_path=directory)
+    async with connected(tmp_path / "s", table=options) as (world, client):
+        world.writer.publish(rows(0, 2500))
+        world.writer.commit((UPDATE, line(1, "in it")))
+        taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
+        world.writer.commit((UPDATE, line(1, "after it")))
+        listed = await client.unary(
+            "ListSnapshots", wire.ListSnapshotsRequest(schema="public", table="users")
+        )
+        (info,) = wire.ListSnapshotsResponse.FromString(listed.content).snapshots
+        assert (info.snapshot_id, info.row_count) == (taken.snapshot_id, 2500)
+
+        request = wire.FetchSnapshotRequest(snapshot_id=info.snapshot_id)
+        async with client.stream("FetchSnapshot", request) as stream:
+            found = []
+            while (content := await stream.raw()) is not None:
+                found.append(wire.FetchSnapshotResponse.FromString(content))
+            assert stream.end == {}
+        begin, *middle, end = found
+        assert (begin.begin.row_count, begin.begin.sequence) == (2500, taken.sequence)
+        assert {each.row.row["id"]: each.row.row["name"] for each in middle} == {
+            number: "in it" if number == 1 else f"name {number}" for number in range(2500)
+        }
+        assert (end.end.rows_sent, end.end.sequence) == (2500, taken.sequence)
+        async with client.sync(last_snapshot_id=info.snapshot_id) as stream:
+            handshake = await stream.next("handshake")
+            assert handshake.mode == wire.SYNC_MODE_DELTA_FROM_SNAPSHOT
+            assert (await stream.next("journal_entry")).new_values["name"] == "after it"
+
+
+async def test_a_snapshot_of_connect_that_is_damaged_never_looks_whole(tmp_path: Path) -> None:
+    directory = tmp_path / "snapshots"
+    options = TableOptions(snapshot_path=directory)
+    async with connected(tmp_path / "s", table=options) as (world, client):
+        world.writer.publish(rows(0, 30))
+        taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
+        (path,) = directory.glob("*.jsonl")
+        path.write_bytes(path.read_bytes().replace(b"name 7", b"name 8"))
+        request = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot_id)
+        async with client.stream("FetchSnapshot", request) as stream:
+            assert (await stream.ends())["code"] == "data_loss"
+
+
+async def test_fetch_snapshot_of_none_that_is_there(tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
     async with connected(tmp_path / "s", table=TableOptions(snapshot_path=directory)) as (
         _,

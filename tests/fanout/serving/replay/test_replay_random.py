@@ -158,7 +158,9 @@ class BaseReader:
             elif message.action == "DELETE":
                 self.names.pop(int(message.old_values["id"]), None)
             else:
-                self.names[int(message.new_values["id"])] = message.new_values["name"]
+                # Of a row that a filter hides only the key is shown, and its DELETE follows.
+                row = dict(message.new_values)
+                self.names[int(row["id"])] = row.get("name")
             self.position = position_.parse(message.source_position)
 
 

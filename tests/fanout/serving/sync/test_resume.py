@@ -28,18 +28,29 @@ def newest(writer: Writer) -> int:
     return writer.store.tables[writer.ids["public.users"]].sequence
 
 
-async def test_by_sequence_the_declared_entry_is_sent_again(tmp_path: Path) -> None:
+async def test_by_sequence_a_batch_client_is_sent_the_declared_entry_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        two_transactions(world.writer)
+        last = newest(world.writer)
+        stream = world.sync(batch=True, last_known_sequence=last - 1)
+        handshake = await stream.next("handshake")
+        assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, last - 1)
+        assert handshake.server_current_sequence == last
+        assert handshake.journal_oldest_sequence == last - 2
+        batch = await stream.next("change_batch")
+        assert (batch.first_sequence, list(batch.keys)) == (last - 1, [b"2"])
+
+
+async def test_by_sequence_a_base_client_is_sent_what_follows_it(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         two_transactions(world.writer)
         last = newest(world.writer)
         stream = world.sync(last_known_sequence=last - 1)
         handshake = await stream.next("handshake")
-        assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, last - 1)
+        assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, last)
         assert handshake.server_current_sequence == last
-        assert handshake.journal_oldest_sequence == last - 2
-        entries = [await stream.next("journal_entry") for _ in range(2)]
-        assert [entry.sequence for entry in entries] == [last - 1, last]
-        assert [entry.new_values["name"] for entry in entries] == ["a", "b"]
+        entry = await stream.next("journal_entry")
+        assert (entry.sequence, entry.new_values["name"]) == (last, "b")
 
 
 async def test_by_sequence_on_a_quiet_table_is_an_empty_delta(tmp_path: Path) -> None:
@@ -52,6 +63,9 @@ async def test_by_sequence_on_a_quiet_table_is_an_empty_delta(tmp_path: Path) ->
         stream = world.sync(last_known_sequence=end.sequence)
         handshake = await stream.next("handshake")
         assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, end.sequence + 1)
+        # Else the client wouldn't know that it is caught up.
+        nothing = await stream.next("snapshot_end")
+        assert (nothing.sequence, nothing.rows_sent) == (end.sequence, 0)
         world.writer.commit((DELETE, b"1"))
         assert (await stream.next("journal_entry")).sequence == end.sequence + 1
 
@@ -172,20 +186,20 @@ async def test_position_wins_over_sequence_when_it_parses(tmp_path: Path) -> Non
 async def test_from_a_snapshot_by_its_id(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         world.writer.publish(rows(0, 3))
-        fresh = world.sync()
+        fresh = world.sync(batch=True)
         await fresh.next("handshake")
-        begin, _, end = await fresh.base_snapshot()
+        begin, _, end = await fresh.snapshot()
         world.writer.commit((UPDATE, line(1, "a")))
-        stream = world.sync(last_snapshot_id=begin.snapshot_id)
+        stream = world.sync(batch=True, last_snapshot_id=begin.snapshot_id)
         handshake = await stream.next("handshake")
         assert (handshake.mode, handshake.snapshot_id) == (FROM_SNAPSHOT, begin.snapshot_id)
-        assert (await stream.next("journal_entry")).sequence == end.sequence + 1
+        assert (await stream.next("change_batch")).first_sequence == end.sequence + 1
 
         for _ in range(3):
             world.writer.commit((UPDATE, line(1, "b")))
         world.writer.prune(keep=1)
         for snapshot_id in (begin.snapshot_id, "stream-99-5", "unknown"):
-            too_late = world.sync(last_snapshot_id=snapshot_id)
+            too_late = world.sync(batch=True, last_snapshot_id=snapshot_id)
             assert (await too_late.next("handshake")).mode == FULL
 
 

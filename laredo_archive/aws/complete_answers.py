@@ -1,4 +1,4 @@
-"""Checks that an answer is complete: botocore accepts a body that was cut off, or is empty.
+"""Checks that an answer of AWS is complete: botocore accepts a body that was cut off, or is empty.
 
 A listing that breaks off before its first byte would say that nothing is there.
 Imported only when there is boto3.
@@ -10,19 +10,19 @@ from typing import Any
 from botocore.exceptions import IncompleteReadError
 
 
-class Wholeness:
-    """Knows of one client's operations which have something to say in their answer's body."""
+class CompleteAnswers:
+    """Checks one client's answers, by which of its operations have a body in theirs."""
 
     def __init__(self, client: Any) -> None:
         self._model = client.meta.service_model
         self._with_body: dict[str, bool] = {}
 
     def check(self, operation: str, answer: Mapping[str, Any]) -> None:
-        """See that ``answer``, as botocore's events hand it round, is whole.
+        """Check an answer, as botocore's events pass it on.
 
-        Bodies that are read bit by bit are checked as they are read.
+        Streamed bodies are checked as they are read.
 
-        :raises IncompleteReadError: if it isn't.
+        :raises IncompleteReadError: if it was cut off, or is empty and shouldn't be.
         """
         body = answer["body"]
         if not isinstance(body, bytes) or operation.startswith("Head"):

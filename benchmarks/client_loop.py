@@ -1,0 +1,121 @@
+"""A client that keeps the table, measured from within: ``python -m benchmarks.client_loop ...``.
+
+Prints JSON lines: {"event": what, ...}.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from benchmarks.processes import anonymous_bytes
+from laredo_fanout.client import AsyncFanoutClient, TableIndex
+
+
+class Stalls:
+    """The longest time for which the loop ran nothing else."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        #: The same by the processor time of the loop's thread: other processes aren't in it.
+        self.longest_cpu = 0.0
+
+    async def watch(self) -> None:
+        """Note how late each turn is."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            wall, since = time.perf_counter(), wall
+            cpu, used_before = time.thread_time(), cpu
+            self.longest = max(self.longest, wall - since)
+            self.longest_cpu = max(self.longest_cpu, cpu - used_before)
+
+
+@asynccontextmanager
+async def watched(what: str, *, wanted: bool) -> AsyncIterator[None]:
+    """Tell the CPU that it took, or the longest stalls in it."""
+    stalls, began = Stalls(), used()
+    watching = asyncio.create_task(stalls.watch()) if wanted else None
+    yield
+    if watching is None:
+        tell(event=what, cpu=used() - began)
+    else:
+        watching.cancel()
+        tell(event=what, stall=stalls.longest, stall_cpu=stalls.longest_cpu)
+
+
+def tell(**facts: object) -> None:
+    json.dump({"at": time.time(), **facts}, sys.stdout)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def used() -> float:
+    """Seconds of CPU so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def client_of(arguments: Namespace) -> AsyncFanoutClient:
+    return AsyncFanoutClient(
+        arguments.server,
+        arguments.table,
+        indexes={name: TableIndex([name]) for name in arguments.index},
+        transport=arguments.transport,
+    )
+
+
+async def keep(arguments: Namespace) -> None:
+    """The snapshot, then so many changes: CPU, or with ``--stalls`` the longest stall in them."""
+    client = client_of(arguments)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    async with watched("snapshot", wanted=arguments.stalls):
+        await client.start()
+        await client.await_ready()
+    tell(event="ready", rows=len(client), memory=anonymous_bytes(os.getpid()))
+    last = (client.sequence or 0) + arguments.changes
+    async with watched("changes", wanted=arguments.stalls):
+        # A listener would be measured, too.
+        while (client.sequence or 0) < last:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await client.stop()
+
+
+async def resume(arguments: Namespace) -> None:
+    """Tell each stream that begins, for ever."""
+    structlog.configure(processors=[_tell_connected])
+    async with client_of(arguments) as client:
+        await client.await_ready()
+        tell(event="ready")
+        await asyncio.Event().wait()
+
+
+def _tell_connected(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if event["event"] == "connected":
+        tell(event="connected", mode=event["mode"])
+    raise structlog.DropEvent
+
+
+if __name__ == "__main__":
+    # What it prints on stdout is read by the benchmark.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    parser = ArgumentParser()
+    parser.add_argument("what", choices=["keep", "resume"])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--transport", default="grpc")
+    parser.add_argument("--index", nargs="*", default=[])
+    parser.add_argument("--changes", type=int, default=0)
+    parser.add_argument("--stalls", action="store_true")
+    given = parser.parse_args()
+    asyncio.run(globals()[given.what](given))

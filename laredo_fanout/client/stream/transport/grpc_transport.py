@@ -1,0 +1,94 @@
+"""Calls by gRPC: all streams share one connection (HTTP/2)."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from laredo_fanout.client.errors import ServerUnavailable, StreamBroken, of_status
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire import replication_pb2_grpc
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    channel: grpc.aio.Channel
+    streams: int = 0
+
+
+class GrpcTransport:
+    """One connection for all streams, as long as there are any.
+
+    A connection that failed, or whose server sent GoAway, isn't used for new streams: gRPC would
+    wait longer from attempt to attempt by a rule of its own, and come back to the same server.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._current: _Connection | None = None
+
+    def check(self) -> None:
+        """:raises BadEndpoint: if the TLS files can't be used."""
+        if self._endpoint.tls is not None:
+            self._endpoint.tls.credentials()
+
+    @asynccontextmanager
+    async def sync(
+        self, request: wire.SyncRequest
+    ) -> AsyncIterator[AsyncIterator[wire.SyncResponse]]:
+        """Open a stream on the connection."""
+        connection = self._current = self._current or _Connection(self._endpoint.channel())
+        connection.streams += 1
+        try:
+            stub = replication_pb2_grpc.LaredoReplicationServiceStub(connection.channel)  # type: ignore[no-untyped-call]
+            call = stub.Sync(request, metadata=self._endpoint.metadata())
+            messages = self._messages(call, connection)
+            try:
+                yield messages
+            finally:
+                call.cancel()
+                await messages.aclose()
+        finally:
+            connection.streams -= 1
+            if not connection.streams:
+                self._retire(connection)
+                await connection.channel.close(None)
+
+    async def status(
+        self, request: wire.GetReplicationStatusRequest, timeout: float
+    ) -> wire.GetReplicationStatusResponse:
+        """Request the status of a table on a connection of its own."""
+        endpoint = self._endpoint
+        channel = endpoint.channel()
+        try:
+            stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
+            answer: wire.GetReplicationStatusResponse = await stub.GetReplicationStatus(
+                request, metadata=endpoint.metadata(), timeout=timeout
+            )
+        except grpc.aio.AioRpcError as refused:
+            raise of_status(endpoint.server, refused.code(), refused.details()) from refused
+        finally:
+            await channel.close(None)
+        return answer
+
+    async def _messages(
+        self,
+        call: "grpc.aio.UnaryStreamCall[wire.SyncRequest, wire.SyncResponse]",
+        connection: _Connection,
+    ) -> AsyncGenerator[wire.SyncResponse, None]:
+        try:
+            async for message in call:
+                if message.HasField("go_away"):
+                    self._retire(connection)
+                yield message
+        except grpc.aio.AioRpcError as ended:
+            error = of_status(self._endpoint.server, ended.code(), ended.details())
+            if isinstance(error, ServerUnavailable | StreamBroken):
+                self._retire(connection)
+            raise error from ended
+
+    def _retire(self, connection: _Connection) -> None:
+        if self._current is connection:
+            self._current = None

@@ -1,0 +1,246 @@
+"""A relay's ingest: one session of the upstream's streams after another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import structlog
+
+from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
+from laredo_fanout.relay import history
+from laredo_fanout.relay.errors import BatchAbandoned, HistoryMoved
+from laredo_fanout.relay.path import Hop
+from laredo_fanout.relay.session import RelaySession
+from laredo_fanout.relay.status import RelayCounters, RelayStatus
+from laredo_fanout.store import view
+from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, TableStatus
+from laredo_model.retry import Backoff
+
+if TYPE_CHECKING:
+    from laredo_fanout.relay.options import RelayOptions
+    from laredo_fanout.relay.path import Path
+    from laredo_fanout.relay.table_stream import TableStream
+    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.store.writer import Store
+    from laredo_fanout.tables.write_batch import OnCommit
+
+_log = structlog.get_logger()
+
+_RETRY = Backoff(initial=0.1, maximum=5.0)
+_LOG_AGAIN_S = 60.0
+
+
+class RelayIngest:
+    """Run it in a thread of its own; it is the only one that writes the store meanwhile.
+
+    ``on_commit`` is called in that thread after each durable commit.
+    """
+
+    def __init__(
+        self,
+        options: RelayOptions,
+        tables: Sequence[TableOptions],
+        store: Store,
+        on_commit: OnCommit,
+    ) -> None:
+        self._options = options
+        self._tables = tuple(tables)
+        self._store = store
+        self._on_commit = on_commit
+        self._counters = Counters(last_recopies=dict(store.last_recopies))
+        self._relay_counters = RelayCounters()
+        self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._session: RelaySession | None = None
+        self._error: SourceError | None = None
+        self._logged_at = 0.0
+        self._newest_us = store.time_us
+        self.path: Path | None = None
+        """The servers between PostgreSQL and this one, as they were last asked for."""
+        self.delay_s: float | None = None
+        """How long after its commit the newest transaction was durable here."""
+
+    def run(self) -> None:
+        """Follow the upstream until :meth:`stop`.
+
+        :raises StoreError: if the store can't be written.
+        """
+        asyncio.run(self._run())
+
+    def stop(self) -> None:
+        """Have :meth:`run` commit what is whole and return; from any thread."""
+        self._stopping.set()
+        loop, running = self._loop, self._running
+        if loop is not None and running is not None:
+            try:
+                loop.call_soon_threadsafe(running.cancel)
+            except RuntimeError:
+                return  # it has ended already
+
+    def check_catalog_soon(self) -> None:
+        """Do nothing: the upstream checks the catalog for what it sends here."""
+
+    def recopy(self, table: str) -> Future[None]:
+        """Have ``table`` sent as a snapshot and compared with what is here; from any thread.
+
+        :raises SourceUnavailable: while the upstream isn't followed.
+        :raises KeyError: if the source has no such table.
+        """
+        if all(each.qualified != table for each in self._tables):
+            raise KeyError(table)
+        session, loop = self._session, self._loop
+        if session is None or loop is None or not session.streams[table].connected:
+            raise SourceUnavailable(
+                f"table {table} can't be copied again: the upstream isn't followed just now"
+                f" ({self._error or 'it is connecting'}); ask again when it is"
+            )
+        stream, answer = session.streams[table], Future[None]()
+        if stream.writer.forgets or stream.writer.copy_rows is not None:
+            answer.set_exception(
+                RecopyRefused(table, "a snapshot is on its way already", "wait for its end")
+            )
+            return answer
+        loop.call_soon_threadsafe(stream.start_over)
+        answer.set_result(None)
+        return answer
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        failures = 0
+        while not self._stopping.is_set():
+            self._session = session = RelaySession(
+                self._options,
+                self._tables,
+                self._store,
+                on_commit=self._committed,
+                counters=self._counters,
+                relay_counters=self._relay_counters,
+                found_path=self._found_path,
+            )
+            begun_at = self._store.position
+            self._running = asyncio.create_task(session.run())
+            if self._stopping.is_set():
+                self._running.cancel()
+            await asyncio.wait({self._running})
+            if self._running.cancelled():
+                continue
+            error = self._running.exception()
+            if self._store.position > begun_at:
+                failures = 0
+            failures = await self._after(error, session, failures)
+        self._loop = None
+
+    async def _after(
+        self, error: BaseException | None, session: RelaySession, failures: int
+    ) -> int:
+        """Wait before the next session, if need be; returns how many failed in a row."""
+        if isinstance(error, HistoryMoved) and session.moved_to is not None:
+            history.adopt(self._store, session.moved_to)
+            self._committed_nothing()
+            return 0
+        if isinstance(error, BatchAbandoned):
+            _log.info("a stream ended within a transaction; all begin again where the store is")
+            await asyncio.sleep(_RETRY.delay(failures + 1))
+            return failures + 1
+        if not isinstance(error, SourceError):
+            assert error is not None
+            raise error
+        failures = 1 if session.was_connected else failures + 1
+        pause = _RETRY.delay(failures)
+        self._failed(error, pause)
+        self._running = asyncio.create_task(asyncio.sleep(pause))
+        if self._stopping.is_set():
+            self._running.cancel()
+        await asyncio.wait({self._running})
+        return failures
+
+    def _failed(self, error: SourceError, pause: float) -> None:
+        """Say so: what is new at once, the same again once a minute."""
+        self._counters.reconnects += 1
+        known = self._error is not None and str(self._error) == str(error)
+        self._error = error
+        now = time.monotonic()
+        if not known or now - self._logged_at > _LOG_AGAIN_S:
+            self._logged_at = now
+            _log.error(
+                "the upstream can't be followed; it is tried again",
+                error=str(error),
+                retry_in_s=round(pause, 1),
+                attempts=self._counters.reconnects,
+            )
+
+    def _found_path(self, path: Path) -> None:
+        self.path, self._error = path, None
+
+    def _committed(self, info: CommitInfo) -> None:
+        if info.time_us > self._newest_us:
+            self._newest_us = info.time_us
+            self.delay_s = max(0.0, time.time() - info.time_us / 1e6)
+        self._on_commit(info)
+
+    def _committed_nothing(self) -> None:
+        """Wake the serving processes: the history is another one."""
+        self._on_commit(CommitInfo(self._store.position, self._store.time_us, frozenset()))
+
+    # ------------------------------------------------------------ status
+
+    def relay_status(self) -> RelayStatus:
+        """The path to PostgreSQL, and what relays alone count; from any thread."""
+        here = Hop(self._store.server_id, "", self._store.position, self.delay_s)
+        path, counters = self.path, self._relay_counters
+        return RelayStatus(
+            path=(here, *(() if path is None else path.hops)),
+            goaways=counters.goaways,
+            snapshots=dict(counters.snapshots),
+        )
+
+    def status(self) -> IngestStatus:
+        """How it stands now; from any thread."""
+        session, store = self._session, self._store
+        streams = {} if session is None else session.streams
+        connected = bool(streams) and all(stream.connected for stream in streams.values())
+        reached = max((s.writer.upstream_position for s in streams.values()), default=0)
+        behind = store.time_us > 0 and (not connected or reached > store.position)
+        error = None if self._error is None or connected else str(self._error)
+        return IngestStatus(
+            connected=connected,
+            phase="streaming" if connected else "connecting",
+            error=error or next((s.error for s in streams.values() if s.error), None),
+            position=store.position,
+            lag_bytes=max(0, reached - store.position) if store.position else 0,
+            lag_seconds=max(0.0, time.time() - store.time_us / 1e6) if behind else 0.0,
+            reconnects=self._counters.reconnects,
+            changes={
+                action.name.lower(): number for action, number in self._counters.changes.items()
+            },
+            tables={
+                table.qualified: self._table(table.qualified, streams.get(table.qualified))
+                for table in self._tables
+            },
+        )
+
+    def _table(self, name: str, stream: TableStream | None) -> TableStatus:
+        counters = self._counters
+        copying = None if stream is None else stream.writer.copy_rows
+        # What is committed: the open batch is the relay's own thread's.
+        record = view.current([r for r in self._store.tables.values() if r.qualified == name])
+        shown = record is not None and record.shown
+        phase = "waiting for the upstream" if record is None else str(record.status)
+        if copying is not None:
+            phase = f"snapshot, {copying[0]:,} of {copying[1]:,} rows"
+        return TableStatus(
+            phase=phase,
+            error=None if stream is None or stream.connected else stream.error,
+            copied_rows=counters.copied_rows.get(name, 0),
+            estimated_rows=None if copying is None else copying[1],
+            recopying=copying is not None and shown,
+            last_recopy=counters.last_recopies.get(name),
+            recopied_rows=counters.recopied_rows.get(name, 0),
+        )

@@ -1,0 +1,297 @@
+"""One table of a relay: what its upstream sends, written into the open batch.
+
+Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation beside
+the one that is shown. If the columns are the same, only what differs enters that one's journal, as
+one transaction at the snapshot's position, and the positions that were missed become a suspect
+range: nobody may resume within it, as the differences don't lead on from what was there in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from laredo_fanout.client.errors import ProtocolViolation
+from laredo_fanout.client.events import (
+    Changes,
+    Event,
+    Handshake,
+    Heartbeat,
+    SchemaChange,
+    SnapshotBegin,
+    SnapshotEnd,
+    SnapshotRows,
+)
+from laredo_fanout.store.meta import LastRecopy
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.table import Status
+from laredo_model import position as position_
+from laredo_model.change import Action
+from laredo_model.checksum import StateChecksum
+
+if TYPE_CHECKING:
+    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.store.table import TableRecord
+    from laredo_fanout.tables.status import Counters
+    from laredo_fanout.tables.write_batch import WriteBatch
+    from laredo_model.column import Column
+
+_log = structlog.get_logger()
+
+_STANDS_FOR_MORE = "changes came as one transaction for all that were missed"
+
+
+class StartOver(Exception):
+    """What this table has doesn't go on: the next request asks for a snapshot."""
+
+
+@dataclass
+class _ReceivedSnapshot:
+    """A snapshot on its way: the incarnation that it fills, and what has come of it."""
+
+    table_id: int
+    expected_rows: int
+    reason: str
+    received: StateChecksum = field(default_factory=StateChecksum)
+
+
+class ReceivedTable:
+    """Writes one table's events. Whatever it raises, nothing of the batch may be committed while
+    ``is_open``."""
+
+    def __init__(
+        self,
+        options: TableOptions,
+        batch: WriteBatch,
+        counters: Counters,
+        records: Callable[[], dict[int, TableRecord]],
+        *,
+        server: str,
+        count_snapshot: Callable[[str], None],
+    ) -> None:
+        self.options = options
+        self._batch = batch
+        self._counters = counters
+        self._records = records
+        self._server = server
+        self._count_snapshot = count_snapshot
+        self._columns: tuple[Column, ...] = ()
+        self._copy: _ReceivedSnapshot | None = None
+        self.is_open = False
+        """Whether a transaction is written in part."""
+        self.upstream_position = 0
+        """How far the upstream is known to be."""
+        self.forgets = False
+        """Whether the next request asks for a snapshot, whatever there is."""
+        self._take: dict[type, Callable[[Any], None]] = {
+            Handshake: self._handshake,
+            SnapshotBegin: self._snapshot_begin,
+            SnapshotRows: self._snapshot_rows,
+            SnapshotEnd: self._snapshot_end,
+            Changes: self._changes,
+            Heartbeat: self._heartbeat,
+            SchemaChange: self._schema_change,
+        }
+
+    @property
+    def record(self) -> TableRecord | None:
+        """The incarnation that clients see, as far as it is written."""
+        name = self.options.qualified
+        shown = [r for r in self._records().values() if r.qualified == name and r.shown]
+        return max(shown, key=lambda r: r.incarnation, default=None)
+
+    @property
+    def position(self) -> int | None:
+        """Where to resume; None: a snapshot is needed."""
+        record = self.record
+        live = record is not None and record.live and not self.forgets
+        return record.position if live and record is not None else None
+
+    @property
+    def copy_rows(self) -> tuple[int, int] | None:
+        """How many rows of a snapshot have come, and how many will; None: none is on its way."""
+        copy = self._copy
+        return None if copy is None else (copy.received.rows, copy.expected_rows)
+
+    @property
+    def between_transactions(self) -> bool:
+        """Whether nothing is written in part."""
+        return not self.is_open and self._copy is None
+
+    def take(self, event: Event) -> None:
+        """Write what an event brings.
+
+        :raises StartOver: if the stream doesn't go on from what is here.
+        :raises ProtocolViolation: if it contradicts itself.
+        :raises StoreError: if the store can't be written.
+        """
+        take = self._take.get(type(event))
+        if take is not None:
+            take(event)
+
+    def drop_copy(self) -> None:
+        """Forget what has come of a snapshot."""
+        copy, self._copy = self._copy, None
+        if copy is not None and copy.table_id in self._records():
+            self._batch.transaction.drop_table(copy.table_id)
+
+    def forget_batch(self) -> None:
+        """Note that the batch was abandoned; the session begins again."""
+        self._copy, self.is_open = None, False
+
+    # ------------------------------------------------------------ events
+
+    def _handshake(self, event: Handshake) -> None:
+        self._columns = event.columns
+        self._seen(event.position)
+        if event.snapshot_follows:
+            return
+        record = self.record
+        if record is None or not record.live or record.columns != event.columns:
+            raise StartOver
+        self._verified(event.boundary)
+
+    def _schema_change(self, event: SchemaChange) -> None:
+        self._columns = event.new
+
+    def _snapshot_begin(self, event: SnapshotBegin) -> None:
+        self.drop_copy()
+        self._count_snapshot(self.options.qualified)
+        record, transaction = self.record, self._batch.transaction
+        _log.info(
+            "snapshot from the upstream",
+            table=self.options.qualified,
+            rows=event.row_count,
+            position=None if event.position is None else position_.text(event.position),
+            reason=event.reason or ("asked for" if record is not None else "there are no rows yet"),
+        )
+        if record is not None and record.live and record.columns != self._columns:
+            closed = replace(record, status=Status.CLOSED, closed_at=record.position)
+            transaction.put_table(closed)
+            self._batch.touch(record.id)
+        copy = transaction.add_table(self.options.schema, self.options.name, 0, self._columns)
+        self._copy = _ReceivedSnapshot(copy.id, event.row_count, event.reason)
+
+    def _snapshot_rows(self, event: SnapshotRows) -> None:
+        copy = self._expected_copy("rows")
+        copy.received.add(event.lines)
+        self._batch.transaction.fill(copy.table_id, event.keys, event.lines)
+        counted = self._counters.copied_rows
+        name = self.options.qualified
+        counted[name] = counted.get(name, 0) + len(event.lines)
+
+    def _snapshot_end(self, event: SnapshotEnd) -> None:
+        copy, position = self._expected_copy("the end"), event.position
+        received = copy.received
+        if position is None or event.state_checksum is None:
+            raise self._violation("a snapshot without position or checksum")
+        if (received.rows, received.hex()) != (event.rows, event.state_checksum):
+            self.drop_copy()
+            raise self._violation(
+                f"a snapshot at {position_.text(position)} of {event.rows} rows with checksum"
+                f" {event.state_checksum}, but {received.rows} with {received.hex()} came"
+            )
+        self._copy = None
+        record = self.record
+        if (
+            record is not None
+            and record.live
+            and record.columns == self._columns
+            and record.position < position
+        ):
+            live_id = self._publish_differences(record, copy, position)
+        else:
+            live_id = self._batch.transaction.publish(copy.table_id, position, 0).id
+        self._batch.transaction.set_table_position(live_id, position)
+        self._batch.touch(live_id)
+        self._seen(position)
+        self._verified(event.boundary)
+        self.forgets = False
+
+    def _publish_differences(
+        self, record: TableRecord, copy: _ReceivedSnapshot, position: int
+    ) -> int:
+        transaction = self._batch.transaction
+        transaction.begin_suspect_range(
+            record.id, copy.reason or "a snapshot was compared with what was here", unseen=True
+        )
+        # Nothing says when the differences were committed.
+        now_us = time.time_ns() // 1000
+        before = record.sequence
+        repaired = transaction.publish_differences(copy.table_id, position, now_us)
+        differing = repaired.sequence - before
+        name = self.options.qualified
+        self._counters.recopied_rows[name] = self._counters.recopied_rows.get(name, 0) + differing
+        last = LastRecopy(time.time(), differing)
+        transaction.set_last_recopy(name, last)
+        self._counters.last_recopies[name] = last
+        _log.info("snapshot compared with what was here", table=name, differing=differing)
+        return record.id
+
+    def _changes(self, event: Changes) -> None:
+        record = self.record
+        if record is None or not record.live or self._copy is not None:
+            raise self._violation("changes before the end of the snapshot")
+        changes = event if event.since is not None else event.beyond(record.position)
+        if changes is None:
+            return
+        transaction = self._batch.transaction
+        if changes.since is not None and record.suspect_range is None:
+            transaction.begin_suspect_range(record.id, _STANDS_FOR_MORE, unseen=True)
+        transaction.apply(record.id, _table_changes(changes))
+        self.is_open = changes.open
+        for action in Action:
+            self._counters.changes[action] += changes.actions.count(action)
+        whole = len(changes.counts) - changes.open
+        if whole:
+            position, time_us = changes.positions[whole - 1], changes.times_us[whole - 1]
+            if changes.since is not None:
+                transaction.end_suspect_range(record.id, position, time_us)
+            transaction.set_table_position(record.id, max(position, record.position))
+            transaction.time_us = max(transaction.time_us, time_us)
+            self._seen(position)
+        self._batch.touch(record.id)
+
+    def _heartbeat(self, event: Heartbeat) -> None:
+        self._seen(event.position)
+        record = self.record
+        if record is None or not record.live or not self.between_transactions:
+            return
+        if event.position is not None and event.position > record.position:
+            self._batch.transaction.set_table_position(record.id, event.position)
+            self._batch.touch(record.id)
+        self._verified(event.boundary)
+
+    # ------------------------------------------------------------ parts
+
+    def _verified(self, boundary: int | None) -> None:
+        record = self.record
+        if record is not None and boundary:
+            self._batch.verified(record.id, boundary)
+
+    def _seen(self, position: int | None) -> None:
+        self.upstream_position = max(self.upstream_position, position or 0)
+
+    def _expected_copy(self, what: str) -> _ReceivedSnapshot:
+        if self._copy is None:
+            raise self._violation(f"{what} of a snapshot that hasn't begun")
+        return self._copy
+
+    def _violation(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(self._server, f"sent {what} (table {self.options.qualified})")
+
+
+def _table_changes(changes: Changes) -> TableChanges:
+    return TableChanges(
+        bytearray(changes.actions),
+        changes.keys,
+        changes.lines,
+        list(changes.counts),
+        list(changes.positions),
+        list(changes.times_us),
+        changes.open,
+    )

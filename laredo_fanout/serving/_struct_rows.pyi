@@ -1,0 +1,3 @@
+from typing import Any
+
+def struct_of(row: dict[str, Any], /) -> bytes | None: ...

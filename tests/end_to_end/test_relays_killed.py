@@ -1,0 +1,162 @@
+"""Database, server, two relays in a chain, clients and a writer of archives at the second: all are
+killed at random under load, and every position that anybody has seen is what PostgreSQL held."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
+
+import psycopg
+
+from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE, fanout
+from tests.end_to_end.misfortunes import crash
+from tests.end_to_end.workload import TABLES, Writer
+from tests.support import drawn
+from tests.support.clusters import Clusters
+from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.postgres import Database
+from tests.support.processes import Program, free_port, until
+from tests.support.server.fanout_program import relay
+from tests.support.server.states import States
+
+ROUNDS = 3
+CONFIGURED = ", ".join(f"{{ table = {table.name} }}" for table in TABLES)
+
+
+class Load(Writer):
+    """A table's writer, which ends when its database is killed."""
+
+    def run(self) -> None:
+        with suppress(psycopg.OperationalError):
+            super().run()
+
+
+class World:
+    """The programs, the load and the truth."""
+
+    def __init__(self, seed: int, directory: Path, clusters: Clusters, stack: ExitStack) -> None:
+        self.chance = random.Random(seed)
+        self.postgres = clusters.new(18)
+        self.database: Database = clusters.lead_to(self.postgres)
+        with self.database.connect() as owner:
+            for table in TABLES:
+                owner.execute(table.ddl)
+        self.oracle = Oracle(self.database.dsn)
+        stack.callback(self.oracle.close)
+        for table in TABLES:
+            self.oracle.start(table.name)
+        self.archive = directory / "archive"
+        port = free_port()
+        server = fanout(directory, self.database, port)
+        first = relay(directory / "first", port, CONFIGURED)
+        second = relay(directory / "second", first.grpc_port, CONFIGURED)
+        self.port = second.grpc_port
+        self.second = second.program
+        self.programs = [server, first.program, second.program, self._archiver(directory)]
+        for program in self.programs:
+            stack.callback(_end, program)
+            program.start()
+
+    def _archiver(self, directory: Path) -> Program:
+        http_port = free_port()
+        config = directory / "writer.conf"
+        config.write_text(
+            SNAPSHOTTER.format(
+                grpc_port=self.port,
+                archive=self.archive,
+                http_port=http_port,
+                tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
+            )
+        )
+        log = directory / "writer.log"
+        return Program("laredo-snapshotter", config, http_port, log=log)
+
+    async def round(self, number: int, client: States) -> None:
+        """A while of load, in which something is killed; perhaps the database too."""
+        writers = [
+            Load(self.database.dsn, table, self.oracle, number * 10 + each, pause=0.03)
+            for each, table in enumerate(TABLES)
+        ]
+        for writer in writers:
+            writer.start()
+        for _ in range(3):
+            if self.chance.random() < 0.7:
+                # What is killed next has work again.
+                await client.until(client.position + 1)
+            wanted = writers[0].committed + self.chance.randrange(5, 40)
+            await until(lambda w=wanted: writers[0].committed >= w)  # type: ignore[misc]
+            for killed in self.chance.sample(self.programs, self.chance.choice([1, 1, 2, 4])):
+                killed.kill()
+                if self.chance.random() < 0.5:
+                    killed.start()
+            for program in self.programs:
+                if not program.is_running():
+                    program.start()
+        if number % 2:
+            crash(self.postgres)
+            self.postgres.start()
+        for writer in writers:
+            try:
+                await asyncio.to_thread(writer.finish)
+            except psycopg.OperationalError:
+                assert number % 2, "the database was not killed"
+        if number % 2:
+            self.oracle.reconnect()
+
+    def archived(self, last: int) -> bool:
+        """Whether every table's archive has this position."""
+        from laredo_archive.reader import Archive
+
+        for table in TABLES:
+            try:
+                manifest = Archive.at(str(self.archive / table.name)).manifest
+            except Exception:  # noqa: BLE001 - not there yet
+                return False
+            if max(manifest.head_position or 0, manifest.seen_position or 0) < last:
+                return False
+        return True
+
+
+def _end(program: Program) -> None:
+    if program.is_running():
+        program.kill()
+
+
+@drawn.seeds(1, 2)
+async def test_every_boundary_is_postgresql_s_behind_two_relays_that_are_killed(
+    seed: int, clusters: Clusters, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        world = World(seed, tmp_path, clusters, stack)
+        async with AsyncExitStack() as clients:
+            states = {
+                table.name: await clients.enter_async_context(
+                    States(world.port, f"public.{table.name}")
+                )
+                for table in TABLES
+            }
+            for number in range(ROUNDS):
+                await world.round(number, states[TABLES[0].name])
+            last = world.oracle.last_commit()
+            for client in states.values():
+                await client.until(last)
+            await until(lambda: world.archived(last))
+        assert world.second.stop() == 0
+        compared = 0
+        for name, client in states.items():
+            before: object = None
+            for position, held in world.oracle.states_at(name, sorted(client.seen)).items():
+                rows = client.seen[position]
+                if (id(held), rows) != before:
+                    seen = world.oracle.rows_of(held.form, list(rows.values()))
+                    assert seen == held.rows, f"{name} at {position:#x}"
+                    compared += 1
+                before = id(held), rows
+        for table in TABLES:
+            for position, lines in boundaries(world.archive / table.name, table.key_fields):
+                assert_same(world.oracle, table.name, position, lines)
+                compared += 1
+        print(f"{compared} positions compared")
+        assert compared > 50

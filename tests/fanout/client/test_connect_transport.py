@@ -1,0 +1,357 @@
+"""Clients by the Connect protocol: framing, the real server, and answers that aren't its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laredo_fanout.client import (
+    AsyncFanoutClient,
+    Backoff,
+    BadEndpoint,
+    Changes,
+    Endpoint,
+    FanoutClient,
+    GoAway,
+    Handshake,
+    NotAReplicationServer,
+    NotReadyInTime,
+    ProtocolViolation,
+    ServerUnavailable,
+    SnapshotRows,
+    StreamBroken,
+    StreamError,
+    SyncOptions,
+    TableNotFound,
+    Tls,
+    Unauthenticated,
+    open_stream,
+    table_status,
+)
+from laredo_fanout.client.stream.transport.framing import BadFraming, ChunkedBody, Envelopes
+from laredo_fanout.serving.options import TlsFiles
+from laredo_model.change import Action
+from tests.fanout.client.kept_copy import row, until
+from tests.fanout.client.real_server import TABLE, Source, serving
+from tests.support.processes import PATIENCE_S, free_port
+from tests.support.server.scripted_connect import HEAD, chunk, end
+from tests.support.server.scripted_server import handshake, heartbeat
+
+INSERT, UPDATE = Action.INSERT, Action.UPDATE
+PEM = Path(__file__).parent.parent / "serving" / "tls"
+MUTUAL = TlsFiles(PEM / "server.pem", PEM / "server.key", PEM / "ca.pem")
+OURS = Tls(PEM / "ca.pem", PEM / "client.pem", PEM / "client.key")
+OPTIONS = SyncOptions(TABLE, "test")
+QUICK = Backoff(initial=0.01, maximum=0.05)
+
+
+# ------------------------------------------------------------------ the framing
+
+
+@given(
+    messages=st.lists(st.binary(max_size=40), max_size=6),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+    chunks=st.lists(st.integers(1, 60), max_size=8),
+)
+def test_messages_arrive_however_their_bytes_are_cut(
+    messages: list[bytes], cuts: list[int], chunks: list[int]
+) -> None:
+    """Neither the reads nor a proxy's chunks need to agree with the messages."""
+    body = b"".join(b"\0" + len(one).to_bytes(4, "big") + one for one in messages)
+    wire_, start = b"", 0
+    for size in [*chunks, len(body) + 1]:
+        if piece := body[start : start + size]:
+            wire_ += b"%X;ext=1\r\n%b\r\n" % (len(piece), piece)
+        start += size
+    wire_ += b"0\r\nTrailer: x\r\n\r\n"
+    chunked, envelopes, found = ChunkedBody(), Envelopes(), []
+    edges = sorted({0, len(wire_), *(cut for cut in cuts if cut < len(wire_))})
+    for begin, stop in pairwise(edges):
+        found += envelopes.feed(chunked.feed(wire_[begin:stop]))
+    assert [one.content for one in found] == messages
+    assert chunked.ended
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x\r\n",
+        b"-1\r\nab",
+        b"+2\r\nab\r\n",
+        b"0x2\r\nab\r\n",
+        b"2\r\nabc\r\n",
+        b"\r\n",
+        b"f" * 2000,
+    ],
+)
+def test_what_is_not_chunked_is_refused(body: bytes) -> None:
+    with pytest.raises(BadFraming):
+        ChunkedBody().feed(body)
+
+
+# ------------------------------------------------------------------ the real server
+
+
+@pytest.fixture
+async def connect_port(source: Source) -> AsyncIterator[int]:
+    port = free_port()
+    async with serving(source, connect=port):
+        yield port
+
+
+async def events_until(endpoint: Endpoint, options: SyncOptions, last: object) -> list[object]:
+    found: list[object] = []
+    async with asyncio.timeout(PATIENCE_S), open_stream(endpoint, options) as events:
+        async for event in events:
+            found.append(event)
+            if isinstance(event, Changes) and event.keys[-1] == last:
+                break
+    return found
+
+
+async def test_both_transports_bring_the_same_events(source: Source) -> None:
+    connect = free_port()
+    async with serving(source, connect=connect) as port:
+        source.write([(INSERT, "c", "x", "t", 1), (UPDATE, "a", "x", "u", 2)])
+        base = source.position - 32
+        options = SyncOptions(TABLE, "test", position=base, want_old=True)  # type: ignore[arg-type]
+        last = b'["a","x"]'
+        grpc = await events_until(Endpoint(f"127.0.0.1:{port}"), options, last)
+        other = Endpoint(f"127.0.0.1:{connect}", transport="connect")
+        assert await events_until(other, options, last) == grpc
+        assert isinstance(grpc[0], Handshake)
+        assert any(isinstance(event, Changes) for event in grpc)
+
+
+async def test_the_asyncio_client_follows_by_connect(connect_port: int, source: Source) -> None:
+    client = AsyncFanoutClient(
+        f"localhost:{connect_port}", TABLE, transport="connect", indexes={"t": ("tenant",)}
+    )
+    async with client:
+        await client.await_ready(PATIENCE_S)
+        changes = client.changes()
+        source.write([(UPDATE, "a", "x", "zeta", 5)])
+        async with asyncio.timeout(PATIENCE_S):
+            change = await anext(changes)
+        assert (change.old, change.new) == (row("a", "x", "acme", 1), row("a", "x", "zeta", 5))
+        assert len(await client.lookup_index("t", "zeta")) == 2
+
+
+async def test_the_thread_safe_client_resumes_by_connect(source: Source) -> None:
+    port = free_port()
+
+    def follow() -> tuple[FanoutClient, list[object]]:
+        client = FanoutClient(f"127.0.0.1:{port}", TABLE, transport="connect", backoff=QUICK)
+        heard: list[object] = []
+        client.listen(lambda old, new: heard.append(new))
+        client.start()
+        client.await_ready(PATIENCE_S)
+        return client, heard
+
+    async with serving(source, connect=port, grace=0.2):
+        client, heard = await asyncio.to_thread(follow)
+    source.write([(INSERT, "n", "1", "t", 1)])
+    async with serving(source, connect=port):
+        source.write([(INSERT, "n", "2", "t", 2)])
+        await asyncio.to_thread(until, lambda: client.position == source.position)
+        await asyncio.to_thread(client.stop)
+    assert heard[-2:] == [row("n", "1", "t", 1), row("n", "2", "t", 2)]
+
+
+async def test_the_status_by_connect(connect_port: int) -> None:
+    endpoint = Endpoint(f"127.0.0.1:{connect_port}", transport="connect")
+    status = await table_status(endpoint, TABLE)
+    assert (status.rows, status.entries) == (3, 3)
+    with pytest.raises(TableNotFound, match=r"public\.missing"):
+        await table_status(endpoint, "public.missing")
+    with pytest.raises(TableNotFound, match=r"public\.missing"):
+        async with open_stream(endpoint, SyncOptions("public.missing", "test")) as events:
+            await anext(events)
+
+
+async def test_tls_and_tokens_by_connect(source: Source, tmp_path: Path) -> None:
+    tokens, port = tmp_path / "tokens", free_port()
+    tokens.write_text("let-me-in\n")
+    async with serving(source, tls=MUTUAL, tokens=tokens, connect=port, grace=0.2):
+        server = f"localhost:{port}"
+        inside = Endpoint(server, OURS, "let-me-in", transport="connect")
+        assert (await table_status(inside, TABLE)).rows == 3
+        async with AsyncFanoutClient(
+            server, TABLE, tls=OURS, token="let-me-in", transport="connect"
+        ) as client:
+            await client.await_ready(PATIENCE_S)
+            assert len(client) == 3
+        async with AsyncFanoutClient(
+            server, TABLE, tls=OURS, token="other", transport="connect"
+        ) as client:
+            with pytest.raises(Unauthenticated):
+                await client.await_ready(PATIENCE_S)
+        for tls in (
+            None,
+            Tls(PEM / "ca.pem"),
+            Tls(PEM / "ca.pem", PEM / "stranger.pem", PEM / "stranger.key"),
+            Tls(OURS.ca, OURS.cert, OURS.key, server_name="elsewhere"),
+        ):
+            endpoint = Endpoint(server, tls, "let-me-in", transport="connect")
+            with pytest.raises(ServerUnavailable):
+                async with open_stream(endpoint, OPTIONS) as events:
+                    await anext(events)
+
+
+async def test_files_and_tokens_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nnonsense\n")
+    client = AsyncFanoutClient(
+        "localhost:4003", TABLE, tls=Tls(tmp_path / "broken.pem"), transport="connect"
+    )
+    with pytest.raises(BadEndpoint, match="tls"):
+        await client.start()
+    with pytest.raises(BadEndpoint, match="transport"):
+        FanoutClient("localhost:4003", TABLE, transport="http")  # type: ignore[arg-type]
+
+
+async def test_a_client_that_leaves_is_gone_at_the_server(source: Source) -> None:
+    """The server's drain waits for clients: one that has left doesn't hold it up."""
+    port = free_port()
+    async with asyncio.timeout(PATIENCE_S), serving(source, connect=port, grace=3600):
+        endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
+        async with open_stream(endpoint, OPTIONS) as events:
+            await anext(events)
+
+
+async def test_go_away_comes_by_connect(source: Source) -> None:
+    port, seen = free_port(), asyncio.Event()
+
+    async def follow() -> list[object]:
+        found: list[object] = []
+        with suppress(StreamError):
+            endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
+            async with open_stream(endpoint, OPTIONS) as events:
+                async for event in events:
+                    found.append(event)
+                    seen.set()
+        return found
+
+    async with serving(source, connect=port, grace=0.2):
+        following = asyncio.create_task(follow())
+        await seen.wait()
+    events = await following
+    assert any(isinstance(event, GoAway) for event in events)
+
+
+# ------------------------------------------------------------------ others' answers
+
+
+@asynccontextmanager
+async def answering(*parts: bytes | float) -> AsyncIterator[Endpoint]:
+    """A server that answers whatever is asked by these bytes, then closes; a 0 keeps it open."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            for part in parts:
+                if isinstance(part, bytes):
+                    writer.write(part)
+                    await writer.drain()
+                else:
+                    await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield Endpoint(f"127.0.0.1:{port}", transport="connect", silence_s=0.02)
+
+
+async def reading(endpoint: Endpoint) -> Sequence[object]:
+    async with asyncio.timeout(PATIENCE_S), open_stream(endpoint, OPTIONS) as events:
+        return [event async for event in events]
+
+
+GREETING = chunk(handshake("DELTA").SerializeToString())
+BEAT = chunk(heartbeat(5, "0/50").SerializeToString())
+
+
+def plain(status: int, body: bytes, kind: str = "text/plain") -> bytes:
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (plain(404, b"there is no such call"), NotAReplicationServer, "there is no such call"),
+        (plain(502, b"bad gateway"), ServerUnavailable, "HTTP status 502"),
+        # An answer without a length ends with its connection.
+        (b"HTTP/1.1 502 X\r\n\r\nbad gateway", ServerUnavailable, "bad gateway"),
+        (plain(200, b"<html>", "text/html"), NotAReplicationServer, "text/html"),
+        (plain(401, b""), Unauthenticated, "401"),
+        (
+            plain(403, b'{"code":"unauthenticated","message":"who?"}', "application/json"),
+            Unauthenticated,
+            "who",
+        ),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", NotAReplicationServer, "4003"),
+        (b"", ServerUnavailable, "closed"),
+        (HEAD + GREETING, ServerUnavailable, "lost"),
+        (HEAD + GREETING + b"0\r\n\r\n", StreamBroken, "end"),
+        (HEAD + GREETING + chunk(b"{", 2), ProtocolViolation, "JSON"),
+        (HEAD + GREETING + chunk(b"\xff\xff"), ProtocolViolation, "SyncResponse"),
+        (HEAD + GREETING + chunk(b"", 1), ProtocolViolation, "0x1"),
+        (HEAD + b"what\r\n", ProtocolViolation, "chunk"),
+        (HEAD + chunk(b'{"error":{"code":"new_code"}}', 2), StreamBroken, "UNKNOWN"),
+        (HEAD + chunk(b'{"error":"so"}', 2), StreamBroken, "UNKNOWN"),
+    ],
+)
+async def test_each_answer_is_an_error_that_says_what_came(
+    answer: bytes, kind: type[StreamError], words: str
+) -> None:
+    async with answering(answer) as endpoint:
+        with pytest.raises(kind, match=words) as raised:
+            await reading(endpoint)
+    assert type(raised.value) is kind
+
+
+async def test_a_body_without_chunks_is_read_too() -> None:
+    """An HTTP/1.1 proxy may send a stream on until it closes."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/connect+proto\r\n\r\n"
+    body = ChunkedBody().feed(GREETING + BEAT + end(None))
+    async with answering(head, body[:30], body[30:]) as endpoint:
+        assert len(await reading(endpoint)) == 2
+
+
+async def test_a_server_that_stands_still_is_noticed_by_its_missing_heartbeats() -> None:
+    async with answering(HEAD + GREETING + BEAT, 0) as endpoint:
+        with pytest.raises(ServerUnavailable, match="heartbeat"):
+            await reading(endpoint)
+
+
+async def test_a_client_gives_up_on_no_port_of_connect(port: int) -> None:
+    """gRPC's port is named wrongly: the error says so, and where Connect's is."""
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, transport="connect", backoff=QUICK)
+    async with client:
+        with pytest.raises((NotAReplicationServer, NotReadyInTime)) as failed:
+            await client.await_ready(PATIENCE_S)
+    assert "4003" in str(failed.value)
+
+
+async def test_snapshots_come_in_many_reads(source: Source, connect_port: int) -> None:
+    source.write([(INSERT, "many", str(number), "t" * 500, number) for number in range(5000)])
+    found = await asyncio.wait_for(_rows(connect_port, 5003), PATIENCE_S)
+    assert len(found) == 5003
+
+
+async def _rows(port: int, most: int) -> set[bytes]:
+    found: set[bytes] = set()
+    endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
+    async with open_stream(endpoint, OPTIONS) as events:
+        async for event in events:
+            if isinstance(event, SnapshotRows):
+                found.update(event.keys)
+            if len(found) >= most:
+                break
+    return found

@@ -1,0 +1,187 @@
+"""Clients work in slices: other tasks of the loop run during a snapshot and a large transaction."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laredo_fanout.client import AsyncFanoutClient, Changes, TableIndex
+from laredo_fanout.client.loop_share import LoopShare
+from laredo_fanout.client.table.pieces import pieces
+from laredo_model.change import Action
+from tests.fanout.client.kept_copy import soon
+from tests.fanout.client.scripted_replica import as_changes
+from tests.support.processes import PATIENCE_S
+from tests.support.server.scripted_server import (
+    Hold,
+    When,
+    batch,
+    handshake,
+    line,
+    playing,
+    snapshot,
+)
+
+ROWS = {b"%d" % number: line(number, "x") for number in range(5000)}
+INDEX = {"n": TableIndex(["name"])}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check finds the slice used: what is counted is how often it is checked."""
+    monkeypatch.setattr("laredo_fanout.client.loop_share._SLICE_S", -1.0)
+
+
+class Turns:
+    """Counts the turns of the loop, and the most that something grew from one turn to the next."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.probe: Callable[[], int] = int
+        self.most = 0
+
+    async def take(self) -> None:
+        known = 0
+        while True:
+            self.count += 1
+            known, before = self.probe(), known
+            self.most = max(self.most, known - before)
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def counted() -> AsyncIterator[Turns]:
+    turns = Turns()
+    task = asyncio.create_task(turns.take())
+    yield turns
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def staged(client: AsyncFanoutClient) -> int:
+    found = client._replica._staged
+    return 0 if found is None else len(found[0])
+
+
+@pytest.mark.usefixtures("always")
+async def test_a_snapshot_comes_in_slices(tmp_path: Path) -> None:
+    """From the server, and from the file that was saved."""
+    script = [handshake(), *snapshot(ROWS, "0/10", 5), Hold()]
+    again = [handshake("DELTA"), Hold()]
+    async with playing(script, again) as (endpoint, _), counted() as turns:
+        for _ in range(2):
+            client = AsyncFanoutClient(
+                endpoint.server, "public.users", indexes=INDEX, local_snapshot_path=tmp_path / "f"
+            )
+            turns.most, turns.probe = 0, lambda client=client: staged(client)  # type: ignore[misc]
+            await client.start()
+            await soon(lambda client=client: len(client) == len(ROWS))
+            # The message has 5,000 rows; with an index 50 of them are a step.
+            assert 0 < turns.most <= 100
+            await client.stop()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("indexed", [True, False])
+async def test_a_large_transaction_comes_in_slices(indexed: bool) -> None:
+    ready = asyncio.Event()
+    more = [(Action.UPDATE, key, line(int(key), "y")) for key in ROWS]
+    script = [
+        handshake(),
+        *snapshot(ROWS, "0/10", 5),
+        When(ready.is_set),
+        batch(6, (0x20, more)),
+        Hold(),
+    ]
+    async with playing(script) as (endpoint, _), counted() as turns:
+        indexes = INDEX if indexed else None
+        client = AsyncFanoutClient(endpoint.server, "public.users", indexes=indexes)
+        async with client:
+            await client.await_ready(PATIENCE_S)
+            turns.most, turns.probe = 0, lambda: client._replica.reached.open_changes
+            ready.set()
+            await soon(lambda: client.position == 0x20)
+            assert 0 < turns.most <= (300 if indexed else 2000)
+            assert await client.lookup(4999) == {"id": 4999, "name": "y"}
+
+
+@pytest.mark.usefixtures("always")
+async def test_listeners_leave_turns() -> None:
+    """Also those of a TRUNCATE, which is one change."""
+    ready = asyncio.Event()
+    script = [
+        handshake(),
+        *snapshot(ROWS, "0/10", 5),
+        When(ready.is_set),
+        batch(6, (0x20, [(Action.TRUNCATE, b"", b"")])),
+        Hold(),
+    ]
+    seen: list[int] = []
+    async with playing(script) as (endpoint, _), counted() as turns:
+        client = AsyncFanoutClient(endpoint.server, "public.users", indexes=INDEX)
+        async with client:
+            await client.await_ready(PATIENCE_S)
+            await client.listen(lambda old, new: seen.append(turns.count))
+            ready.set()
+            await soon(lambda: len(seen) == len(ROWS))
+            assert len(client) == 0 and await client.lookup_index("n", "x") == []
+    assert max(Counter(seen).values()) <= 2
+
+
+@pytest.mark.usefixtures("always")
+async def test_one_client_a_turn() -> None:
+    """However many clients there are, one slice is between two turns of the loop."""
+    share = LoopShare.of_running_loop()
+    assert share is LoopShare.of_running_loop()
+    order: list[int] = []
+
+    async def client(name: int) -> None:
+        for _ in range(20):
+            await share.pause_if_used()
+            order.append(name)
+
+    async with counted() as turns:
+        await asyncio.gather(*(client(name) for name in range(3)))
+        assert turns.count >= 57
+    assert order == [0, 1, 2] * 20
+
+
+transactions = st.lists(st.integers(0, 12), min_size=1, max_size=8)
+
+
+@given(counts=transactions, most=st.integers(1, 10), goes_on=st.booleans())
+def test_pieces_are_the_same_changes_and_cut_only_large_transactions(
+    counts: list[int], most: int, goes_on: bool
+) -> None:
+    rows = iter(range(1000))
+    whole = as_changes(
+        [
+            (0x20 + 16 * number, [(1, b"%d" % next(rows), b"l") for _ in range(count)])
+            for number, count in enumerate(counts)
+        ],
+        goes_on=goes_on,
+    )
+    found = list(pieces(whole, most))
+    assert all(len(piece) <= most for piece in found)
+    assert [key for piece in found for key in piece.keys] == whole.keys
+    assert _by_sequence(found) == _by_sequence([whole])
+    assert _ends(found) == _ends([whole])
+    for piece in found:
+        for part in piece.transactions():
+            count = counts[(part.position - 0x20) // 16]
+            assert part.stop - part.start == count or count > most
+
+
+def _by_sequence(batches: Sequence[Changes]) -> list[tuple[int, bytes]]:
+    return [
+        (batch.sequence(index), key) for batch in batches for index, key in enumerate(batch.keys)
+    ]
+
+
+def _ends(batches: Sequence[Changes]) -> list[int]:
+    return [part.position for batch in batches for part in batch.transactions() if part.last]

@@ -1,0 +1,131 @@
+"""The path of a relay: loops are refused, status shows each hop, and a drained upstream is left."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+import orjson
+import pytest
+
+from laredo_fanout.client.events import Mode
+from laredo_fanout.serving.options import ListenerOptions
+from tests.support.postgres import Database
+from tests.support.processes import until, wait_until
+from tests.support.server.fanout_program import fanout, relay, started
+from tests.support.server.relayed import relaying
+from tests.support.server.serving_world import USERS, rows, running
+from tests.support.server.states import States
+
+
+def test_servers_that_follow_each_other_say_so(tmp_path: Path) -> None:
+    one = relay(tmp_path / "one", 1, "{ table = a }")
+    two = relay(tmp_path / "two", one.grpc_port, "{ table = a }")
+    three = relay(tmp_path / "three", two.grpc_port, "{ table = a }")
+    text = one.program.config.read_text()
+    one.program.config.write_text(text.replace('127.0.0.1:1"', f'127.0.0.1:{three.grpc_port}"'))
+    with ExitStack() as running_:
+        for each in (one, two, three):
+            running_.enter_context(each.program)
+        for each in (one, two, three):
+            wait_until(
+                lambda e=each: any("follows this server" in p for p in e.problems), "it is refused"
+            )
+        said = " ".join(two.problems)
+        assert f"this server -> 127.0.0.1:{one.grpc_port} -> 127.0.0.1:{three.grpc_port}" in said
+        assert "Have one of them follow PostgreSQL" in said
+        checked = two.run("check", "--json")
+        assert any(
+            "follows this server" in found["detail"] for found in orjson.loads(checked.stdout)
+        )
+
+
+async def test_a_server_that_is_its_own_upstream_is_refused(tmp_path: Path, free: int) -> None:
+    async with relaying(tmp_path / "relay", free, port=free) as relay_:
+        await until(lambda: "follows this server" in (relay_.ingest.status().error or ""))
+        assert not relay_.ingest.status().connected
+
+
+@pytest.fixture
+def free() -> int:
+    from tests.support.processes import free_port
+
+    return free_port()
+
+
+async def test_a_table_that_the_upstream_doesn_t_have_is_named(tmp_path: Path) -> None:
+    names = (USERS, "public.other")
+    async with running(tmp_path / "up") as world:
+        world.writer.publish(rows(0, 3))
+        async with relaying(tmp_path / "relay", world.port, names) as relay_:
+            await relay_.until(world.writer.position)
+            await until(lambda: relay_.ingest.status().tables["public.other"].error)
+            error = relay_.ingest.status().tables["public.other"].error
+            assert error is not None
+            assert "table public.other isn't served here; tables: public.users" in error
+
+
+async def test_the_token_s_file_is_read_for_each_connection(tmp_path: Path) -> None:
+    tokens, token = tmp_path / "tokens", tmp_path / "token"
+    tokens.write_text("right\n")
+    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    async with running(tmp_path / "up", listener=listener) as world:
+        world.writer.publish(rows(0, 3))
+        async with relaying(tmp_path / "relay", world.port, token_file=token) as relay_:
+
+            async def fails_with(text: str) -> None:
+                await until(lambda: text in (relay_.ingest.status().error or ""))
+
+            await fails_with("can't be read")
+            token.write_text("\n")
+            await fails_with("has no token")
+            token.write_text("wrong\n")
+            await fails_with("this token is unknown here")
+            token.write_text("right\n")
+            await relay_.until(world.writer.position)
+
+
+async def test_clients_notice_nothing_of_a_rolling_restart_but_a_new_stream(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    top = fanout(tmp_path / "top", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    middle = relay(tmp_path / "middle", top.grpc_port, "{ table = a }")
+    end = relay(tmp_path / "end", middle.grpc_port, "{ table = a }")
+    with started(top), started(middle), started(end):
+        async with States(end.grpc_port, "public.a") as client:
+            for number, restarted in enumerate((top, middle, end)):
+                await asyncio.to_thread(restarted.program.stop)
+                with database.connect() as owner:
+                    owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
+                restarted.program.start()
+                await until(lambda n=number: b"%d" % n in client.rows)  # type: ignore[misc]
+            assert len(client.snapshots) == 1
+            assert all(each.mode is Mode.DELTA for each in client.handshakes[1:])
+        name = 'laredo_relay_goaways_total{source="up"}'
+        assert middle.metrics[name] == 0  # it was restarted itself
+        shown = middle.status["sources"]["up"]
+        assert [hop["address"] for hop in shown["path"]] == [None, f"127.0.0.1:{top.grpc_port}"]
+        with database.connect() as owner:
+            owner.execute("INSERT INTO a VALUES (100, 'x')")
+        wait_until(
+            lambda: all(h["delay_seconds"] for h in end.status["sources"]["up"]["path"]),
+            "every hop has measured",
+        )
+        path = end.status["sources"]["up"]["path"]
+        addresses = [f"127.0.0.1:{middle.grpc_port}", f"127.0.0.1:{top.grpc_port}"]
+        assert [hop["address"] for hop in path] == [None, *addresses]
+        assert len({hop["server_id"] for hop in path}) == 3
+        text = end.run("status").stdout
+        assert "this server" in text
+        assert addresses[1] in text
+        metrics = end.metrics
+        assert metrics['laredo_relay_hops{source="up"}'] == 2
+        assert 'laredo_relay_delay_seconds{hop="2",source="up"}' in metrics
+        await asyncio.to_thread(middle.program.stop)
+        wait_until(lambda: not end.program.is_ready(), "the end notices")
+        assert end.metrics[name] == 1
+        middle.program.start()
+        wait_until(end.program.is_ready, "it is followed again")
