@@ -156,10 +156,9 @@ class ServingChildren:
 
     async def _run_one(self) -> None:
         child = await self._spawn()
+        self._configure(child)
         self._children[child.number] = child
         self.wake_ups.add(child.wake)
-        if self._draining.is_set():
-            child.control.send({"op": "drain"})
         try:
             await self._listen_to(child)
         finally:
@@ -176,6 +175,15 @@ class ServingChildren:
                 clients=lost,
                 error=self.error,
             )
+
+    def _configure(self, child: _Child) -> None:
+        """Send what it waits for: its options, before anything that is sent to every child."""
+        if self._draining.is_set():
+            child.control.send({"op": "drain"})
+            return
+        serving = options_to_json(self.options)
+        child.control.send({"op": "options", "state": str(self.state), "serving": serving})
+        child.control.send({"op": "health", "ready": self._ready})
 
     async def _spawn(self) -> _Child:
         """Start one.
@@ -220,10 +228,6 @@ class ServingChildren:
     def _handle(self, child: _Child, message: Message) -> Message | None:
         key = (child.number, message.get("lease", 0))
         match message["op"]:
-            case "ready":
-                serving = options_to_json(self.options)
-                child.control.send({"op": "options", "state": str(self.state), "serving": serving})
-                child.control.send({"op": "health", "ready": self._ready})
             case "listening":
                 child.listening, self.error = True, None
                 log.info("serving process listens", pid=child.process.pid, port=message["port"])

@@ -1,7 +1,6 @@
 """The messages between main and serving process: length-prefixed JSON over a socket pair.
 
 serving -> main
-    {"op": "ready"}                                              waits for the options
     {"op": "listening", "port": n}
     {"op": "register", "call": c, "lease": l, "info": {...}}     answered
     {"op": "update", "leases": [[l, sequence, depth, state], ...]}
@@ -12,7 +11,7 @@ serving -> main
     {"op": "replay", "table": name, "outcome": o}
     {"op": "check"}                                              a client waits for a catalog check
 main -> serving
-    {"op": "options", "state": path, "serving": {...}}
+    {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain
     {"op": "health", "ready": bool}                              what /health/ready says now
     {"op": "drain"}
     {"op": "answer", "call": c, ...}

@@ -35,7 +35,6 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     """Serve until the main process sends drain; returns the process's exit code."""
     control = await Control.over(control_end)
     wakeups = SocketWakeups(wake_end)
-    control.send({"op": "ready"})
     options = await control.receive()
     if options["op"] == "drain":
         return 0

@@ -150,7 +150,7 @@ async def test_kill_9_of_a_serving_process_leaves_the_rest_alone(
             await a.until(keys(*range(1, 102)))
             assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
         fanout_status = server.status["fanout"]
-        assert fanout_status["restarts"] == 1
+        assert fanout_status["restarts"] == 1, server.program.tail(20000)
         assert pid not in fanout_status["pids"]
         assert server.metrics['laredo_fanout_disconnects_total{reason="process"}'] == 1
         assert server.table("public.a")["copied_rows"] == 100, "the source was begun anew"
@@ -168,7 +168,7 @@ async def test_a_signal_drains_and_ends_with_0(
             async with asyncio.timeout(PATIENCE_S):
                 while not a.goaways:
                     await asyncio.sleep(0.01)  # poll
-            assert await stopping == 0, server.program.tail()
+            assert await stopping == 0, server.program.tail(20000)
             assert all(map(has_ended, others))
             active = owner.execute(
                 "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
@@ -281,7 +281,7 @@ def test_a_taken_port_ends_it_with_a_message(server: Fanout, key: str) -> None:
         port = other.getsockname()[1]
         server.program.start("--set", f"{key}={port}")
         assert server.program.wait() == 1
-        said = server.program.tail()
+        said = server.program.tail(20000)
         assert f"can't listen on 127.0.0.1:{port} ({key}): Address already in use" in said
         assert "Traceback" not in said
 
@@ -290,7 +290,7 @@ def test_a_state_path_that_cannot_be_used_ends_it_with_a_message(server: Fanout)
     (server.directory / "file").write_text("")
     server.program.start("--set", f"state.path={server.directory}/file/state")
     assert server.program.wait() == 1
-    said = server.program.tail()
+    said = server.program.tail(20000)
     assert f"{server.directory}/file" in said
     assert "Traceback" not in said
 

@@ -125,18 +125,37 @@ async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
         assert world.children.restarts == 0
 
 
+def one_child(store: Store, options: ListenerOptions) -> ServingChildren:
+    return ServingChildren(
+        workers=1,
+        state=store.path,
+        options=ServingOptions(options),
+        clients=Clients(1),
+        wake_ups=WakeUps(),
+        log_settings=logs.LogSettings(logs.JSON),
+    )
+
+
+async def test_readiness_that_changes_while_a_process_starts_does_not_end_it(
+    tmp_path: Path,
+) -> None:
+    with Store.open(tmp_path / "state", max_size=1 << 28) as store:
+        children = one_child(store, ListenerOptions("127.0.0.1", 0))
+        children.start()
+        try:
+            await until(lambda: bool(children.pids))
+            assert not children.listening, "it changes too late to show anything"
+            children.update_ready(True)
+            await until(lambda: children.listening == 1)
+            assert children.restarts == 0
+        finally:
+            await children.drain()
+
+
 async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None:
-    clients, wake_ups = Clients(1), WakeUps()
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
         options = ListenerOptions("127.0.0.1", 0, tokens_file=tmp_path / "nosuch")
-        children = ServingChildren(
-            workers=1,
-            state=store.path,
-            options=ServingOptions(options),
-            clients=clients,
-            wake_ups=wake_ups,
-            log_settings=logs.LogSettings(logs.JSON),
-        )
+        children = one_child(store, options)
         children.start()
         try:
             async with asyncio.timeout(PATIENCE_S):
