@@ -114,7 +114,8 @@ class PeriodicSnapshots:
 def _row_messages(encoder: Encoder, lines: list[bytes]) -> Sliced[list[bytes]]:
     messages = []
     for line in lines:
-        messages.append(row_message(_ROW, (yield from encoder.encode(line))))
+        row = encoder.encode(line) or (yield from encoder.encode_next(line))
+        messages.append(row_message(_ROW, row))
     return messages
 
 

@@ -117,20 +117,29 @@ class StructRows:
 
 
 class Encoder:
-    """Encodes one session's rows after each other, and yields after each slice of them."""
+    """Encodes one session's rows after each other, in slices.
+
+    A row is `encode(line) or (yield from encode_next(line))`: a generator for each would cost as
+    much as half of its encoding.
+    """
 
     def __init__(self, structs: StructRows) -> None:
         self._structs = structs
         self._slice = Slice()
 
-    def encode(self, line: bytes) -> Sliced[bytes]:
-        """The bytes of the Struct that holds this row."""
+    def encode(self, line: bytes) -> bytes | None:
+        """The bytes of the Struct that holds this row; None if it doesn't belong to this slice."""
         size = len(line)
-        if size > _LARGE:
-            return (yield from self._structs.encode_large(line))
         # Values within json cost eight times as much as the plain ones that a slice reckons with.
-        if self._slice.done_with(size * SLICE_BYTES // _LARGE):
-            yield
+        if size > _LARGE or self._slice.done_with(size * SLICE_BYTES // _LARGE):
+            return None
+        return self._structs.encode(line)
+
+    def encode_next(self, line: bytes) -> Sliced[bytes]:
+        """The same in the next slice, or in slices of its own."""
+        if len(line) > _LARGE:
+            return (yield from self._structs.encode_large(line))
+        yield
         return self._structs.encode(line)
 
 

@@ -17,19 +17,24 @@ except ImportError:  # there was no C compiler when this was installed
 _CACHED = 1 << 14
 
 
+def _last_bytes(number: int) -> bytes:
+    return bytes((number & 0x7F | 0x80, number >> 7)) if number > 0x7F else bytes((number,))
+
+
+_VARINTS = [_last_bytes(number) for number in range(_CACHED)]
+_FIRST_BYTES = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(_CACHED)]
+"""The two bytes of fourteen bits that others follow."""
+
+
 def varint(number: int) -> bytes:
     """An unsigned integer; a negative int64 goes in as its two's complement."""
     if number < 0:
         number += 1 << 64
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_VARINTS = [varint(number) for number in range(_CACHED)]
+    first = b""
+    while number >= _CACHED:
+        first += _FIRST_BYTES[number & _CACHED - 1]
+        number >>= 14
+    return first + _VARINTS[number]
 
 
 def length(data: bytes) -> bytes:

@@ -11,7 +11,7 @@ from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.store.journal.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_fanout.wire.protobuf import delimited, tag, varint
+from laredo_fanout.wire.protobuf import delimited, length, tag, varint
 from laredo_model import position as position_
 from laredo_model.change import Action
 
@@ -25,7 +25,7 @@ _POSITION = tag(_ENTRY["source_position"].number)
 _TIMESTAMP = tag(_ENTRY["timestamp"].number)
 _OLD_VALUES = tag(_ENTRY["old_values"].number)
 _NEW_VALUES = tag(_ENTRY["new_values"].number)
-_ACTIONS = {
+_ACTIONS: dict[int, bytes] = {
     action: delimited(tag(_ENTRY["action"].number), action.name.encode()) for action in Action
 }
 
@@ -57,7 +57,8 @@ class BaseForm:
         """One SnapshotRow a row."""
         encoder, messages = Encoder(self._structs), []
         for line in lines:
-            messages.append(row_message(_SNAPSHOT_ROW, (yield from encoder.encode(line))))
+            row = encoder.encode(line) or (yield from encoder.encode_next(line))
+            messages.append(row_message(_SNAPSHOT_ROW, row))
         return messages
 
     def changes(self, record: Record) -> Sliced[list[bytes]]:
@@ -72,14 +73,15 @@ class BaseForm:
             if entry.transaction != transaction:
                 transaction = entry.transaction
                 head = _transaction_head(batch.positions[transaction], batch.times_us[transaction])
-            pieces = [_SEQUENCE, varint(entry.sequence), head, _ACTIONS[Action(entry.action)]]
+            pieces = [_SEQUENCE, varint(entry.sequence), head, _ACTIONS[entry.action]]
             if entry.old:
-                old = yield from encoder.encode(entry.old)
-                pieces.append(delimited(_OLD_VALUES, old))
+                old = encoder.encode(entry.old) or (yield from encoder.encode_next(entry.old))
+                pieces += _OLD_VALUES, length(old), old
                 if entry.action == Action.DELETE and entry.sequence <= self._repeated_through:
                     messages.append(_row_again(entry.sequence, head, old))
             if entry.line:
-                pieces.append(delimited(_NEW_VALUES, (yield from encoder.encode(entry.line))))
+                new = encoder.encode(entry.line) or (yield from encoder.encode_next(entry.line))
+                pieces += _NEW_VALUES, length(new), new
             messages.append(delimited(_JOURNAL_ENTRY, b"".join(pieces)))
         return messages
 
