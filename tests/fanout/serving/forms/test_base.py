@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_fanout.wire.protobuf import tag, varint
 from laredo_model.change import Action
 from laredo_model.position import text
 from tests.support.drawn import examples
@@ -52,6 +54,13 @@ def test_what_struct_can_hold_is_held_exactly(row: dict[str, Any]) -> None:
 def test_what_json_has_is_encoded_by_c_as_by_python(row: dict[str, Any]) -> None:
     assert struct_of is not None
     assert struct_of(row) == StructRows().encode_plainly(row)
+
+
+def test_a_sequence_is_read_back_as_it_was() -> None:
+    borders = [(1 << bits) + step for bits in range(63) for step in (-1, 0, 1)]
+    for number in (*borders, (1 << 63) - 1, -1, -(1 << 63)):
+        entry = wire.ReplicationJournalEntry.FromString(tag(1, 0) + varint(number))
+        assert entry == wire.ReplicationJournalEntry(sequence=number)
 
 
 @pytest.mark.parametrize(
