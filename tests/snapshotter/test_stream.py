@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -344,11 +344,18 @@ async def test_a_resumed_stream_of_another_history_is_opened_afresh(tmp_path: Pa
 
 async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -> None:
     live = [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1030"), Hold()]
+    asked = asyncio.Event()
     again = [hello(), *snapshot(ROWS, "0/1030", 11), Hold()]
-    async with playing(live, again) as (endpoint, _), writing(tmp_path, endpoint) as world:
+    running_one = [When(asked.is_set), *again]
+    async with (
+        playing(live, running_one, again) as (endpoint, scripted),
+        writing(tmp_path, endpoint) as world,
+    ):
         await world.position(0x1030)
         running = world.writer.request_snapshot(datetime.now(UTC))
-        meanwhile = world.writer.request_snapshot(datetime.now(UTC) + timedelta(seconds=1))
+        await world.until(lambda: len(scripted.requests) == 2)
+        meanwhile = world.writer.request_snapshot(datetime.now(UTC))
+        asked.set()
         assert await asyncio.wait_for(running, PATIENCE_S) == 2
         assert await asyncio.wait_for(meanwhile, PATIENCE_S) > 2
 
