@@ -1,4 +1,5 @@
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ from xdist.scheduler import LoadFileScheduling
 # Tests start programs while gRPC clients run in their own process: gRPC's handlers in the
 # forked child, which is about to become another program, can end it before it does.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Tests start hundreds of programs: without bytecode on disk, each compiles the project anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 pytest_plugins = [
     "tests.support.drawn",
