@@ -43,7 +43,7 @@ class ArchiveStore(Section):
     """The external id that the role's trust policy asks for."""
 
 
-class Archive(Section):
+class ArchiveConfig(Section):
     """The table's archive, as laredo-snapshotter writes it: for clients behind the journal."""
 
     store: Literal["local", "s3"] = "local"
@@ -62,7 +62,7 @@ class Archive(Section):
         return None if prefix is None else object_keys.directory_prefix(prefix)
 
     @model_validator(mode="after")
-    def _fits_the_store(self) -> Archive:
+    def _fits_the_store(self) -> ArchiveConfig:
         store = self.store_config
         wanted, others = (
             _OF_STORE[self.store],

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field, field_validator, model_validator
 
-from laredo_fanout.archive_config import Archive
+from laredo_fanout.archive_config import ArchiveConfig
 from laredo_fanout.source_config import AnySource, Source, Upstream
 from laredo_model import settings
 from laredo_model.http import exposure
@@ -26,7 +26,7 @@ ENV_IGNORE = (
 )
 
 
-class State(Section):
+class StateConfig(Section):
     """Where the server keeps its state: the LMDB environment."""
 
     path: Path = Path("./.laredo-fanout")
@@ -35,7 +35,7 @@ class State(Section):
     """Address space of the map, in bytes; disk is used only for what is stored."""
 
 
-class Tls(Section):
+class TlsConfig(Section):
     """PEM files; with ``client_ca`` clients must show a certificate that it signed."""
 
     cert: Path
@@ -71,7 +71,7 @@ class Grpc(Section):
     """How many of them may be of one identity; by default nine tenths of ``max_clients``."""
     max_clients_per_client_id: int | None = Field(default=None, ge=1)
     """How many of these may use the same client id; by default half of ``max_clients``."""
-    tls: Tls | None = None
+    tls: TlsConfig | None = None
     tokens_file: Path | None = None
     """File with one token a line; clients send theirs as ``authorization: Bearer``."""
 
@@ -121,7 +121,7 @@ class Http(HttpSettings):
     """Port of the HTTP side; 0: any free one."""
 
 
-class Journal(Section):
+class JournalConfig(Section):
     """How much of a table's journal stays for clients that resume; the earlier limit prunes."""
 
     max_entries: int = Field(default=1_000_000, ge=1)
@@ -146,7 +146,7 @@ class SnapshotRetention(Section):
     """Older ones go earlier."""
 
 
-class Snapshot(Section):
+class SnapshotConfig(Section):
     """Periodic snapshots, for ListSnapshots and FetchSnapshot. Without the block there are none."""
 
     interval: Duration = Field(default=300.0, ge=1)
@@ -184,16 +184,16 @@ class Target(Section):
 
     type: Literal["replication-fanout"] = "replication-fanout"
     """The kind of target."""
-    journal: Journal = Journal()
-    snapshot: Snapshot | None = None
+    journal: JournalConfig = JournalConfig()
+    snapshot: SnapshotConfig | None = None
     grpc: TargetGrpc = TargetGrpc()
     client_buffer: ClientBuffer = ClientBuffer()
     heartbeat_interval: Duration = Field(default=10.0, ge=0.05)
     """How often a quiet stream says how far it is."""
-    archive: Archive | None = None
+    archive: ArchiveConfig | None = None
 
 
-class Table(Section):
+class ReplicatedTableConfig(Section):
     """A table to replicate, and its target."""
 
     source: str | None = None
@@ -228,11 +228,11 @@ class Table(Section):
 class Config(Section):
     """The whole configuration of a server."""
 
-    state: State = State()
+    state: StateConfig = StateConfig()
     sources: dict[str, AnySource]
     fanout: Fanout = Fanout()
     http: Http = Http()
-    tables: tuple[Table, ...]
+    tables: tuple[ReplicatedTableConfig, ...]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
@@ -332,7 +332,7 @@ class Config(Section):
         configured = self.fanout.grpc.max_clients_per_client_id
         return configured or -(-self.max_clients // 2)
 
-    def snapshot_path(self, table: Table) -> Path | None:
+    def snapshot_path(self, table: ReplicatedTableConfig) -> Path | None:
         """Where the table's periodic snapshots are kept; None if it has none."""
         snapshot = table.target.snapshot
         if snapshot is None:

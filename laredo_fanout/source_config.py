@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from laredo_model.settings import Duration, Secret, Section, Size
 
 
-class Publication(Section):
+class PublicationConfig(Section):
     """The publication that the slot's stream follows; with ``create`` it is made when missing.
 
     Tables that are append-only are in one of their own; its name is the other's with
@@ -148,7 +148,7 @@ class Source(Section):
     """Connection string of the one database; a password belongs in PGPASSFILE."""
     slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
     """The one replication slot; it is made when missing."""
-    publication: Publication = Publication()
+    publication: PublicationConfig = PublicationConfig()
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)

@@ -72,7 +72,7 @@ class CommitIntervals:
 
 
 @dataclass(frozen=True)
-class TableOptions:
+class SourceTableOptions:
     """One table to replicate."""
 
     schema: str

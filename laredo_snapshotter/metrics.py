@@ -21,13 +21,13 @@ from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
 from laredo_model.http.counts import HttpCounts, families
-from laredo_snapshotter.status import TableStatus
+from laredo_snapshotter.status import TableWriterStatus
 
 
 class _Gauge(NamedTuple):
     name: str
     help: str
-    value: Callable[[TableStatus], float | None]
+    value: Callable[[TableWriterStatus], float | None]
 
 
 _GAUGES = (
@@ -72,7 +72,7 @@ _GAUGES = (
 class Metrics:
     """One process's metrics, in a registry of its own."""
 
-    def __init__(self, tables: Callable[[], Iterable[TableStatus]], http: HttpCounts) -> None:
+    def __init__(self, tables: Callable[[], Iterable[TableWriterStatus]], http: HttpCounts) -> None:
         """``tables`` and ``http`` are read at each scrape."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -211,7 +211,7 @@ class _HttpCollector(Collector):
 
 
 class _TableCollector(Collector):
-    def __init__(self, tables: Callable[[], Iterable[TableStatus]]) -> None:
+    def __init__(self, tables: Callable[[], Iterable[TableWriterStatus]]) -> None:
         self._tables = tables
 
     def describe(self) -> Iterable[Metric]:
@@ -237,7 +237,7 @@ class _TableCollector(Collector):
         yield from _of_sinks(tables)
 
 
-def _of_destinations(tables: Iterable[TableStatus]) -> Iterator[Metric]:
+def _of_destinations(tables: Iterable[TableWriterStatus]) -> Iterator[Metric]:
     labels = ["table", "destination"]
     errors = CounterMetricFamily(
         "snapshotter_destination_errors",
@@ -265,7 +265,7 @@ def _of_destinations(tables: Iterable[TableStatus]) -> Iterator[Metric]:
     yield from (errors, up, unavailable)
 
 
-def _of_sinks(tables: Iterable[TableStatus]) -> Iterator[Metric]:
+def _of_sinks(tables: Iterable[TableWriterStatus]) -> Iterator[Metric]:
     labels = ["table", "sink"]
     backlog = GaugeMetricFamily(
         "snapshotter_event_backlog",

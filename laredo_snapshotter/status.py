@@ -8,7 +8,7 @@ from typing import Any, Literal
 from laredo_model import position as position_
 
 
-class State(StrEnum):
+class WriterState(StrEnum):
     """What a table's writer is doing."""
 
     STARTING = "starting"
@@ -81,12 +81,12 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
-class TableStatus:
+class TableWriterStatus:
     """One table. Positions are integers, times in seconds, sizes in bytes; None: not known."""
 
     table: str
     """``schema.name``."""
-    state: State
+    state: WriterState
     ready: bool
     """Whether it has its base and follows the stream."""
     problem: str | None

@@ -33,7 +33,6 @@ WAITS = {
 }
 """What waits for something to come, and which of its arguments says how long."""
 SHARED_CLASS_NAMES = {
-    "Archive": "public in laredo_archive.reader; the archive block of the server's configuration",
     "Difference": "public in laredo_archive.reader and in the client: a change of one row",
 }
 """Names of more than one class, and why."""
@@ -42,10 +41,8 @@ STILL_SHARED = {
     "Feed",
     "Finding",
     "Follower",
-    "Journal",
     "Plan",
     "PortTaken",
-    "Publication",
     "Section",
     "ServerUnfit",
     "Shared",
@@ -55,13 +52,8 @@ STILL_SHARED = {
     "SnapshotRows",
     "Spool",
     "Spools",
-    "State",
     "StreamBroken",
-    "Table",
     "TableArchive",
-    "TableOptions",
-    "TableStatus",
-    "Tls",
     "VerifiedPosition",
     "_Piece",
 }

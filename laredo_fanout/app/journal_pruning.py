@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.config import Config, Journal
+from laredo_fanout.config import Config, JournalConfig
 from laredo_fanout.store.writer import Store
 
 # Often enough that each step is small.
@@ -24,7 +24,7 @@ class JournalPruning:
 
     store: Store
     clients: Clients
-    bounds: Mapping[str, Journal]
+    bounds: Mapping[str, JournalConfig]
     pruned: int = 0
     _due: float = field(default_factory=time.monotonic)
 

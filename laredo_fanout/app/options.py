@@ -7,7 +7,7 @@ import socket
 from laredo_fanout import source_options as source
 from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
 from laredo_fanout.client.stream.endpoint import Tls
-from laredo_fanout.config import Config, Table
+from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.relay.options import RelayOptions
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source_config import Upstream
@@ -68,15 +68,15 @@ def catchup_options(config: Config) -> CatchupOptions | None:
     )
 
 
-def source_tables(config: Config) -> list[source.TableOptions]:
+def source_tables(config: Config) -> list[source.SourceTableOptions]:
     """The tables that the source replicates."""
     return [
-        source.TableOptions(table.namespace, table.table, table.append_only)
+        source.SourceTableOptions(table.namespace, table.table, table.append_only)
         for table in config.tables
     ]
 
 
-def archive_options(table: Table) -> serving.ArchiveOptions | None:
+def archive_options(table: ReplicatedTableConfig) -> serving.ArchiveOptions | None:
     """The location of the table's archive, if it has one."""
     archive = table.target.archive
     return None if archive is None else archive.options(table.table)
@@ -104,7 +104,7 @@ def serving_options(
             else serving.ConnectOptions(config.connect_host, connect_port),
         ),
         tables={
-            table.name: serving.TableOptions(
+            table.name: serving.ServingTableOptions(
                 buffer_max_size=table.target.client_buffer.max_size,
                 buffer_policy=serving.BufferPolicy(table.target.client_buffer.policy),
                 heartbeat_interval_s=table.target.heartbeat_interval,

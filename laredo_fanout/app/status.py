@@ -21,7 +21,7 @@ from laredo_fanout.store import view
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CopyProgress, IngestStatus, TableStatus
+from laredo_fanout.tables.status import CopyProgress, IngestStatus, ReplicatedTableStatus
 from laredo_model import position
 from laredo_model.http.counts import HttpCounts
 
@@ -185,7 +185,7 @@ class ServerView:
         ]
 
     def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
-        table_status = source.tables.get(name, TableStatus())
+        table_status = source.tables.get(name, ReplicatedTableStatus())
         record = self._record(name)
         journal: dict[str, Any] = {
             "entries": 0,
@@ -334,7 +334,7 @@ def _repair(record: TableRecord | None) -> dict[str, Any] | None:
     return {"since": position.text(suspect_range.start), "reason": suspect_range.because}
 
 
-def _recopy(table_status: TableStatus) -> dict[str, Any] | None:
+def _recopy(table_status: ReplicatedTableStatus) -> dict[str, Any] | None:
     """The re-copy that is under way, and how the last one ended; None: there was none."""
     last = table_status.last_recopy
     if not table_status.recopying and last is None:
@@ -353,7 +353,7 @@ def _recopy(table_status: TableStatus) -> dict[str, Any] | None:
     }
 
 
-def _phase(table_status: TableStatus | None, record: TableRecord | None) -> str:
+def _phase(table_status: ReplicatedTableStatus | None, record: TableRecord | None) -> str:
     """The phase of a table that clients can't see yet."""
     if table_status is not None and table_status.waiting_for:
         pids = ", ".join(map(str, table_status.waiting_for))

@@ -21,7 +21,7 @@ from laredo_model.select import identifier
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.connections import Connection
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
 
 _OLDEST_VERSION = 140000
 
@@ -94,7 +94,7 @@ def server_problems(connection: Connection) -> list[SourceError]:
 
 
 def table_problem(
-    wanted: TableOptions, table: SourceTable | None, role: str
+    wanted: SourceTableOptions, table: SourceTable | None, role: str
 ) -> TableRefused | None:
     """Why this table can't be replicated as it is; None if it can.
 
@@ -112,7 +112,7 @@ def table_problem(
     return _unfit(table, name) or identity(table, name) or _select_denied(table, name, role)
 
 
-def vanished(wanted: TableOptions) -> TableRefused:
+def vanished(wanted: SourceTableOptions) -> TableRefused:
     """The error for a table that was dropped, or left the publication, during the check."""
     return TableMissing(
         wanted.qualified, "it vanished while it was added to the publication", "it is tried again"

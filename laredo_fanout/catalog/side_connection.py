@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.catalog.table_version import Version
     from laredo_fanout.postgres.connections import Connection
-    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
 
 LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
@@ -108,7 +108,7 @@ class BarrierRequest(NamedTuple):
     """Request: emit ``payload`` if the table is still as it was; check the catalog otherwise."""
 
     payload: str
-    options: TableOptions
+    options: SourceTableOptions
     shape: shape.Shape
     version: Version
     beside: bool
@@ -146,7 +146,7 @@ class SideConnection:
     def __init__(
         self,
         options: SourceOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         awaited: wal_message.Awaited,
         report: Callable[[Report], None],
     ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.publication import Publication
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.connections import Connection
-    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
 
 
 class CatalogSnapshot(NamedTuple):
@@ -46,7 +46,7 @@ class CatalogSnapshot(NamedTuple):
 def take(
     connection: Connection,
     options: SourceOptions,
-    tables: Sequence[TableOptions],
+    tables: Sequence[SourceTableOptions],
     number: int,
     attachments: EmptyAttachments | None = None,
 ) -> CatalogSnapshot:
@@ -98,7 +98,7 @@ def _publish(
 
 
 def _ensure_appends(
-    connection: Connection, options: SourceOptions, tables: Sequence[TableOptions]
+    connection: Connection, options: SourceOptions, tables: Sequence[SourceTableOptions]
 ) -> tuple[Publication | None, dict[str, TableRefused]]:
     """The publication of the append-only tables, if there are any; without it they are refused."""
     appending = [table for table in tables if table.append_only]
@@ -111,7 +111,7 @@ def _ensure_appends(
 
 
 def _publication_missing(
-    tables: Sequence[TableOptions], missing: SourceError
+    tables: Sequence[SourceTableOptions], missing: SourceError
 ) -> dict[str, TableRefused]:
     """The errors for a publication that is gone or narrowed: changes are missed from then on."""
     return {
@@ -142,7 +142,7 @@ def _harms(problem: TableRefused, table: SourceTable) -> bool:
 
 def _still_absent(
     found: Mapping[str, SourceTable],
-    tables: Sequence[TableOptions],
+    tables: Sequence[SourceTableOptions],
     known: Mapping[str, TableRefused],
 ) -> dict[str, TableRefused]:
     """The errors for tables that were dropped or renamed while they were added."""

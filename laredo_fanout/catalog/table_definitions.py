@@ -19,7 +19,7 @@ from laredo_model.select import Selected, table_name
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
-    from laredo_fanout.source_options import PublicationOptions, TableOptions
+    from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 
 
 class SourceColumn(NamedTuple):
@@ -249,7 +249,7 @@ _COLUMNS_PUBLISHED = """(
 
 
 def read_tables(
-    connection: Connection, tables: Iterable[TableOptions], publication: PublicationOptions
+    connection: Connection, tables: Iterable[SourceTableOptions], publication: PublicationOptions
 ) -> dict[str, SourceTable]:
     """The tables that exist, by qualified name, all as one snapshot shows them.
 
@@ -264,7 +264,7 @@ def read_tables(
 
 
 def _read(
-    connection: Connection, wanted: Sequence[TableOptions], publication: PublicationOptions
+    connection: Connection, wanted: Sequence[SourceTableOptions], publication: PublicationOptions
 ) -> dict[str, SourceTable]:
     appending = {(table.schema, table.name) for table in wanted if table.append_only}
     found = connection.execute(

@@ -38,7 +38,7 @@ KEYS_A_CHUNK = 500
 """Rows that one SELECT reads again by their keys."""
 
 
-class State(Enum):
+class CopyState(Enum):
     """A copy's state."""
 
     WAITING = auto()
@@ -70,7 +70,7 @@ class State(Enum):
     @property
     def ended(self) -> bool:
         """Whether nothing follows."""
-        return self in (State.PUBLISHED, State.FAILED, State.DISCARDED)
+        return self in (CopyState.PUBLISHED, CopyState.FAILED, CopyState.DISCARDED)
 
 
 class Event(Enum):
@@ -90,65 +90,65 @@ class Event(Enum):
     DISCARDED = "the incarnation has ended"
 
 
-_TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
-    State.WAITING: {
-        Event.WRITERS_LEFT: State.WAITING,
-        Event.PLANNED: State.READING,
-        Event.GIVEN_UP: State.FAILED,
-        Event.DISCARDED: State.DISCARDED,
+_TRANSITIONS: Mapping[CopyState, Mapping[Event, CopyState]] = {
+    CopyState.WAITING: {
+        Event.WRITERS_LEFT: CopyState.WAITING,
+        Event.PLANNED: CopyState.READING,
+        Event.GIVEN_UP: CopyState.FAILED,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.READING: {
-        Event.CHUNK_TAKEN: State.READING,
-        Event.CHUNK_READ: State.READING,
-        Event.CHUNK_AGAIN: State.READING,
-        Event.ALL_READ: State.READ,
-        Event.GIVEN_UP: State.FAILED,
-        Event.DISCARDED: State.DISCARDED,
+    CopyState.READING: {
+        Event.CHUNK_TAKEN: CopyState.READING,
+        Event.CHUNK_READ: CopyState.READING,
+        Event.CHUNK_AGAIN: CopyState.READING,
+        Event.ALL_READ: CopyState.READ,
+        Event.GIVEN_UP: CopyState.FAILED,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.READ: {
-        Event.ROWS_PARTIAL: State.REREADING,
-        Event.BARRIER_CHOSEN: State.BARRIER_CHOSEN,
-        Event.DISCARDED: State.DISCARDED,
+    CopyState.READ: {
+        Event.ROWS_PARTIAL: CopyState.REREADING,
+        Event.BARRIER_CHOSEN: CopyState.BARRIER_CHOSEN,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.REREADING: {
-        Event.CHUNK_TAKEN: State.REREADING,
-        Event.CHUNK_READ: State.REREADING,
-        Event.CHUNK_AGAIN: State.REREADING,
-        Event.ALL_READ: State.REREAD,
-        Event.GIVEN_UP: State.FAILED,
-        Event.DISCARDED: State.DISCARDED,
+    CopyState.REREADING: {
+        Event.CHUNK_TAKEN: CopyState.REREADING,
+        Event.CHUNK_READ: CopyState.REREADING,
+        Event.CHUNK_AGAIN: CopyState.REREADING,
+        Event.ALL_READ: CopyState.REREAD,
+        Event.GIVEN_UP: CopyState.FAILED,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.REREAD: {
-        Event.BARRIER_CHOSEN: State.BARRIER_CHOSEN,
-        Event.DISCARDED: State.DISCARDED,
+    CopyState.REREAD: {
+        Event.BARRIER_CHOSEN: CopyState.BARRIER_CHOSEN,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.BARRIER_CHOSEN: {
-        Event.BARRIER_DURABLE: State.BARRIER_SENT,
-        Event.DISCARDED: State.DISCARDED,
+    CopyState.BARRIER_CHOSEN: {
+        Event.BARRIER_DURABLE: CopyState.BARRIER_SENT,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.BARRIER_SENT: {
-        Event.ROWS_PARTIAL: State.REREADING,
-        Event.BARRIER_PASSED: State.PUBLISHED,
-        Event.DISCARDED: State.DISCARDED,
+    CopyState.BARRIER_SENT: {
+        Event.ROWS_PARTIAL: CopyState.REREADING,
+        Event.BARRIER_PASSED: CopyState.PUBLISHED,
+        Event.DISCARDED: CopyState.DISCARDED,
     },
-    State.PUBLISHED: {},
-    State.FAILED: {Event.DISCARDED: State.DISCARDED},
-    State.DISCARDED: {},
+    CopyState.PUBLISHED: {},
+    CopyState.FAILED: {Event.DISCARDED: CopyState.DISCARDED},
+    CopyState.DISCARDED: {},
 }
 
 _READING, _REREADING = "copying", "reading rows with unchanged TOAST values again"
 _BARRIER = "waiting for the barrier"
 _PHASES = {
-    State.WAITING: "waiting for transactions that were writing to the table",
-    State.READING: _READING,
-    State.READ: _READING,
-    State.REREADING: _REREADING,
-    State.REREAD: _REREADING,
-    State.BARRIER_CHOSEN: _BARRIER,
-    State.BARRIER_SENT: _BARRIER,
-    State.PUBLISHED: "live",
-    State.FAILED: "failed",
-    State.DISCARDED: "discarded",
+    CopyState.WAITING: "waiting for transactions that were writing to the table",
+    CopyState.READING: _READING,
+    CopyState.READ: _READING,
+    CopyState.REREADING: _REREADING,
+    CopyState.REREAD: _REREADING,
+    CopyState.BARRIER_CHOSEN: _BARRIER,
+    CopyState.BARRIER_SENT: _BARRIER,
+    CopyState.PUBLISHED: "live",
+    CopyState.FAILED: "failed",
+    CopyState.DISCARDED: "discarded",
 }
 
 
@@ -158,7 +158,7 @@ class IllegalTransition(Exception):
     The server ends; the next start goes on from what is durable.
     """
 
-    def __init__(self, table: str, state: State, problem: str) -> None:
+    def __init__(self, table: str, state: CopyState, problem: str) -> None:
         super().__init__(
             f"the copy of {table} is {state.name}: {problem} can't happen now; restart the server,"
             " the copy goes on from what is durable, and report this with the log"
@@ -187,7 +187,7 @@ class CopyMachine:
         self._todo: deque[CopyChunk] = deque()
         self._active: set[CopyChunk] = set()
         self._done = set(done)
-        self.state = State.WAITING
+        self.state = CopyState.WAITING
         self.waiting_for: tuple[int, ...] = ()
         """Pids whose transactions wrote to the table, while it is WAITING."""
         self.refusals = 0
@@ -285,7 +285,7 @@ class CopyMachine:
 
     def awaits(self, payload: str) -> bool:
         """Whether this is the barrier that was sent last."""
-        return self.state is State.BARRIER_SENT and self.barrier == payload
+        return self.state is CopyState.BARRIER_SENT and self.barrier == payload
 
     def publish(self) -> None:
         """The stream has passed the barrier, and every row is whole."""

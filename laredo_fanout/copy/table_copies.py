@@ -19,7 +19,7 @@ import structlog
 
 from laredo_fanout.catalog.side_connection import BarrierRequest, PrepareRequest, Request
 from laredo_fanout.copy import recopy
-from laredo_fanout.copy.copy_state import State
+from laredo_fanout.copy.copy_state import CopyState
 from laredo_fanout.errors import CopyFailed
 from laredo_fanout.postgres import wal_message
 from laredo_model import position as position_
@@ -115,7 +115,7 @@ class TableCopies:
         """The chunk was read to its end; its rows are in the store's transaction unless a
         TRUNCATE came meanwhile: then it is read again."""
         copy.machine.finish(reading, self._batch.generation(copy.table_id))
-        if copy.machine.state is State.FAILED:
+        if copy.machine.state is CopyState.FAILED:
             self._give_up(copy, "it was truncated while its rows were read")
         else:
             self._progressed(copy)
@@ -133,7 +133,7 @@ class TableCopies:
             error=str(failed),
             sqlstate=failed.sqlstate,
         )
-        if machine.state is State.FAILED:
+        if machine.state is CopyState.FAILED:
             self._give_up(copy, f"its rows can't be read: {failed}")
         elif not failed.connection_lost:
             copy.not_before = time.monotonic() + random.uniform(0.05, 0.15) * 2**machine.refusals
@@ -206,14 +206,14 @@ class TableCopies:
     def _progressed(self, copy: TableCopy) -> None:
         """Store how far it is; if all is read, go on when that is durable."""
         self._store_progress(copy)
-        if copy.machine.state in (State.READ, State.REREAD):
+        if copy.machine.state in (CopyState.READ, CopyState.REREAD):
             self._batch.when_durable(lambda: self._all_durable(copy))
 
     def _all_durable(self, copy: TableCopy) -> None:
         """Everything read is durable: read partial rows once more, then choose the barrier."""
         if copy.machine.ended:
             return
-        if copy.machine.state is State.READ and (partial := self._partial_keys(copy)):
+        if copy.machine.state is CopyState.READ and (partial := self._partial_keys(copy)):
             copy.machine.reread(partial)
             return
         copy.machine.choose_barrier(wal_message.barrier_payload(self._slot_name))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from laredo_fanout.catalog import key_ranges, shape
-from laredo_fanout.copy.copy_state import CopyMachine, State
+from laredo_fanout.copy.copy_state import CopyMachine, CopyState
 from laredo_fanout.copy.range_reader import append_only_statement, statement
 from laredo_fanout.tables.status import CopyProgress
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.key_ranges import Split
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.copy.copy_state import CopyChunk
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
 
 
 class TableCopy:
@@ -28,7 +28,7 @@ class TableCopy:
     def __init__(
         self,
         table_id: int,
-        options: TableOptions,
+        options: SourceTableOptions,
         table: SourceTable,
         stored: Mapping[str, Any],
         transaction_filter: TransactionFilter | None = None,
@@ -109,7 +109,7 @@ class TableCopy:
             self.ranges_done,
             self.waiting_for,
             rate,
-            left if self.machine.state in (State.READING, State.READ) else None,
+            left if self.machine.state in (CopyState.READING, CopyState.READ) else None,
         )
 
     def has_work(self, now: float) -> bool:

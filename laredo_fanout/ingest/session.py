@@ -39,7 +39,7 @@ from laredo_model import position as position_
 if TYPE_CHECKING:
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.ingest.change_source import ChangeSource, Feed
-    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
 
@@ -57,7 +57,7 @@ class IngestSession:
     def __init__(
         self,
         options: SourceOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         store: Store,
         *,
         on_commit: OnCommit,

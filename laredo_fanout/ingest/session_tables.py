@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from laredo_fanout.decode.stream_relations import StreamRelations
     from laredo_fanout.ingest.keepalive import Keepalive
     from laredo_fanout.ingest.mailbox import Mailbox
-    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.tables.status import Counters
     from laredo_fanout.tables.write_batch import WriteBatch
 
@@ -50,7 +50,7 @@ class SessionTables:
     def __init__(
         self,
         options: SourceOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         *,
         batch: WriteBatch,
         relations: StreamRelations,

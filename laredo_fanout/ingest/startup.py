@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.replication_stream import ReplicationStream
     from laredo_fanout.slot.slot import Slot
-    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
 
@@ -53,7 +53,7 @@ class Preparation:
     def __init__(
         self,
         options: SourceOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         store: Store,
         *,
         counters: Counters,

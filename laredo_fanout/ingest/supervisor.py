@@ -19,16 +19,16 @@ from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.slot import ownership
 from laredo_fanout.source_options import OnSlotLost
-from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, TableStatus
+from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.ingest.change_source import ChangeSource
-    from laredo_fanout.source_options import SourceOptions, TableOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import OnCommit
 
-__all__ = ["CommitInfo", "Ingest", "IngestStatus", "TableStatus"]
+__all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]
 
 _log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class Ingest:
     def __init__(
         self,
         options: SourceOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         store: Store,
         on_commit: OnCommit,
         *,
@@ -194,18 +194,18 @@ class Ingest:
             tables={table.qualified: self._table(table.qualified) for table in self._tables},
         )
 
-    def _table(self, name: str) -> TableStatus:
+    def _table(self, name: str) -> ReplicatedTableStatus:
         streaming = self._streaming
         tracked = streaming.tables.tracked.tables[name] if streaming is not None else None
         copied = self._counters.copied_rows.get(name, 0)
         last_recopy = self._counters.last_recopies.get(name)
         if streaming is None or tracked is None:
-            return TableStatus(copied_rows=copied, last_recopy=last_recopy)
+            return ReplicatedTableStatus(copied_rows=copied, last_recopy=last_recopy)
         problem = None if tracked.problem is None else str(tracked.problem)
         copies = streaming.tables.copies
         copy = None if tracked.table_id is None else copies.get(tracked.table_id)
         recopy = None if tracked.recopy_id is None else copies.get(tracked.recopy_id)
-        status = TableStatus(
+        status = ReplicatedTableStatus(
             error=problem,
             copied_rows=copied,
             recopying=tracked.recopy_id is not None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from laredo_fanout.copy.recopy import RecopyAsked
     from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.decode.stream_relations import ResyncRequired, StreamRelations
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
@@ -49,7 +49,7 @@ class TrackedTables:
 
     def __init__(
         self,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         batch: WriteBatch,
         relations: StreamRelations,
         request_snapshot: RequestSnapshot,

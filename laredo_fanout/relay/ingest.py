@@ -19,14 +19,14 @@ from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.session import RelaySession
 from laredo_fanout.relay.status import RelayCounters, RelayStatus
 from laredo_fanout.store import view
-from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, TableStatus
+from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.relay.options import RelayOptions
     from laredo_fanout.relay.path import Path
     from laredo_fanout.relay.table_stream import TableStream
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import OnCommit
 
@@ -45,7 +45,7 @@ class RelayIngest:
     def __init__(
         self,
         options: RelayOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         store: Store,
         on_commit: OnCommit,
     ) -> None:
@@ -226,7 +226,7 @@ class RelayIngest:
             },
         )
 
-    def _table(self, name: str, stream: TableStream | None) -> TableStatus:
+    def _table(self, name: str, stream: TableStream | None) -> ReplicatedTableStatus:
         counters = self._counters
         copying = None if stream is None else stream.writer.copy_rows
         # What is committed: the open batch is the relay's own thread's.
@@ -235,7 +235,7 @@ class RelayIngest:
         phase = "waiting for the upstream" if record is None else str(record.status)
         if copying is not None:
             phase = f"snapshot, {copying[0]:,} of {copying[1]:,} rows"
-        return TableStatus(
+        return ReplicatedTableStatus(
             phase=phase,
             error=None if stream is None or stream.connected else stream.error,
             copied_rows=counters.copied_rows.get(name, 0),

@@ -34,7 +34,7 @@ from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
 
 if TYPE_CHECKING:
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.tables.status import Counters
     from laredo_fanout.tables.write_batch import WriteBatch
@@ -65,7 +65,7 @@ class ReceivedTable:
 
     def __init__(
         self,
-        options: TableOptions,
+        options: SourceTableOptions,
         batch: WriteBatch,
         counters: Counters,
         records: Callable[[], dict[int, TableRecord]],

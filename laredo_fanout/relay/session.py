@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from laredo_fanout.relay.options import RelayOptions
     from laredo_fanout.relay.path import Path
     from laredo_fanout.relay.status import RelayCounters
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.meta import SourceIdentity
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.writer import Store
@@ -46,7 +46,7 @@ class RelaySession:
     def __init__(
         self,
         options: RelayOptions,
-        tables: Sequence[TableOptions],
+        tables: Sequence[SourceTableOptions],
         store: Store,
         *,
         on_commit: OnCommit,

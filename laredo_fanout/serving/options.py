@@ -78,7 +78,7 @@ class ArchiveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
+class ServingTableOptions:
     """The serving options of one table."""
 
     #: In transactions.
@@ -97,4 +97,4 @@ class ServingOptions:
 
     listener: ListenerOptions = field(default_factory=ListenerOptions)
     #: By "schema.name".
-    tables: Mapping[str, TableOptions] = field(default_factory=dict)
+    tables: Mapping[str, ServingTableOptions] = field(default_factory=dict)

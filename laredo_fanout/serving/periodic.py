@@ -9,7 +9,7 @@ from laredo_fanout.serving import slices
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
 from laredo_fanout.serving.forms.base import row_message
 from laredo_fanout.serving.forms.form import timestamp
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.request import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
@@ -50,7 +50,7 @@ def parse_fetch(data: bytes) -> str:
 class PeriodicSnapshots:
     """The snapshot files of all tables, as clients see them."""
 
-    def __init__(self, tables: Mapping[str, TableOptions]) -> None:
+    def __init__(self, tables: Mapping[str, ServingTableOptions]) -> None:
         self._directories = {
             name: SnapshotDirectory(options.snapshot_path)
             for name, options in tables.items()

@@ -29,7 +29,7 @@ from laredo_fanout.serving.errors import (
 from laredo_fanout.serving.filters.conditions import read as read_conditions
 from laredo_fanout.serving.forms.form import now_us
 from laredo_fanout.serving.journal.tail import Tail, Tails
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.periodic import (
     PeriodicSnapshots,
     info_message,
@@ -59,7 +59,7 @@ class ReplicationService:
     def __init__(
         self,
         shared: Shared,
-        tables: Mapping[str, TableOptions],
+        tables: Mapping[str, ServingTableOptions],
         tails: Tails,
         registry: Registry,
         tokens: Tokens | None,

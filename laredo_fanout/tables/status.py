@@ -43,7 +43,7 @@ class CopyProgress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableStatus:
+class ReplicatedTableStatus:
     """One table, as /status shows it."""
 
     #: What is being done for it, in a word or two.
@@ -123,7 +123,7 @@ class IngestStatus:
     #: Of copied rows that were read and aren't written yet.
     copy_bytes: int = 0
     #: By qualified name.
-    tables: Mapping[str, TableStatus] = field(default_factory=dict)
+    tables: Mapping[str, ReplicatedTableStatus] = field(default_factory=dict)
 
 
 @dataclass

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.catalog.table_version import Version
     from laredo_fanout.errors import TableRefused
-    from laredo_fanout.source_options import TableOptions
+    from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
 
 
@@ -23,7 +23,7 @@ class TrackedTable:
     """One configured table in a session, and the incarnation of it that takes changes, if any."""
 
     #: How it is configured.
-    options: TableOptions
+    options: SourceTableOptions
     #: How the catalog describes it.
     source: SourceTable | None = None
     #: Why it can't be replicated, if it can't.

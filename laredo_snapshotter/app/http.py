@@ -9,13 +9,13 @@ from fastapi.responses import JSONResponse
 
 from laredo_snapshotter.errors import SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
-from laredo_snapshotter.status import TableStatus
+from laredo_snapshotter.status import TableWriterStatus
 
 
 class Writers(Protocol):
     """The tables, as the HTTP side sees them."""
 
-    def statuses(self) -> Sequence[TableStatus]:
+    def statuses(self) -> Sequence[TableWriterStatus]:
         """Every table's."""
 
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":

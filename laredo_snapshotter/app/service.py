@@ -22,7 +22,7 @@ from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.diff.cuts import cut_each
 from laredo_snapshotter.errors import PortTaken
 from laredo_snapshotter.metrics import Metrics, TableCounters
-from laredo_snapshotter.status import TableStatus
+from laredo_snapshotter.status import TableWriterStatus
 from laredo_snapshotter.table import status as table_status
 from laredo_snapshotter.table.writer import TableWriter
 
@@ -56,7 +56,7 @@ class Service:
         }
         self._stopping = asyncio.Event()
 
-    def statuses(self) -> list[TableStatus]:
+    def statuses(self) -> list[TableWriterStatus]:
         """Every table's."""
         return [table_status.of(writer) for writer in self._writers.values()]
 

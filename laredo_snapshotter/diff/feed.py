@@ -33,7 +33,7 @@ from laredo_model.position import Position
 from laredo_model.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.cut_buffer import CutBuffer
-from laredo_snapshotter.diff.feed_ports import Outlet, StreamedBase, Table
+from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase
 from laredo_snapshotter.diff.verified import VerifiedPosition
 from laredo_snapshotter.errors import KeyFieldsDiffer, ServerUnfit
 
@@ -62,7 +62,7 @@ class Feed:
     def __init__(
         self,
         config: TableConfig,
-        table: Table,
+        table: FeedTable,
         outlet: Outlet,
         observer: Observer,
         verified: VerifiedPosition,
@@ -102,7 +102,7 @@ class Feed:
         """Follow the stream until cancelled.
 
         :raises KeyFieldsDiffer: if the configured key isn't the table's.
-        :raises SnapshotterError: see :meth:`Table.begin_base` and the buffer.
+        :raises SnapshotterError: see :meth:`FeedTable.begin_base` and the buffer.
         """
         refusals = 0
         while True:

@@ -57,7 +57,7 @@ class StreamedBase(Protocol):
         """Forget it."""
 
 
-class Table(Protocol):
+class FeedTable(Protocol):
     """What the feed needs of the table's writer (table/session.py)."""
 
     def fits(self, handshake: Handshake) -> bool:

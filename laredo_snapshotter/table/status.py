@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 from laredo_archive.manifest.head import Head
 from laredo_model import position as position_
-from laredo_snapshotter.status import DestinationStatus, SinkStatus, State, TableStatus
+from laredo_snapshotter.status import DestinationStatus, SinkStatus, TableWriterStatus, WriterState
 from laredo_snapshotter.table.session import WriterSession
 from laredo_snapshotter.table.writer import TableWriter
 
 
-def of(writer: TableWriter) -> TableStatus:
+def of(writer: TableWriter) -> TableWriterStatus:
     """What is known of ``writer``'s table now."""
     archive, session = writer.archive, writer.session
     head = archive.head if archive is not None else None
     state, problem = _state(writer)
-    return TableStatus(
+    return TableWriterStatus(
         table=writer.config.name,
         state=state,
-        ready=state is State.FOLLOWING and head is not None,
+        ready=state is WriterState.FOLLOWING and head is not None,
         problem=problem,
         writer_id=archive.claim.writer_id if archive is not None else None,
         destinations=tuple(_destination(writer, location) for location in writer.locations),
@@ -31,19 +31,19 @@ def of(writer: TableWriter) -> TableStatus:
     )
 
 
-def _state(writer: TableWriter) -> tuple[State, str | None]:
+def _state(writer: TableWriter) -> tuple[WriterState, str | None]:
     session = writer.session
     if session is None or writer.final:
         return writer.state, writer.problem
     if session.committer.blocked is not None:
-        return State.HOLDING, session.committer.blocked.reason
+        return WriterState.HOLDING, session.committer.blocked.reason
     if session.feed.problem is not None:
-        return State.CONNECTING, session.feed.problem
+        return WriterState.CONNECTING, session.feed.problem
     if writer.counters.disconnected_because is not None:
-        return State.CONNECTING, writer.counters.disconnected_because
+        return WriterState.CONNECTING, writer.counters.disconnected_because
     if session.feed.cuts.live and not session.base_waits:
-        return State.FOLLOWING, None
-    return State.COPYING, None
+        return WriterState.FOLLOWING, None
+    return WriterState.COPYING, None
 
 
 def _destination(writer: TableWriter, location: str) -> DestinationStatus:

@@ -38,7 +38,7 @@ from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, Snapsho
 from laredo_snapshotter.events.build import build_all
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters
-from laredo_snapshotter.status import State
+from laredo_snapshotter.status import WriterState
 from laredo_snapshotter.table.last_flush import Left
 from laredo_snapshotter.table.session import WriterSession
 
@@ -79,7 +79,7 @@ class TableWriter:
     ) -> None:
         """``flush_timeout``: seconds that the last diff may take."""
         self.config = config
-        self.state = State.STARTING
+        self.state = WriterState.STARTING
         self.problem: str | None = None
         self._left: Left | None = None
         """What the last session couldn't write."""
@@ -119,7 +119,7 @@ class TableWriter:
     @property
     def final(self) -> bool:
         """Whether it will never write again."""
-        return self.state in (State.FENCED, State.FAILED, State.STOPPED)
+        return self.state in (WriterState.FENCED, WriterState.FAILED, WriterState.STOPPED)
 
     def cut(self, position: int) -> None:
         """Seal at ``position`` as soon as the stream has passed it."""
@@ -147,7 +147,7 @@ class TableWriter:
     @property
     def left(self) -> Left | None:
         """What was taken and isn't in the archive; None if all is, or another writer has it."""
-        if self.state is State.FENCED:
+        if self.state is WriterState.FENCED:
             return None
         if self.session is not None:
             return self.session.left_now()
@@ -177,17 +177,19 @@ class TableWriter:
             except _Stopped:
                 break
             except FINAL as final:
-                self._end(State.FENCED if isinstance(final, Fenced) else State.FAILED, final)
+                self._end(
+                    WriterState.FENCED if isinstance(final, Fenced) else WriterState.FAILED, final
+                )
                 return
             except Exception as failure:  # noqa: BLE001  # one table's failure leaves the others
                 failures = 1 if time.monotonic() - began > LONG_SESSION_S else failures + 1
                 await self._wait_again(failure, failures)
-        self.state = State.STOPPED
+        self.state = WriterState.STOPPED
         self._refuse_requests("the writer has stopped")
 
     async def _close(self) -> None:
         """Nothing goes on here any more; the archive stays as it is."""
-        if self.notifier is not None and self.state is not State.FAILED:
+        if self.notifier is not None and self.state is not WriterState.FAILED:
             # Of a writer that was fenced, the one that took over sends the rest.
             self.notifier.stop()
         if self._collecting is not None:
@@ -201,7 +203,7 @@ class TableWriter:
 
     async def _run_session(self) -> None:
         if self.archive is None or self.notifier is None:
-            self.state = State.STARTING
+            self.state = WriterState.STARTING
             destinations = await self._unless_stopped(self._destinations)
             self.archive = await self._unless_stopped(self._open, destinations)
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
@@ -211,7 +213,7 @@ class TableWriter:
         # A session that ended may have left a commit that isn't everywhere yet.
         await self._unless_stopped(self.archive.settle)
         self.problem = self._left = None
-        self.state = State.CONNECTING
+        self.state = WriterState.CONNECTING
         self.session = WriterSession(
             self.config,
             self.archive,
@@ -271,7 +273,7 @@ class TableWriter:
 
     async def _wait_again(self, failure: Exception, failures: int) -> None:
         unavailable = isinstance(failure, DestinationError | CommitUnavailable)
-        self.state = State.HOLDING if unavailable else State.CONNECTING
+        self.state = WriterState.HOLDING if unavailable else WriterState.CONNECTING
         self.problem = str(failure) or type(failure).__name__
         self.counters.restarted()
         delay = AGAIN.delay(failures)
@@ -296,7 +298,7 @@ class TableWriter:
             if not asked.done():
                 asked.set_result(epoch)
 
-    def _end(self, state: State, why: Exception) -> None:
+    def _end(self, state: WriterState, why: Exception) -> None:
         self.state = state
         self.problem = str(why)
         self._log.error("stopped for good", state=state.value, error=str(why))

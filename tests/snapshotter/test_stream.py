@@ -17,7 +17,7 @@ from laredo_model.http.counts import HttpCounts
 from laredo_snapshotter import config
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
-from laredo_snapshotter.status import State
+from laredo_snapshotter.status import WriterState
 from laredo_snapshotter.table import status
 from laredo_snapshotter.table.writer import TableWriter
 from tests.support.oracle import boundaries
@@ -226,7 +226,7 @@ async def test_a_base_that_isnt_what_the_diffs_lead_to_fails_the_table(tmp_path:
             await asyncio.wait([asked], timeout=PATIENCE_S)
             assert asked.exception() is not None
             failed = status.of(world.writer)
-            assert failed.state is State.FAILED
+            assert failed.state is WriterState.FAILED
             for state in (ROWS, other):
                 checksum = StateChecksum()
                 checksum.add(list(state.values()))
@@ -369,7 +369,7 @@ async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_p
             world.archive.rename(tmp_path / "gone")
             world.archive.write_text("in the way")
             world.writer.cut(0x1010)
-            await world.until(lambda: status.of(world.writer).state is State.HOLDING)
+            await world.until(lambda: status.of(world.writer).state is WriterState.HOLDING)
             archive = world.writer.archive
             assert archive is not None
             await world.until(lambda: archive.unfinished)

@@ -23,7 +23,7 @@ from laredo_fanout.source_options import (
     OnSlotLost,
     PublicationOptions,
     SourceOptions,
-    TableOptions,
+    SourceTableOptions,
 )
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
@@ -96,9 +96,9 @@ class RunningIngest:
         self._thread.start()
         return self
 
-    def _configured(self, tables: Iterable[str]) -> tuple[TableOptions, ...]:
+    def _configured(self, tables: Iterable[str]) -> tuple[SourceTableOptions, ...]:
         return tuple(
-            TableOptions(*table.split("."), append_only=table in self.append_only)
+            SourceTableOptions(*table.split("."), append_only=table in self.append_only)
             for table in tables
         )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.config import Config
     from laredo_fanout.postgres.connections import Connection
-    from laredo_fanout.source_options import PublicationOptions, SourceOptions, TableOptions
+    from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 
 _OWNERSHIP = """
 SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
@@ -41,7 +41,7 @@ def _publication(
     connection: Connection,
     chosen: PublicationOptions,
     known: dict[str, SourceTable],
-    wanted: Sequence[TableOptions],
+    wanted: Sequence[SourceTableOptions],
 ) -> Iterator[Finding]:
     """Check one publication, with the tables that belong there."""
     sound, publishable = [], []

@@ -33,7 +33,7 @@ from laredo_fanout.serving.options import (
     ConnectOptions,
     ListenerOptions,
     ServingOptions,
-    TableOptions,
+    ServingTableOptions,
     TlsFiles,
 )
 from laredo_fanout.serving.ports import ClientInfo, ClientState
@@ -127,7 +127,7 @@ def options_from_json(message: Message) -> ServingOptions:
             }
         ),
         tables={
-            name: TableOptions(
+            name: ServingTableOptions(
                 **{
                     **table,
                     "buffer_policy": BufferPolicy(table["buffer_policy"]),

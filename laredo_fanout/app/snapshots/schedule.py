@@ -15,7 +15,7 @@ import structlog
 
 from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
-from laredo_fanout.config import Config, Table
+from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_model.retry import Backoff
 
 _SHOWN_POLL = 0.2
@@ -84,7 +84,7 @@ class SnapshotSchedule:
         plan = self._plans.get(table)
         return 0 if plan is None else plan.written
 
-    async def _keep(self, table: Table) -> None:
+    async def _keep(self, table: ReplicatedTableConfig) -> None:
         plan, snapshot = self._plans[table.name], table.target.snapshot
         assert snapshot is not None
         failures = 0
@@ -102,7 +102,7 @@ class SnapshotSchedule:
                 failures += 1
                 await asyncio.sleep(min(_RETRY.delay(failures), snapshot.interval))
 
-    async def _write(self, table: Table, plan: _Plan) -> None:
+    async def _write(self, table: ReplicatedTableConfig, plan: _Plan) -> None:
         snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)
         assert snapshot is not None and directory is not None
         order = {

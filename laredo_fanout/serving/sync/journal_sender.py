@@ -10,7 +10,7 @@ from laredo_fanout.serving import slices
 from laredo_fanout.serving.errors import BufferDropped
 from laredo_fanout.serving.journal.backlog import Backlog
 from laredo_fanout.serving.journal.recent import Encoded
-from laredo_fanout.serving.options import BufferPolicy, TableOptions
+from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
 from laredo_fanout.serving.sync.suspect_ranges import Part, SuspectRangeReader
@@ -24,7 +24,9 @@ log = structlog.get_logger(__name__)
 class JournalSender:
     """Sends the journal of one incarnation of the table; live once it was at the journal's end."""
 
-    def __init__(self, client: ClientStream, options: TableOptions, backlog: Backlog) -> None:
+    def __init__(
+        self, client: ClientStream, options: ServingTableOptions, backlog: Backlog
+    ) -> None:
         self._client = client
         self._options = options
         self._backlog = backlog

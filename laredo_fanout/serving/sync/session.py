@@ -18,7 +18,7 @@ from laredo_fanout.serving.calls.exchange import Exchange
 from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
 from laredo_fanout.serving.filters.conditions import Conditions
 from laredo_fanout.serving.journal.tail import Tail
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import Shared
@@ -51,7 +51,7 @@ class Session:
         lease: Lease,
         *,
         conditions: Conditions | None,
-        options: TableOptions,
+        options: ServingTableOptions,
         exchange: Exchange,
         groups: LiveGroups,
         snapshot_sequence: Callable[[str, str, int], Awaitable[int | None]],

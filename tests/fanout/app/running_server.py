@@ -12,7 +12,7 @@ from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.client import Backoff, Endpoint, Subscription, SyncOptions
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.store.writer import Store
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Writer, rows
@@ -54,7 +54,9 @@ async def running(
         children = ServingChildren(
             workers=workers,
             state=store.path,
-            options=ServingOptions(listener, {USERS: TableOptions(heartbeat_interval_s=3600)}),
+            options=ServingOptions(
+                listener, {USERS: ServingTableOptions(heartbeat_interval_s=3600)}
+            ),
             clients=clients,
             wake_ups=wake_ups,
             log_settings=logs.LogSettings(logs.JSON),

@@ -9,13 +9,13 @@ from laredo_fanout.app import journal_pruning
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import WakeUps
-from laredo_fanout.config import Journal
+from laredo_fanout.config import JournalConfig
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from tests.support.server.serving_world import USERS, Writer, line
 
-BOUNDS = {USERS: Journal.model_validate({"max_entries": 3, "max_age": "100000d"})}
+BOUNDS = {USERS: JournalConfig.model_validate({"max_entries": 3, "max_age": "100000d"})}
 
 
 def test_a_pin_keeps_what_comes_after_it_until_it_is_gone(

@@ -18,7 +18,7 @@ from laredo_fanout.app.processes.remote_registry import RemoteRegistry
 from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.config import load
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_model.retry import Backoff
@@ -40,7 +40,7 @@ def children(tmp_path: Path, **more: object) -> ServingChildren:
     return ServingChildren(
         workers=1,
         state=tmp_path / "state",
-        options=ServingOptions(listener, {USERS: TableOptions()}),
+        options=ServingOptions(listener, {USERS: ServingTableOptions()}),
         clients=Clients(10),
         wake_ups=WakeUps(),
         log_settings=logs.LogSettings(logs.JSON),

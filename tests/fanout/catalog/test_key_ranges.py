@@ -3,14 +3,14 @@
 import psycopg
 
 from laredo_fanout.catalog import key_ranges, table_definitions
-from laredo_fanout.source_options import PublicationOptions, TableOptions
+from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
 
 
 def test_a_table_that_was_dropped_since_the_look_is_not_cut(database: Database) -> None:
-    wanted = TableOptions("public", "t")
+    wanted = SourceTableOptions("public", "t")
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         connection.execute("INSERT INTO t SELECT generate_series(1, 100000)")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from laredo_fanout.catalog import table_definitions
-from laredo_fanout.source_options import PublicationOptions, TableOptions
+from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 
@@ -45,7 +45,9 @@ def test_equals_the_view(database: Database, kind: str) -> None:
         connection.execute(f"CREATE PUBLICATION p {PUBLICATIONS[kind]}".encode())
         shown = connection.execute(VIEW, (list(NAMES),)).fetchall()
         tables = table_definitions.read_tables(
-            connection, [TableOptions(*name.split(".")) for name in NAMES], PublicationOptions("p")
+            connection,
+            [SourceTableOptions(*name.split(".")) for name in NAMES],
+            PublicationOptions("p"),
         )
     published = {
         (name, table.published.columns, table.published.row_filter)

@@ -7,7 +7,7 @@ import pytest
 from laredo_fanout.ingest.change_source import Feed
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import Connection
-from laredo_fanout.source_options import PublicationOptions, SourceOptions, TableOptions
+from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.postgres import Database
@@ -38,7 +38,11 @@ def test_a_defect_ends_the_ingest_which_else_would_never_look_again(
     )
     store = Store.open(tmp_path, max_size=1 << 30)
     ingest = Ingest(
-        options, [TableOptions("public", "users")], store, lambda _: None, change_source=Defective()
+        options,
+        [SourceTableOptions("public", "users")],
+        store,
+        lambda _: None,
+        change_source=Defective(),
     )
     with pytest.raises(ZeroDivisionError, match="measured by nothing"):
         ingest.run()

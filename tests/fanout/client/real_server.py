@@ -9,7 +9,7 @@ from laredo_fanout.serving.options import (
     ConnectOptions,
     ListenerOptions,
     ServingOptions,
-    TableOptions,
+    ServingTableOptions,
     TlsFiles,
 )
 from laredo_fanout.serving.ports import ClientInfo, ClientState
@@ -162,7 +162,7 @@ async def serving(
             behind_wait_s=0.2,
             connect=None if connect is None else ConnectOptions(port=connect),
         ),
-        {name: TableOptions(heartbeat_interval_s=0.2) for name in (TABLE, OTHER)},
+        {name: ServingTableOptions(heartbeat_interval_s=0.2) for name in (TABLE, OTHER)},
     )
     with source.store.reader() as reader:
         server = asyncio.create_task(

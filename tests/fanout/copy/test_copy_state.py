@@ -14,9 +14,9 @@ from laredo_fanout.copy.copy_state import (
     MOST_REFUSALS,
     CopyChunk,
     CopyMachine,
+    CopyState,
     Event,
     IllegalTransition,
-    State,
 )
 
 RANGES = 4
@@ -170,7 +170,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(event=st.sampled_from(["give_up", "discard"]), why=st.integers(0, 9))
     def ends(self, event: str, why: int) -> None:
-        published = self.machine.state is State.PUBLISHED
+        published = self.machine.state is CopyState.PUBLISHED
         if why == 0 and self._tries(event):
             assert self.machine.ended
             assert not published
@@ -245,7 +245,7 @@ def test_chunks_that_are_refused_again_and_again_end_the_copy() -> None:
     for _ in range(MOST_REFUSALS):
         assert not machine.ended
         machine.refuse(machine.take(0))
-    assert machine.state is State.FAILED
+    assert machine.state is CopyState.FAILED
 
 
 @pytest.mark.parametrize("event", ["repeat", "refuse"])
@@ -255,13 +255,13 @@ def test_table_without_a_key_is_read_once(event: str) -> None:
     machine.put_back(machine.take(0))
     assert machine.has_work, "nothing of it was written"
     getattr(machine, event)(machine.take(0))
-    assert machine.state is State.FAILED
+    assert machine.state is CopyState.FAILED
 
 
 def test_every_state_and_every_event_is_used() -> None:
     """A state that nothing leads to, or an event that none knows, would be dead."""
     table = copy_state._TRANSITIONS
-    reached = {State.WAITING} | {to for row in table.values() for to in row.values()}
-    assert reached == set(State) == set(table)
+    reached = {CopyState.WAITING} | {to for row in table.values() for to in row.values()}
+    assert reached == set(CopyState) == set(table)
     assert {event for row in table.values() for event in row} == set(Event)
-    assert {state for state, row in table.items() if not row} < {s for s in State if s.ended}
+    assert {state for state, row in table.items() if not row} < {s for s in CopyState if s.ended}

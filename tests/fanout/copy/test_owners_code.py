@@ -11,7 +11,7 @@ import pytest
 from laredo_archive.maintain.postgres_table import Database as Measuring
 from laredo_fanout.catalog import table_definitions
 from laredo_fanout.postgres import key_comparison
-from laredo_fanout.source_options import PublicationOptions, TableOptions
+from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model import line
 from laredo_model.checksum import StateChecksum
 from tests.support.ingest import RunningIngest
@@ -161,7 +161,7 @@ def test_only_operators_of_the_types_operator_class_are_called(database: Databas
                 f"CREATE OPERATOR public.{operator} (FUNCTION = below, LEFTARG = hstore,"
                 " RIGHTARG = hstore)".encode()
             )
-    options = [TableOptions("public", "t"), TableOptions("public", "c")]
+    options = [SourceTableOptions("public", "t"), SourceTableOptions("public", "c")]
     with database.connect() as connection:
         connection.execute("SET search_path = pg_catalog")
         tables = table_definitions.read_tables(connection, options, PublicationOptions("none"))

@@ -10,7 +10,7 @@ import pytest
 
 from laredo_fanout.serving.calls import tokens as tokens_
 from laredo_fanout.serving.calls.tokens import Tokens
-from laredo_fanout.serving.options import ListenerOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
@@ -27,8 +27,8 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)  # poll
 
 
-def with_snapshots(path: Path) -> TableOptions:
-    return TableOptions(snapshot_path=path / "snapshots")
+def with_snapshots(path: Path) -> ServingTableOptions:
+    return ServingTableOptions(snapshot_path=path / "snapshots")
 
 
 def snapshot(world: World, path: Path) -> str:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from laredo_fanout.serving.options import ListenerOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
@@ -21,8 +21,8 @@ Code = grpc.StatusCode
 KEEP = Retention(keep_count=10, max_age_s=1e9)
 
 
-def with_snapshots(path: Path) -> TableOptions:
-    return TableOptions(snapshot_path=path / "snapshots")
+def with_snapshots(path: Path) -> ServingTableOptions:
+    return ServingTableOptions(snapshot_path=path / "snapshots")
 
 
 def snapshot(world: World, path: Path) -> str:

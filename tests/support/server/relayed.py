@@ -12,9 +12,9 @@ from typing import Any
 
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.relay.options import RelayOptions
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, SourceTableOptions
 from laredo_fanout.serving.server import serve
-from laredo_fanout.source_options import TableOptions as SourceTable
+from laredo_fanout.source_options import SourceTableOptions as SourceTable
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo
@@ -71,7 +71,7 @@ async def relaying(
             serve(
                 ServingOptions(
                     ListenerOptions("127.0.0.1", port, drain_grace_s=0.2),
-                    {name: TableOptions() for name in names},
+                    {name: SourceTableOptions() for name in names},
                 ),
                 store.reader(),
                 wakeups,

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from laredo_archive.storage.destination import Destination
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
@@ -37,7 +37,7 @@ async def archived(
     **more: Any,
 ) -> AsyncIterator[tuple[World, Archived]]:
     """A served table with an archive."""
-    table = TableOptions(
+    table = ServingTableOptions(
         archive=options(tmp_path / "archive"), heartbeat_interval_s=heartbeat_interval_s
     )
     told: Callable[[str, Outcome], None] = lambda _, outcome: (  # noqa: E731

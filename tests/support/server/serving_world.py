@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import orjson
 
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.meta import SourceIdentity
@@ -290,7 +290,7 @@ class Stream:
 async def running(
     path: Path,
     *,
-    table: TableOptions | None = None,
+    table: ServingTableOptions | None = None,
     listener: ListenerOptions | None = None,
     max_clients: int = 1000,
     names: Sequence[str] = (USERS,),
@@ -300,7 +300,7 @@ async def running(
     wakeups, registry, drain = Wakeups(), Registry(max_clients), asyncio.Event()
     options = ServingOptions(
         listener or ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5),
-        {name: table or TableOptions() for name in names},
+        {name: table or ServingTableOptions() for name in names},
     )
     with Store.open(path, max_size=1 << 30) as store:
         writer = Writer(store, wakeups)

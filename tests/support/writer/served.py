@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.meta import SourceIdentity
@@ -154,7 +154,7 @@ class Served:
                     behind_wait_s=0.2,
                     tokens_file=self._tokens_file,
                 ),
-                {name: TableOptions(heartbeat_interval_s=0.2) for name in self._ids},
+                {name: ServingTableOptions(heartbeat_interval_s=0.2) for name in self._ids},
             )
             with self._store.reader() as reader:
                 await serve(

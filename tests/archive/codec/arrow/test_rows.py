@@ -16,7 +16,7 @@ from laredo_archive.codec.arrow.errors import ArrayTooDeep, SpecialValue, Typing
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.codec.arrow.types import Special, Typing, schema
 from laredo_fanout.catalog import table_definitions
-from laredo_fanout.source_options import PublicationOptions, TableOptions
+from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model import key as key_
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
@@ -30,7 +30,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 def read(connection: Connection, table: str) -> tuple[tuple[Column, ...], list[bytes]]:
     """The table's columns, as a manifest has them, and its lines in the order of ``n``."""
     found = table_definitions.read_tables(
-        connection, [TableOptions("public", table)], PublicationOptions("none")
+        connection, [SourceTableOptions("public", table)], PublicationOptions("none")
     )
     source = found[f"public.{table}"]
     statement = f"SELECT line::text FROM ({lines_sql('public', table, source.selected)}) AS made"

@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
@@ -102,7 +102,7 @@ async def test_a_stream_that_is_refused_is_200_with_an_end(tmp_path: Path) -> No
 
 async def test_fetch_snapshot_and_go_on_from_there(tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
-    options = TableOptions(snapshot_path=directory)
+    options = ServingTableOptions(snapshot_path=directory)
     async with connected(tmp_path / "s", table=options) as (world, client):
         world.writer.publish(rows(0, 2500))
         world.writer.commit((UPDATE, line(1, "in it")))
@@ -134,7 +134,7 @@ async def test_fetch_snapshot_and_go_on_from_there(tmp_path: Path) -> None:
 
 async def test_a_snapshot_of_connect_that_is_damaged_never_looks_whole(tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
-    options = TableOptions(snapshot_path=directory)
+    options = ServingTableOptions(snapshot_path=directory)
     async with connected(tmp_path / "s", table=options) as (world, client):
         world.writer.publish(rows(0, 30))
         taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
@@ -147,7 +147,7 @@ async def test_a_snapshot_of_connect_that_is_damaged_never_looks_whole(tmp_path:
 
 async def test_fetch_snapshot_of_none_that_is_there(tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
-    async with connected(tmp_path / "s", table=TableOptions(snapshot_path=directory)) as (
+    async with connected(tmp_path / "s", table=ServingTableOptions(snapshot_path=directory)) as (
         _,
         client,
     ):

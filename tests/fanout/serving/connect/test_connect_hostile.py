@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.serving.connect import connection, request
-from laredo_fanout.serving.options import BufferPolicy, TableOptions
+from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 from tests.support.processes import PATIENCE_S
@@ -26,7 +26,7 @@ from tests.support.server.serving_world import World, line, rows
 UPDATE = Action.UPDATE
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 WIDE = "w" * 200_000
-DROP = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
+DROP = ServingTableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
 
 
 async def until(condition: Callable[[], object]) -> None:

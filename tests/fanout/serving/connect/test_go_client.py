@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from laredo_fanout.client import FanoutClient
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
@@ -110,7 +110,7 @@ def test_it_follows_a_table_through_losses_and_a_restart(
 async def serving(path: Path, **options: Any) -> AsyncIterator[tuple[World, int]]:
     """A server with a table of 1,000 rows, and the port for Connect."""
     listener = connect_listener(**options)
-    table = TableOptions(snapshot_path=path / "snapshots")
+    table = ServingTableOptions(snapshot_path=path / "snapshots")
     assert listener.connect is not None
     async with connected(path / "store", listener=listener, table=table) as (world, _):
         world.writer.publish(rows(0, 1000))

@@ -16,7 +16,7 @@ from google.protobuf import struct_pb2
 from laredo_fanout.serving import slices, struct_rows
 from laredo_fanout.serving.filters import conditions, row_filter
 from laredo_fanout.serving.journal.backlog import READS_A_TURN, Backlog
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store import reader
 from laredo_fanout.wire import replication_pb2 as wire
@@ -100,7 +100,7 @@ async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
 async def test_a_filter_that_nothing_passes_yields_within_the_journal(
     tmp_path: Path, parsed: Passes, changes: int, batch: bool
 ) -> None:
-    async with running(tmp_path, table=TableOptions(heartbeat_interval_s=3600)) as world:
+    async with running(tmp_path, table=ServingTableOptions(heartbeat_interval_s=3600)) as world:
         table = world.writer.publish(rows(0, 3))
         start = world.writer.store.tables[table].sequence
         for number in range(400 // changes + 3):
@@ -135,7 +135,7 @@ async def test_the_base_form_yields_within_a_row_of_much_json(
 async def test_a_fetched_snapshot_yields_within_a_row_of_much_json(
     tmp_path: Path, encoded: Passes
 ) -> None:
-    options = TableOptions(snapshot_path=tmp_path / "snapshots")
+    options = ServingTableOptions(snapshot_path=tmp_path / "snapshots")
     async with running(tmp_path / "store", table=options) as world:
         world.writer.publish([line(n, tags=[1] * 20_000) for n in range(3)])
         retention = Retention(keep_count=1, max_age_s=1e9)
@@ -191,7 +191,7 @@ async def test_backlogs_are_counted_in_turns(
     counted = Passes()
     monkeypatch.setattr(Backlog, "_count", counted.counted(Backlog._count))
     monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
-    options = TableOptions(buffer_max_size=1000, heartbeat_interval_s=3600)
+    options = ServingTableOptions(buffer_max_size=1000, heartbeat_interval_s=3600)
     async with running(tmp_path, table=options) as world:
         world.writer.publish(rows(0, 3))
         for number in range(3):

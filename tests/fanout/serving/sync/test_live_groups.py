@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving.options import TableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.sync import live_group
 from laredo_fanout.serving.sync.live_group import LiveGroup
 from laredo_fanout.wire import replication_pb2 as wire
@@ -101,7 +101,7 @@ async def test_random_changes_reach_every_kind_as_they_reach_one_client_alone(
 ) -> None:
     """The oracle is the same request by gRPC, which knows no groups."""
     draw = random.Random(1)
-    table = TableOptions(heartbeat_interval_s=0.05)
+    table = ServingTableOptions(heartbeat_interval_s=0.05)
     async with fleet(tmp_path, table=table) as (world, streams):
         writer = world.writer
         alone = []

@@ -9,7 +9,7 @@ import pytest
 
 from laredo_fanout.serving import snapshot_rows
 from laredo_fanout.serving.errors import NoRoomToSpool
-from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, TableOptions
+from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, ServingTableOptions
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.change import Action
@@ -18,8 +18,8 @@ from tests.support.server.serving_world import Stream, World, line, rows, runnin
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
-DROP = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
-SLOW_DOWN = TableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOWN)
+DROP = ServingTableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
+SLOW_DOWN = ServingTableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.SLOW_DOWN)
 WIDE = "w" * 200_000
 
 

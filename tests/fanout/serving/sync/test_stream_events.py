@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 
-from laredo_fanout.serving.options import ListenerOptions, TableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_model.change import Action
@@ -28,8 +28,8 @@ from tests.support.server.serving_world import (
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
-OFTEN = TableOptions(heartbeat_interval_s=0.1)
-NEVER = TableOptions(heartbeat_interval_s=3600)
+OFTEN = ServingTableOptions(heartbeat_interval_s=0.1)
+NEVER = ServingTableOptions(heartbeat_interval_s=3600)
 WIDER = (*COLUMNS, Column("extra", "int4", ordinal=5))
 
 
@@ -92,7 +92,7 @@ async def test_changes_do_not_bring_a_heartbeat_each(tmp_path: Path) -> None:
 
 async def test_a_heartbeat_never_overtakes_changes(tmp_path: Path) -> None:
     """Everything up to a heartbeat's position was sent before it."""
-    async with running(tmp_path, table=TableOptions(heartbeat_interval_s=0.001)) as world:
+    async with running(tmp_path, table=ServingTableOptions(heartbeat_interval_s=0.001)) as world:
         world.writer.publish([line(0)])
         stream = await begun(world)
         positions = []
