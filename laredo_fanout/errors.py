@@ -2,7 +2,7 @@
 
 FanoutError                the server itself: its port, its state directory, its processes
 SourceError                (postgres/errors.py, which has those of connection, slot and stream)
-├── ServerUnfit            wal_level, version, free slots or senders
+├── SourceUnfit            wal_level, version, free slots or senders
 ├── SlotLost
 │   └── SlotForeign        the slot of our name isn't provably ours
 ├── SpoolFull              no room for a giant transaction
@@ -25,7 +25,7 @@ class FanoutError(Exception):
     """Root of the fan-out server's errors."""
 
 
-class ServerUnfit(SourceError):
+class SourceUnfit(SourceError):
     """A setting of the server keeps logical replication from working."""
 
 

@@ -36,28 +36,6 @@ SHARED_CLASS_NAMES = {
     "Difference": "public in laredo_archive.reader and in the client: a change of one row",
 }
 """Names of more than one class, and why."""
-STILL_SHARED = {
-    "ChangeBuffer",
-    "Feed",
-    "Finding",
-    "Follower",
-    "Plan",
-    "PortTaken",
-    "Section",
-    "ServerUnfit",
-    "Shared",
-    "Sink",
-    "Snapshot",
-    "SnapshotDamaged",
-    "SnapshotRows",
-    "Spool",
-    "Spools",
-    "StreamBroken",
-    "TableArchive",
-    "VerifiedPosition",
-    "_Piece",
-}
-"""Names of several classes of the server and the writer, to be renamed; the list only shrinks."""
 
 
 def sources(package: str) -> list[Path]:
@@ -158,6 +136,6 @@ def test_a_class_name_means_one_thing() -> None:
                 if isinstance(node, ast.ClassDef):
                     defined[node.name].append(f"{path.relative_to(ROOT).as_posix()}:{node.lineno}")
     shared = {name: found for name, found in defined.items() if len(found) > 1}
-    listed = {*SHARED_CLASS_NAMES, *STILL_SHARED}
+    listed = set(SHARED_CLASS_NAMES)
     assert {name: found for name, found in shared.items() if name not in listed} == {}
     assert listed - set(shared) == set(), "each of these names one class now: drop it from the list"

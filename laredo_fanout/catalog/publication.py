@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 import structlog
 
-from laredo_fanout.errors import ServerUnfit, TableNotPublished
+from laredo_fanout.errors import SourceUnfit, TableNotPublished
 from laredo_fanout.postgres.errors import RightsMissing
 from laredo_model.select import identifier
 
@@ -71,13 +71,13 @@ def ensure(connection: Connection, options: PublicationOptions) -> Publication:
     """Read the publication; it is made (without tables) if it is missing and ``create`` is on.
 
     :raises RightsMissing: if it is missing and the role may not make it.
-    :raises ServerUnfit: if it is missing and ``create`` is off, or if it doesn't publish every
+    :raises SourceUnfit: if it is missing and ``create`` is off, or if it doesn't publish every
         kind of change.
     """
     found = read(connection, options.name)
     if found is None:
         if not options.create:
-            raise ServerUnfit(
+            raise SourceUnfit(
                 f"publication {options.name} doesn't exist and publication.create is off: run"
                 f" CREATE PUBLICATION {identifier(options.name)} FOR TABLE ..."
                 f" WITH {parameters(options)};"
@@ -85,10 +85,10 @@ def ensure(connection: Connection, options: PublicationOptions) -> Publication:
         _create(connection, options)
         found = read(connection, options.name)
         if found is None:
-            raise ServerUnfit(f"publication {options.name} vanished as it was made")
+            raise SourceUnfit(f"publication {options.name} vanished as it was made")
     wrong = problem(found, options)
     if wrong is not None:
-        raise ServerUnfit(f"publication {wrong[0]}: {wrong[1]}")
+        raise SourceUnfit(f"publication {wrong[0]}: {wrong[1]}")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from laredo_fanout.errors import (
     IdentityMissing,
     SelectDenied,
-    ServerUnfit,
+    SourceUnfit,
     TableMissing,
     TableRefused,
     TableUnfit,
@@ -55,7 +55,7 @@ def server_problems(connection: Connection) -> list[SourceError]:
     version = connection.info.server_version
     if version < _OLDEST_VERSION:
         problems.append(
-            ServerUnfit(f"PostgreSQL {version // 10000} is too old: 14 or later is needed")
+            SourceUnfit(f"PostgreSQL {version // 10000} is too old: 14 or later is needed")
         )
     row = connection.execute(_SETTINGS).fetchone()
     if row is None:
@@ -63,14 +63,14 @@ def server_problems(connection: Connection) -> list[SourceError]:
     wal_level, slots, senders, standby, role, may_replicate, encoding = row
     if encoding != "UTF8":
         problems.append(
-            ServerUnfit(
+            SourceUnfit(
                 f"the database is encoded in {encoding}, UTF8 is needed: make one WITH ENCODING"
                 " 'UTF8' TEMPLATE template0, and pg_dump and pg_restore into it"
             )
         )
     if wal_level != "logical":
         problems.append(
-            ServerUnfit(
+            SourceUnfit(
                 f"wal_level is {wal_level}, logical is needed: ALTER SYSTEM SET wal_level ="
                 " 'logical'; then restart PostgreSQL"
             )
@@ -78,11 +78,11 @@ def server_problems(connection: Connection) -> list[SourceError]:
     for name, number in (("max_replication_slots", slots), ("max_wal_senders", senders)):
         if number == 0:
             problems.append(
-                ServerUnfit(f"{name} is 0: ALTER SYSTEM SET {name} = 10; then restart PostgreSQL")
+                SourceUnfit(f"{name} is 0: ALTER SYSTEM SET {name} = 10; then restart PostgreSQL")
             )
     if standby:
         problems.append(
-            ServerUnfit("the server is a standby: connect to the primary (messages are written)")
+            SourceUnfit("the server is a standby: connect to the primary (messages are written)")
         )
     if not may_replicate:
         problems.append(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.catalog import publication, requirements, silent_ddl, table_definitions
 from laredo_fanout.catalog.silent_ddl import DdlLocks
-from laredo_fanout.errors import IdentityMissing, ServerUnfit, TableNotPublished, TableRefused
+from laredo_fanout.errors import IdentityMissing, SourceUnfit, TableNotPublished, TableRefused
 from laredo_fanout.postgres.errors import RightsMissing, SourceError
 from laredo_fanout.slot import slot
 from laredo_fanout.slot.slot import Slot
@@ -57,7 +57,7 @@ def take(
     state = slot.read(connection, options.slot_name)
     try:
         published = publication.ensure(connection, options.publication)
-    except (ServerUnfit, RightsMissing) as missing:
+    except (SourceUnfit, RightsMissing) as missing:
         return CatalogSnapshot(number, {}, _publication_missing(tables, missing), state, None)
     appends, problems = _ensure_appends(connection, options, tables)
     # Before the tables are read, as the proof in silent_ddl.py has it.
@@ -106,7 +106,7 @@ def _ensure_appends(
         return None, {}
     try:
         return publication.ensure(connection, options.publication.appends), {}
-    except (ServerUnfit, RightsMissing) as missing:
+    except (SourceUnfit, RightsMissing) as missing:
         return None, _publication_missing(appending, missing)
 
 

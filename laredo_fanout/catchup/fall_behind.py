@@ -19,7 +19,7 @@ from laredo_fanout.catchup.choice import Choice, CoreLoad, Limit, choose
 from laredo_fanout.catchup.cores import CoresInUse, is_server_here
 from laredo_fanout.catchup.options import CatchupMode
 from laredo_fanout.catchup.orders import Order
-from laredo_fanout.catchup.plan import Plan
+from laredo_fanout.catchup.plan import CatchupPlan
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_model import position as position_
@@ -285,7 +285,7 @@ class FallBehind:
             behind // options.min_segment_bytes,
         )
 
-    def _new_plan(self, connection: Connection, most: int) -> Plan | None:
+    def _new_plan(self, connection: Connection, most: int) -> CatchupPlan | None:
         position = self._store.position
         end = room.inserted(connection)
         number = min(most, self._number(connection, end - position))
@@ -293,7 +293,7 @@ class FallBehind:
             self._not_split(end - position, self._no_room(number))
             return None
         segments = plan_.split(position, end, number)
-        plan = Plan(secrets.token_hex(8), self._identity(), segments)
+        plan = CatchupPlan(secrets.token_hex(8), self._identity(), segments)
         self._store_plan(plan)
         self._plans += 1
         self._trouble = None
@@ -305,7 +305,7 @@ class FallBehind:
         )
         return plan
 
-    def _usable_plan(self) -> Plan | None:
+    def _usable_plan(self) -> CatchupPlan | None:
         """The stored plan, unless it is another history's, or no session gets on with it."""
         stored = self._store.catchup_plan
         if stored is None:
@@ -339,7 +339,7 @@ class FallBehind:
             self._trouble = release.trouble
             self._rest_until = time.monotonic() + _REST_S
 
-    def _store_plan(self, plan: Plan | None) -> None:
+    def _store_plan(self, plan: CatchupPlan | None) -> None:
         with self._store.transaction() as transaction:
             transaction.set_catchup_plan(None if plan is None else plan.to_bytes())
 
@@ -353,16 +353,16 @@ class FallBehind:
         source = self._store.source
         return "" if source is None else f"{source.history} {source.slot} {source.token}"
 
-    def _directory(self, plan: Plan) -> Path:
+    def _directory(self, plan: CatchupPlan) -> Path:
         return self._options.spool_directory / f"{_PREFIX}{plan.token}"
 
-    def _remove_spools(self, *, except_for: Plan | None) -> None:
+    def _remove_spools(self, *, except_for: CatchupPlan | None) -> None:
         kept = None if except_for is None else self._directory(except_for)
         for path in self._options.spool_directory.glob(f"{_PREFIX}*"):
             if path != kept:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _order(self, plan: Plan) -> Order:
+    def _order(self, plan: CatchupPlan) -> Order:
         source = self._source
         return Order(
             connection=source.connection,

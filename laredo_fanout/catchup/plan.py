@@ -46,7 +46,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CatchupPlan:
     """``source`` says whose positions these are; ``token`` names the plan's spools."""
 
     token: str
@@ -64,10 +64,12 @@ class Plan:
         )
 
 
-def from_bytes(stored: bytes) -> Plan:
+def from_bytes(stored: bytes) -> CatchupPlan:
     """The plan that ``to_bytes`` wrote."""
     read = orjson.loads(stored)
-    return Plan(read["token"], read["source"], tuple(map(_segment_from_json, read["segments"])))
+    return CatchupPlan(
+        read["token"], read["source"], tuple(map(_segment_from_json, read["segments"]))
+    )
 
 
 def split(start: int, end: int, number: int) -> tuple[Segment, ...]:

@@ -30,7 +30,7 @@ from laredo_model import position as position_
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.catchup.orders import Order
-    from laredo_fanout.catchup.plan import Plan, SpoolPiece
+    from laredo_fanout.catchup.plan import CatchupPlan, SpoolPiece
     from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Release:
         self,
         options: CatchupOptions,
         order: Order,
-        plan: Plan,
+        plan: CatchupPlan,
         batch: WriteBatch,
         position: int,
         *,

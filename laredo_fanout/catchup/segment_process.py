@@ -18,10 +18,15 @@ from laredo_fanout.catchup.frames import gather
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
-from laredo_fanout.errors import ServerUnfit
+from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message
-from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable, StreamBroken
+from laredo_fanout.postgres.errors import (
+    ReplicationStreamBroken,
+    SlotLost,
+    SourceError,
+    SourceUnavailable,
+)
 from laredo_model import position as position_
 
 FAILED = 1
@@ -145,7 +150,7 @@ class SegmentDecoder:
             self.done = True
             return True
         if final < max(self._order.start, self._begun):
-            raise StreamBroken(
+            raise ReplicationStreamBroken(
                 f"segment {self._order.segment} begins at {position_.text(self._order.start)} and"
                 f" was sent a transaction that committed at {position_.text(final)}"
             )
@@ -251,9 +256,9 @@ def _connect(order: Order) -> SegmentStream:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _connect_once(order)
-        except ServerUnfit as full:
+        except SourceUnfit as full:
             if attempt == _ATTEMPTS:
-                raise ServerUnfit(f"{full} ({attempt} attempts)") from full
+                raise SourceUnfit(f"{full} ({attempt} attempts)") from full
         time.sleep(_ATTEMPT_PAUSE * random.uniform(0.5, 1.0))
     raise AssertionError
 
@@ -334,7 +339,7 @@ def _failure(error: SourceError | OSError) -> Failure:
             return Failure.NO_SPACE
         case _Unreachable():
             return Failure.UNREACHABLE
-        case ServerUnfit():
+        case SourceUnfit():
             return Failure.NO_ROOM
         case SlotLost():
             return Failure.GAP

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from laredo_fanout.catchup.anchor import ADVANCE
-from laredo_fanout.errors import ServerUnfit
+from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceUnavailable
 from laredo_fanout.postgres.replication_stream import ReplicationStream
@@ -32,14 +32,14 @@ class SegmentStream(ReplicationStream):
     def connect(cls, options: SourceOptions, segment: int) -> SegmentStream:
         """Connect.
 
-        :raises ServerUnfit: if there is no free walsender.
+        :raises SourceUnfit: if there is no free walsender.
         :raises SourceUnavailable: if the server can't be reached.
         """
         try:
             connection = connections.connect(options, role=f"segment {segment}", replication=True)
         except SourceUnavailable as refused:
             if any(limit in str(refused) for limit in _LIMITS):
-                raise ServerUnfit(f"no free walsender or connection: {refused}") from refused
+                raise SourceUnfit(f"no free walsender or connection: {refused}") from refused
             raise
         return cls(connection, options.receive_timeout)
 
@@ -51,7 +51,7 @@ class SegmentStream(ReplicationStream):
         It is moved there, which passes over the WAL in between without gathering its
         changes; ``meanwhile`` is called every second of that.
 
-        :raises ServerUnfit: if there is no free slot.
+        :raises SourceUnfit: if there is no free slot.
         :raises SlotLost: if the slot is gone, or beyond ``start``: the stream would begin
             there without an error.
         """
@@ -63,7 +63,7 @@ class SegmentStream(ReplicationStream):
             text = " ".join(self.pgconn.get_error_message().split())
             state = result.error_field(DiagnosticField.SQLSTATE)
             if state == _FULL:
-                raise ServerUnfit(f"slot {slot} can't be copied, no slot is free: {text}")
+                raise SourceUnfit(f"slot {slot} can't be copied, no slot is free: {text}")
             if state in _GONE:
                 raise SlotLost(f"slot {slot} can't be copied: {text}")
             raise SourceUnavailable(f"slot {slot} can't be copied just now: {text}")

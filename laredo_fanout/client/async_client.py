@@ -13,9 +13,9 @@ from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.table.follower import Follower
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import (
-    ChangeBuffer,
     ChangeStream,
     Listener,
+    ListenerQueue,
     RowChange,
     to_rows,
 )
@@ -36,7 +36,7 @@ class AsyncFanoutClient(TableClient):
     manager.
     """
 
-    _buffers: tuple[ChangeBuffer, ...] = ()
+    _buffers: tuple[ListenerQueue, ...] = ()
 
     async def start(self) -> None:
         """Begin to follow the table, in the background; without effect when it runs.
@@ -87,7 +87,7 @@ class AsyncFanoutClient(TableClient):
         A change has ``old``, ``new``, ``position`` and ``sequence``. The iteration ends when
         the client is stopped, and raises what ended the client for good.
         """
-        buffer = ChangeBuffer()
+        buffer = ListenerQueue()
         if self._follower is not None and self._follower.error is not None:
             error = self._follower.error
             buffer.close(None if isinstance(error, ClientStopped) else error)

@@ -20,7 +20,7 @@ else:
     COMPILED = True
 
 
-class Sink(Protocol):
+class ChangeSink(Protocol):
     """Where a table's decoded changes are put, in the stream's order."""
 
     actions: bytearray
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 def plain_rows(
-    names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: Sink
+    names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: ChangeSink
 ) -> PlainRows | None:
     """How rows with these columns are taken apart, and put into ``sink``.
 

@@ -16,13 +16,13 @@ from struct import error as beyond_the_end
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from laredo_fanout.decode import plain_rows
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_model import fragment, key, line
 from laredo_model.change import Action
 from laredo_model.rule import TypeInfo
 
 if TYPE_CHECKING:
-    from laredo_fanout.decode.plain_rows import PlainRows, Sink
+    from laredo_fanout.decode.plain_rows import ChangeSink, PlainRows
 
 _TUPLE = 30
 """Offset of the first tuple's kind in INSERT, UPDATE and DELETE messages."""
@@ -38,7 +38,7 @@ _Values = list[bytes | None]
 class RowDecoder(NamedTuple):
     """Decodes the messages of one relation into its sink.
 
-    Each raises StreamBroken when a message isn't one of this relation.
+    Each raises ReplicationStreamBroken when a message isn't one of this relation.
     """
 
     put: Callable[[bytes, int], None]
@@ -49,7 +49,7 @@ class RowDecoder(NamedTuple):
 
 
 def row_decoder(
-    names: Sequence[str], types: Sequence[TypeInfo], key_names: Sequence[str], sink: Sink
+    names: Sequence[str], types: Sequence[TypeInfo], key_names: Sequence[str], sink: ChangeSink
 ) -> RowDecoder:
     """The decoder of a relation with these columns, whose key is ``key_names`` in key order.
 
@@ -67,7 +67,7 @@ class _Rows:
         names: Sequence[str],
         types: Sequence[TypeInfo],
         key_positions: Sequence[int],
-        sink: Sink,
+        sink: ChangeSink,
     ) -> None:
         nulls = [None if number in key_positions else b"null" for number in range(len(types))]
         self._columns = tuple(zip(map(fragment.encoder, types), nulls, strict=True))
@@ -112,7 +112,7 @@ class _Rows:
         """
         old, at = self._old_values(message)
         if message[at : at + 1] != _NEW:
-            raise StreamBroken(f"an UPDATE lacks its new row: {message[:80]!r}")
+            raise ReplicationStreamBroken(f"an UPDATE lacks its new row: {message[:80]!r}")
         new, end = self._values(message, at)
         self._check_end(message, end)
         has_row = message[_TUPLE : _TUPLE + 1] == _OLD_ROW
@@ -128,7 +128,7 @@ class _Rows:
 
     def _old_values(self, message: bytes) -> tuple[_Values, int]:
         if message[_TUPLE : _TUPLE + 1] not in (_OLD_KEY, _OLD_ROW):
-            raise StreamBroken(f"a change lacks its old key: {message[:80]!r}")
+            raise ReplicationStreamBroken(f"a change lacks its old key: {message[:80]!r}")
         return self._values(message, _TUPLE)
 
     def _values(self, message: bytes, at: int) -> tuple[_Values, int]:
@@ -136,7 +136,9 @@ class _Rows:
         values: _Values = []
         try:
             if _column_count(message, at + 1)[0] != len(self._columns):
-                raise StreamBroken(f"a row has another number of columns: {message[:80]!r}")
+                raise ReplicationStreamBroken(
+                    f"a row has another number of columns: {message[:80]!r}"
+                )
             at += 3
             for encode, null in self._columns:
                 kind = message[at]
@@ -150,7 +152,7 @@ class _Rows:
                 elif kind == _UNCHANGED:
                     values.append(None)
                 else:
-                    raise StreamBroken(f"a column is of kind {kind}: {message[:80]!r}")
+                    raise ReplicationStreamBroken(f"a column is of kind {kind}: {message[:80]!r}")
         except (IndexError, beyond_the_end):
             self._cut(message)
         return values, at
@@ -179,7 +181,7 @@ class _Rows:
             self._cut(message)
 
     def _cut(self, message: bytes) -> NoReturn:
-        raise StreamBroken(f"a row doesn't fill its message: {message[:80]!r}")
+        raise ReplicationStreamBroken(f"a row doesn't fill its message: {message[:80]!r}")
 
     def _no_key(self, message: bytes) -> NoReturn:
-        raise StreamBroken(f"a row has no key value: {message[:80]!r}")
+        raise ReplicationStreamBroken(f"a row has no key value: {message[:80]!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from laredo_fanout.decode.change_buffer import IGNORED
 from laredo_fanout.postgres import pgoutput as message_
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_model.errors import ModelError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def scan_plainly(
                 touched[route] = None
         try:
             put(message, 2 if kind == _UPDATE else 1)
-        except (StreamBroken, ModelError, UnicodeDecodeError):
+        except (ReplicationStreamBroken, ModelError, UnicodeDecodeError):
             return Scanned(size, message, taken + 1, received, _wal_end(last))
         last = message
     return Scanned(size, None, limit, received, _wal_end(last))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from laredo_fanout.decode.transaction_spool import Get, Spool
+from laredo_fanout.decode.transaction_spool import Get, TransactionSpool
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message
 
@@ -53,11 +53,11 @@ class EmittedMessages:
         return False
 
 
-Spooling = Callable[[Get, int, Spool, EmittedMessages], Spooled]
+Spooling = Callable[[Get, int, TransactionSpool, EmittedMessages], Spooled]
 """What :func:`spool_part` and :func:`spool_transaction` are."""
 
 
-def spool_part(get: Get, limit: int, spool: Spool, emitted: EmittedMessages) -> Spooled:
+def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages) -> Spooled:
     """Spool a part of a transaction that is streamed before its commit, until STREAM_STOP.
 
     Messages are kept as they would come at the commit, without the xid.
@@ -85,7 +85,9 @@ def spool_part(get: Get, limit: int, spool: Spool, emitted: EmittedMessages) -> 
     return Spooled(size, None, limit)
 
 
-def spool_transaction(get: Get, limit: int, spool: Spool, emitted: EmittedMessages) -> Spooled:
+def spool_transaction(
+    get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages
+) -> Spooled:
     """Spool a transaction that comes at its commit and turned out giant, until COMMIT."""
     size = 1
     for taken in range(limit):

@@ -21,9 +21,9 @@ from laredo_fanout.decode.spooling import (
     spool_transaction,
 )
 from laredo_fanout.decode.stream_relations import StreamRelations
-from laredo_fanout.decode.transaction_spool import Get, Spool, Spools
+from laredo_fanout.decode.transaction_spool import Get, TransactionSpool, TransactionSpools
 from laredo_fanout.postgres import pgoutput as message_
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, Emitted
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
@@ -78,10 +78,10 @@ class StreamDecoder:
         self._touched = relations.touched
         self._pending = PendingChanges(relations.touched)
         self._is_awaited = is_awaited
-        self._spools = Spools(spool_directory / "streamed")
+        self._spools = TransactionSpools(spool_directory / "streamed")
         self._announced = 0
         """The relation that was announced last, if nothing else has come since."""
-        self._part: Spool | None = None
+        self._part: TransactionSpool | None = None
         """Where the messages go that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
         """The transaction that was spooled and must be decoded now."""
@@ -120,7 +120,7 @@ class StreamDecoder:
     def drain(self, get: Get, limit: int) -> Drained:
         """Decode what libpq's buffer holds, at most about ``limit`` messages.
 
-        :raises StreamBroken: if the stream isn't the protocol's.
+        :raises ReplicationStreamBroken: if the stream isn't the protocol's.
         """
         while True:
             result: Drained | None
@@ -195,7 +195,7 @@ class StreamDecoder:
                 route.delete(message)
             else:
                 route.put(message, Action.UPDATE if kind == message_.UPDATE else Action.INSERT)
-        except (StreamBroken, ModelError, UnicodeDecodeError) as error:
+        except (ReplicationStreamBroken, ModelError, UnicodeDecodeError) as error:
             self._tables.broken(route, error)
             self._routes[relation] = IGNORED
 
@@ -233,7 +233,7 @@ class StreamDecoder:
             case message_.STREAM_ABORT:
                 self._spools.roll_back(*message_.stream_abort(message))
             case _:
-                raise StreamBroken(
+                raise ReplicationStreamBroken(
                     f"the stream has a message of kind {chr(kind)!r}, which this protocol"
                     " version doesn't know"
                 )
@@ -256,12 +256,16 @@ class StreamDecoder:
 
     def _other(self, message: bytes) -> None:
         if message[0] != message_.KEEPALIVE:
-            raise StreamBroken(f"the stream has a message {message[:40]!r}, not of the protocol")
+            raise ReplicationStreamBroken(
+                f"the stream has a message {message[:40]!r}, not of the protocol"
+            )
         keepalive = message_.keepalive(message)
         self.wal_end = max(self.wal_end, keepalive.wal_end)
         self.reply_wanted = self.reply_wanted or keepalive.wants_reply
 
-    def _spool(self, spooling: Spooling, spool: Spool, get: Get, limit: int) -> Drained | None:
+    def _spool(
+        self, spooling: Spooling, spool: TransactionSpool, get: Get, limit: int
+    ) -> Drained | None:
         """Spool messages; None: the part, or the giant transaction, has ended."""
         left = limit
         while left > 0:

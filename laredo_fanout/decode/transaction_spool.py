@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 
 Get = Callable[[int], "tuple[int, bytes | memoryview]"]
 """psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
@@ -26,7 +26,7 @@ _WRITE_FROM_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20
 
 
-class Spool:
+class TransactionSpool:
     """One transaction's messages. The file is open while messages are added, not between.
 
     ``xid`` is the top-level transaction's.
@@ -89,7 +89,7 @@ class Spool:
         Each item gives its messages like ``get_copy_data``, and 0 after its last.
 
         :raises OSError: if they can't be read.
-        :raises StreamBroken: if the file isn't whole.
+        :raises ReplicationStreamBroken: if the file isn't whole.
         """
         self.rest()
         if not self._written:
@@ -98,11 +98,13 @@ class Spool:
         with self._path.open("rb", buffering=0) as file:
             # A message may be of more bytes than a piece: then the next piece takes twice as many.
             while block := file.read(max(_PIECE_BYTES, len(left))):
-                piece = _Piece(left + block)
+                piece = _SpoolChunk(left + block)
                 yield piece.get
                 left = piece.left
         if left:
-            raise StreamBroken(f"{self._path} ends within a message; the stream is restarted")
+            raise ReplicationStreamBroken(
+                f"{self._path} ends within a message; the stream is restarted"
+            )
 
     def rest(self) -> None:
         """Close the file until messages are added again.
@@ -151,7 +153,7 @@ class Spool:
             self._descriptor = None
 
 
-class _Piece:
+class _SpoolChunk:
     """Some of a spool's bytes; the last message may be cut."""
 
     __slots__ = ("_at", "_block", "_end")
@@ -178,7 +180,7 @@ class _Piece:
         return self._block[self._at :]
 
 
-class Spools:
+class TransactionSpools:
     """The transactions that have no commit yet, by top-level xid, at most one file of theirs open.
 
     ``directory`` is theirs alone: what an earlier session left there is removed.
@@ -186,19 +188,19 @@ class Spools:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._spools: dict[int, Spool] = {}
-        self._current: Spool | None = None
+        self._spools: dict[int, TransactionSpool] = {}
+        self._current: TransactionSpool | None = None
         shutil.rmtree(directory, ignore_errors=True)
 
-    def part(self, xid: int, *, first: bool) -> Spool:
+    def part(self, xid: int, *, first: bool) -> TransactionSpool:
         """A part of this transaction comes; where its messages go.
 
         :raises OSError: if what an other one has left can't be written.
-        :raises StreamBroken: if an earlier part must have come and hasn't.
+        :raises ReplicationStreamBroken: if an earlier part must have come and hasn't.
         """
         if first:
             self.drop(xid)
-            self._spools[xid] = Spool(self._directory / str(xid), xid)
+            self._spools[xid] = TransactionSpool(self._directory / str(xid), xid)
         spool = self._known(xid)
         if self._current is not None and self._current is not spool:
             self._current.rest()
@@ -216,10 +218,10 @@ class Spools:
         elif xid in self._spools:
             self._spools[xid].roll_back(subtransaction)
 
-    def take(self, xid: int) -> Spool:
+    def take(self, xid: int) -> TransactionSpool:
         """The transaction is committed; :meth:`drop` it after it was read.
 
-        :raises StreamBroken: if nothing of it has come.
+        :raises ReplicationStreamBroken: if nothing of it has come.
         """
         return self._known(xid)
 
@@ -236,11 +238,11 @@ class Spools:
             with suppress(OSError):
                 self.drop(xid)
 
-    def _known(self, xid: int) -> Spool:
+    def _known(self, xid: int) -> TransactionSpool:
         try:
             return self._spools[xid]
         except KeyError:
-            raise StreamBroken(
+            raise ReplicationStreamBroken(
                 f"transaction {xid} goes on, and its beginning wasn't streamed; the stream is"
                 " restarted"
             ) from None

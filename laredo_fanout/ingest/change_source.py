@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from laredo_fanout.tables.write_batch import WriteBatch
 
 
-class Feed(Protocol):
+class MessageFeed(Protocol):
     """Where a session of the stream takes its messages: what a replication connection has of it."""
 
     @property
@@ -65,7 +65,7 @@ class ChangeSource(Protocol):
         :raises psycopg.Error: if it can't be asked.
         """
 
-    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
+    def open(self, connection: Connection, batch: WriteBatch) -> MessageFeed | None:
         """The feed of the session that begins now; None: the slot's own stream.
 
         What it keeps in the store it writes into ``batch``, which isn't open now.

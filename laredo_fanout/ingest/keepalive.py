@@ -11,7 +11,7 @@ from laredo_fanout.postgres.errors import SourceUnavailable
 if TYPE_CHECKING:
     from laredo_fanout.catalog.side_connection import SideConnection
     from laredo_fanout.decode.stream_decoder import StreamDecoder
-    from laredo_fanout.ingest.change_source import Feed
+    from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.writer import Store
 
@@ -41,10 +41,10 @@ class Keepalive:
         self._stopping = stopping
         self._patience = options.receive_timeout
         self._side_patience = options.heartbeat_interval + options.receive_timeout
-        self._feed: Feed | None = None
+        self._feed: MessageFeed | None = None
         self._heard_at = self._confirmed_at = self._checked_at = time.monotonic()
 
-    def begin(self, feed: Feed) -> None:
+    def begin(self, feed: MessageFeed) -> None:
         """The stream comes by ``feed`` from here on."""
         self._feed = feed
         self._heard_at = self._checked_at = time.monotonic()

@@ -18,7 +18,7 @@ from laredo_fanout.postgres.read_available import BackgroundReading
 
 if TYPE_CHECKING:
     from laredo_fanout.decode.stream_decoder import StreamDecoder
-    from laredo_fanout.ingest.change_source import Feed
+    from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.ingest.keepalive import Keepalive
     from laredo_fanout.ingest.session_tables import SessionTables
     from laredo_fanout.store.writer import Store
@@ -46,7 +46,7 @@ class IngestLoop:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: MessageFeed,
         decoder: StreamDecoder,
         *,
         batch: WriteBatch,

@@ -38,7 +38,7 @@ from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
-    from laredo_fanout.ingest.change_source import ChangeSource, Feed
+    from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
@@ -221,7 +221,7 @@ class IngestSession:
 
     def _start(
         self, side: connections.Connection, stream: ReplicationStream, opened: ExitStack
-    ) -> Feed:
+    ) -> MessageFeed:
         """Have the changes come: from the slot, or from the change source."""
         appends = append_only.streamed(self._options, self._store.tables.values())
         source = self._change_source

@@ -73,7 +73,7 @@ class Preparation:
 
         A connection that doesn't answer is broken off after ``receive_timeout``.
 
-        :raises ServerUnfit: if a setting or the publication is in the way.
+        :raises SourceUnfit: if a setting or the publication is in the way.
         :raises RightsMissing: if the role lacks a right.
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises SlotForeign: if a slot would have to be replaced that isn't provably ours.

@@ -1,11 +1,11 @@
 """Errors of PostgreSQL: of connections, the slot and the stream.
 
 SourceError                PostgreSQL, or what we need of it
-├── SourceUnavailable      can't connect, or the connection was cut: tried again
-├── RightsMissing          the role lacks a right; names the GRANT
-├── SlotLost               the slot, its publication or its history isn't the stored one
-├── SlotInUse              another process streams from the slot
-└── StreamBroken           bytes that are not the protocol's
+├── SourceUnavailable        can't connect, or the connection was cut: tried again
+├── RightsMissing            the role lacks a right; names the GRANT
+├── SlotLost                 the slot, its publication or its history isn't the stored one
+├── SlotInUse                another process streams from the slot
+└── ReplicationStreamBroken  bytes that are not the protocol's
 
 Those of tables and of the server's settings are in laredo_fanout/errors.py.
 """
@@ -36,5 +36,5 @@ class SlotInUse(SourceError):
     """Another process streams from the slot; retried with growing pauses."""
 
 
-class StreamBroken(SourceError):
+class ReplicationStreamBroken(SourceError):
     """The stream sent what the protocol doesn't allow."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 
 ENVELOPE = 25
 """Bytes before the message's kind."""
@@ -188,7 +188,7 @@ def truncate(message: bytes) -> Truncate:
 def relation(message: bytes) -> Relation:
     """The relation in ``message``.
 
-    :raises StreamBroken: if it is cut short.
+    :raises ReplicationStreamBroken: if it is cut short.
     """
     try:
         (oid,) = _relation(message, ENVELOPE + 1)
@@ -205,7 +205,9 @@ def relation(message: bytes) -> Relation:
             at += 8
             columns.append(RelationColumn(column, type_oid, modifier, in_key))
     except (ValueError, IndexError) as short:
-        raise StreamBroken(f"a Relation message is cut short: {message[:120]!r}") from short
+        raise ReplicationStreamBroken(
+            f"a Relation message is cut short: {message[:120]!r}"
+        ) from short
     return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 

@@ -19,7 +19,12 @@ import structlog
 from psycopg.pq import ExecStatus
 
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.errors import SlotInUse, SlotLost, SourceUnavailable, StreamBroken
+from laredo_fanout.postgres.errors import (
+    ReplicationStreamBroken,
+    SlotInUse,
+    SlotLost,
+    SourceUnavailable,
+)
 from laredo_fanout.postgres.socket_reader import SocketReader
 from laredo_model import position as position_
 
@@ -157,7 +162,7 @@ class ReplicationStream:
         except psycopg.OperationalError as cut:
             raise connections.refusal(cut, "stream") from cut
 
-    def end(self) -> SourceUnavailable | StreamBroken:
+    def end(self) -> SourceUnavailable | ReplicationStreamBroken:
         """The error behind a stream that ended (get_copy_data gave -1)."""
         self.ended = True
         self.pgconn.get_result()

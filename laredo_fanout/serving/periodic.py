@@ -15,7 +15,7 @@ from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.directory import SnapshotDirectory
-from laredo_fanout.snapshots.errors import SnapshotDamaged, SnapshotUnknown
+from laredo_fanout.snapshots.errors import SnapshotFileDamaged, SnapshotUnknown
 from laredo_fanout.snapshots.info import SnapshotInfo
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import tag
@@ -107,7 +107,7 @@ class PeriodicSnapshots:
             yield [wire.FetchSnapshotResponse(end=end).SerializeToString()]
         except SnapshotUnknown as unknown:
             raise NotServed(str(unknown)) from unknown
-        except SnapshotDamaged as damaged:
+        except SnapshotFileDamaged as damaged:
             raise SnapshotBroken(str(damaged)) from damaged
 
 

@@ -21,7 +21,7 @@ from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.service import ReplicationService
-from laredo_fanout.serving.shared import Drain, Shared
+from laredo_fanout.serving.shared import Drain, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
@@ -85,7 +85,7 @@ async def serve(
         listener.spool_path or reader.path,
         on_replay,
     )
-    shared = Shared(
+    shared = ServingResources(
         reader,
         RecentRecords(reader),
         wakeups,

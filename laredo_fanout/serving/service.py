@@ -38,7 +38,7 @@ from laredo_fanout.serving.periodic import (
 )
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
 from laredo_fanout.serving.request import parse_sync
-from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.status import parse_status, server_path, status_response
 from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.session import Session
@@ -58,7 +58,7 @@ class ReplicationService:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ServingResources,
         tables: Mapping[str, ServingTableOptions],
         tails: Tails,
         registry: Registry,

@@ -31,7 +31,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ServingResources:
     """The shared objects, one of these per process."""
 
     reader: StoreReader

@@ -17,7 +17,7 @@ import structlog
 from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.shared_spool import Spools
+from laredo_fanout.store.shared_spool import SharedSpools
 from laredo_model.files import private_directory
 
 log = structlog.get_logger(__name__)
@@ -39,11 +39,11 @@ class SpoolDirectory:
     def __init__(self, path: Path, max_bytes: int) -> None:
         private_directory.make(path)
         self.path = path
-        self.spools = Spools(path, max_bytes)
+        self.spools = SharedSpools(path, max_bytes)
         self.one_at_a_time = asyncio.Lock()
 
 
-class SnapshotRows:
+class SnapshotRowStream:
     """The rows of one snapshot: `async with` it, then `next()` until None."""
 
     def __init__(
@@ -73,7 +73,7 @@ class SnapshotRows:
         self._timer: asyncio.TimerHandle | None = None
         self._spilling: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> SnapshotRows:
+    async def __aenter__(self) -> SnapshotRowStream:
         self._watch()
         return self
 

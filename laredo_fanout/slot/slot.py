@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 import structlog
 
-from laredo_fanout.errors import ServerUnfit
+from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import wal_message
 from laredo_fanout.postgres.errors import RightsMissing, SlotInUse
 from laredo_model import position as position_
@@ -187,7 +187,7 @@ def create(connection: Connection, name: str, token: str) -> int:
     ``connection.cancel_safe``. From PostgreSQL 17 on the slot is one that standbys may
     keep in step (sync_replication_slots), so that it survives a failover.
 
-    :raises ServerUnfit: if there is no free slot.
+    :raises SourceUnfit: if there is no free slot.
     :raises RightsMissing: if the role may not.
     :raises SlotInUse: if another server has just made it.
     """
@@ -203,7 +203,7 @@ def create(connection: Connection, name: str, token: str) -> int:
     except psycopg.errors.DuplicateObject as made:
         raise SlotInUse(f"slot {name} was made by another server just now") from made
     except psycopg.errors.ConfigurationLimitExceeded as full:
-        raise ServerUnfit(
+        raise SourceUnfit(
             f"slot {name} can't be made: {full.diag.message_primary};"
             f" {full.diag.message_hint or 'raise max_replication_slots'}"
         ) from full

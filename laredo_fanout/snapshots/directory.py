@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from laredo_fanout.snapshots import info as info_
-from laredo_fanout.snapshots.errors import SnapshotDamaged, SnapshotUnknown
+from laredo_fanout.snapshots.errors import SnapshotFileDamaged, SnapshotUnknown
 from laredo_fanout.snapshots.info import SnapshotInfo
 from laredo_model.files.hashing import Digest
 
@@ -36,7 +36,7 @@ class SnapshotDirectory:
         for path in self._info_files():
             try:
                 found.append(self._read_info(path))
-            except SnapshotDamaged as damaged:
+            except SnapshotFileDamaged as damaged:
                 self._log_once(path, damaged)
             except FileNotFoundError:
                 continue  # removed meanwhile
@@ -63,7 +63,7 @@ class SnapshotDirectory:
         The file is opened at the first step; from then on removing it does no harm.
 
         :raises SnapshotUnknown: if it was removed meanwhile.
-        :raises SnapshotDamaged: at the latest after the last line, if the
+        :raises SnapshotFileDamaged: at the latest after the last line, if the
             file isn't what was written.
         """
         path = self.rows_file(snapshot)
@@ -85,9 +85,9 @@ class SnapshotDirectory:
         if lines:
             yield lines
         if begun or count != snapshot.rows:
-            raise SnapshotDamaged(str(path), f"{count} rows, {snapshot.rows} were written")
+            raise SnapshotFileDamaged(str(path), f"{count} rows, {snapshot.rows} were written")
         if digest.hex() != snapshot.sha256:
-            raise SnapshotDamaged(str(path), "its sha256 isn't the one that was written")
+            raise SnapshotFileDamaged(str(path), "its sha256 isn't the one that was written")
 
     def rows_file(self, snapshot: SnapshotInfo) -> Path:
         """The file of its rows."""
@@ -104,22 +104,22 @@ class SnapshotDirectory:
         try:
             found = info_.from_bytes(path.read_bytes())
         except ValueError as wrong:
-            raise SnapshotDamaged(str(path), str(wrong)) from wrong
+            raise SnapshotFileDamaged(str(path), str(wrong)) from wrong
         if found.name != path.name.removesuffix(INFO):
-            raise SnapshotDamaged(str(path), f"it is the info of {found.name}")
+            raise SnapshotFileDamaged(str(path), f"it is the info of {found.name}")
         rows = self.rows_file(found)
         try:
             size = rows.stat().st_size
         except FileNotFoundError:
             if path.exists():
-                raise SnapshotDamaged(str(rows), "its rows are missing") from None
+                raise SnapshotFileDamaged(str(rows), "its rows are missing") from None
             raise
         if size != found.size_bytes:
             why = f"{size} bytes, {found.size_bytes} were written"
-            raise SnapshotDamaged(str(rows), why)
+            raise SnapshotFileDamaged(str(rows), why)
         return found
 
-    def _log_once(self, path: Path, damaged: SnapshotDamaged) -> None:
+    def _log_once(self, path: Path, damaged: SnapshotFileDamaged) -> None:
         if (path.name, str(damaged)) not in self._logged:
             self._logged.add((path.name, str(damaged)))
             log.warning("snapshot ignored", error=str(damaged))

@@ -1,11 +1,11 @@
 """Errors of periodic snapshots.
 
 SnapshotError
-├── SnapshotUnknown     no snapshot with this id
-├── SnapshotDamaged     the file isn't what was written
-├── SnapshotBusy        another process is writing into the directory
-├── SnapshotUnwritable  the directory or disk doesn't take it
-└── SnapshotUnverified  silent DDL may have rewritten values before its position
+├── SnapshotUnknown      no snapshot with this id
+├── SnapshotFileDamaged  the file isn't what was written
+├── SnapshotBusy         another process is writing into the directory
+├── SnapshotUnwritable   the directory or disk doesn't take it
+└── SnapshotUnverified   silent DDL may have rewritten values before its position
 """
 
 from laredo_model import position as position_
@@ -22,7 +22,7 @@ class SnapshotUnknown(SnapshotError):
         super().__init__(f"there is no snapshot {snapshot_id!r}; list them to see which there are")
 
 
-class SnapshotDamaged(SnapshotError):
+class SnapshotFileDamaged(SnapshotError):
     """A snapshot's file isn't what was written."""
 
     def __init__(self, path: str, why: str) -> None:

@@ -9,7 +9,7 @@ from laredo_fanout.store.errors import JournalPruned, StoreMissing, TableHidden,
 from laredo_fanout.store.journal import positions, record
 from laredo_fanout.store.journal.record import Record
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.shared_spool import Spools
+from laredo_fanout.store.shared_spool import SharedSpools
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.view import TableView, current, view_of
@@ -114,7 +114,7 @@ class StoreReader:
         table_id: int,
         spool_directory: Path | None = None,
         *,
-        spools: Spools | None = None,
+        spools: SharedSpools | None = None,
     ) -> Snapshot:
         """The table's rows, consistent, as of now. Close it, or use it in a ``with`` block.
 
@@ -133,7 +133,9 @@ class StoreReader:
                 raise TableHidden(found.qualified, found.status, found.error)
             stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
             view = view_of(found, *meta.position_from_bytes(stored_position))
-            return Snapshot(transaction, self._databases, view, spools or Spools(spool_directory))
+            return Snapshot(
+                transaction, self._databases, view, spools or SharedSpools(spool_directory)
+            )
         except BaseException:
             transaction.abort()
             raise

@@ -25,26 +25,26 @@ SnapshotId: TypeAlias = tuple[int, int, int]
 """What says which rows they are: key space, incarnation and newest entry."""
 
 
-class Spools:
+class SharedSpools:
     """The spools below one directory, with at most ``max_bytes`` in all. Threads may share it."""
 
     def __init__(self, directory: Path | None, max_bytes: int | None = None) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
-        self._open: dict[SnapshotId, Spool] = {}
+        self._open: dict[SnapshotId, SharedSpool] = {}
         self._lock = threading.Lock()
         self.bytes = 0
 
-    def borrow(self, snapshot: SnapshotId) -> "Spool":
+    def borrow(self, snapshot: SnapshotId) -> "SharedSpool":
         """The snapshot's spool, new if there is none; give it back."""
         with self._lock:
             spool = self._open.get(snapshot)
             if spool is None:
-                spool = self._open[snapshot] = Spool(self, snapshot)
+                spool = self._open[snapshot] = SharedSpool(self, snapshot)
             spool.readers += 1
             return spool
 
-    def give_back(self, spool: "Spool") -> None:
+    def give_back(self, spool: "SharedSpool") -> None:
         """The last reader's end is the files'."""
         with self._lock:
             spool.readers -= 1
@@ -120,10 +120,10 @@ class _Piece:
                 yield pair
 
 
-class Spool:
-    """One snapshot's. ``readers`` is Spools' own count."""
+class SharedSpool:
+    """One snapshot's. ``readers`` is SharedSpools' own count."""
 
-    def __init__(self, spools: Spools, snapshot: SnapshotId) -> None:
+    def __init__(self, spools: SharedSpools, snapshot: SnapshotId) -> None:
         self.snapshot = snapshot
         self.readers = 0
         self._spools = spools

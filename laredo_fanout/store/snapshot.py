@@ -8,7 +8,7 @@ from typing import Any
 from laredo_fanout.store import layout
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import SnapshotClosed
-from laredo_fanout.store.shared_spool import Pair, Spool, Spools
+from laredo_fanout.store.shared_spool import Pair, SharedSpool, SharedSpools
 from laredo_fanout.store.view import TableView
 from laredo_model import key as key_
 from laredo_model.column import Column
@@ -35,7 +35,7 @@ class Snapshot:
         transaction: Any,
         databases: Databases,
         view: TableView,
-        spools: Spools,
+        spools: SharedSpools,
     ) -> None:
         self.view = view
         self._transaction: Any = transaction
@@ -43,7 +43,7 @@ class Snapshot:
         self._key_fields = view.key_fields
         self._id = (view.record.space, view.id, view.sequence)
         self._spools = spools
-        self._spool: Spool | None = None
+        self._spool: SharedSpool | None = None
         self._opened = monotonic()
         self._cursor = transaction.cursor(db=databases.state)
         self._last = b""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.decode import row_decoder
 from laredo_fanout.decode.change_buffer import Route
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 
 if TYPE_CHECKING:
     from laredo_fanout.tables.tracked_table import TrackedTable
@@ -37,7 +37,7 @@ def surprised(table_id: int | None) -> Route:
     """A route for changes that mustn't come."""
 
     def put(message: bytes, action: int) -> None:
-        raise StreamBroken("a change arrived in a form older than the catalog's")
+        raise ReplicationStreamBroken("a change arrived in a form older than the catalog's")
 
     def delete(message: bytes) -> None:
         put(message, 0)

@@ -19,7 +19,7 @@ from laredo_archive.errors import ArchiveError, DestinationError, DestinationUna
 from laredo_archive.storage.destination import StoredObject
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_snapshotter.check.finding import Finding
+from laredo_snapshotter.check.finding import WriterFinding
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.config_outputs import (
@@ -48,12 +48,12 @@ class TitledCheck(NamedTuple):
     """A check, and the title under which its findings are shown."""
 
     title: str
-    work: Awaitable[list[Finding]]
+    work: Awaitable[list[WriterFinding]]
 
 
 async def in_thread(
-    check: Callable[P, Iterable[Finding]], *about: P.args, **more: P.kwargs
-) -> list[Finding]:
+    check: Callable[P, Iterable[WriterFinding]], *about: P.args, **more: P.kwargs
+) -> list[WriterFinding]:
     """What ``check`` finds."""
     return await asyncio.to_thread(lambda: list(check(*about, **more)))
 
@@ -63,7 +63,7 @@ def title_of(destination: DestinationConfig) -> str:
     return f"destination {destination.location}"
 
 
-class Shared:
+class SharedAwsChecks:
     """The checks of what several tables share; each is made once."""
 
     def __init__(self, tables: Sequence[TableConfig], stores: Stores) -> None:
@@ -107,13 +107,13 @@ def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
     )
 
 
-def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[Finding]:
+def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[WriterFinding]:
     """Who a profile is."""
     name = credentials or "ambient"
     try:
         identity = clients.identity(credentials)
     except AwsError as unusable:
-        yield Finding(name, False, str(unusable))
+        yield WriterFinding(name, False, str(unusable))
     except failures() as failure:
         explained = explain(
             failure,
@@ -122,38 +122,38 @@ def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[Find
             credentials=credentials,
             resource=f"profile {name}",
         )
-        yield Finding(name, False, explained.message)
+        yield WriterFinding(name, False, explained.message)
     else:
-        yield Finding(name, True, f"{identity.arn} (account {identity.account})")
+        yield WriterFinding(name, True, f"{identity.arn} (account {identity.account})")
 
 
-def check_bucket(clients: AwsClients, location: S3Location) -> Iterator[Finding]:
+def check_bucket(clients: AwsClients, location: S3Location) -> Iterator[WriterFinding]:
     """What a writer does to a destination, one step after the other."""
     try:
         destination = S3Destination(location, clients)
     except AwsError as unusable:
-        yield Finding("settings", False, str(unusable))
+        yield WriterFinding("settings", False, str(unusable))
         return
     for what, step in _steps(destination, location):
         try:
             detail = step()
         except ArchiveError as failure:
-            yield Finding(what, False, str(failure))
+            yield WriterFinding(what, False, str(failure))
             if not _is_of_this_step(failure):
                 return
         else:
-            yield Finding(what, True, detail)
+            yield WriterFinding(what, True, detail)
 
 
-def check_sink(clients: AwsClients, sink: SinkConfig) -> Iterator[Finding]:
+def check_sink(clients: AwsClients, sink: SinkConfig) -> Iterator[WriterFinding]:
     """That it is there, and may be asked. Nothing is sent."""
     what = f"{sink.type} {sink.name}"
     try:
         detail = build(sink, clients).check()
     except (SinkError, AwsError) as failure:
-        yield Finding(what, False, str(failure))
+        yield WriterFinding(what, False, str(failure))
     else:
-        yield Finding(what, True, detail)
+        yield WriterFinding(what, True, detail)
 
 
 def _steps(destination: S3Destination, location: S3Location) -> list[CheckStep]:

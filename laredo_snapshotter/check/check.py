@@ -21,8 +21,8 @@ from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.column import key_columns
 from laredo_snapshotter import config_outputs
-from laredo_snapshotter.check.aws import Shared, TitledCheck, in_thread, title_of
-from laredo_snapshotter.check.finding import Finding, Section, show
+from laredo_snapshotter.check.aws import SharedAwsChecks, TitledCheck, in_thread, title_of
+from laredo_snapshotter.check.finding import FindingsSection, WriterFinding, show
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import HttpBlock, TableConfig
 from laredo_snapshotter.config_outputs import DestinationConfig
@@ -37,17 +37,17 @@ async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
 
     The result is an exit code: 0 if all is well, else 1.
     """
-    dangers = [Finding("http", True, f"warning: {danger}") for danger in http.dangers]
+    dangers = [WriterFinding("http", True, f"warning: {danger}") for danger in http.dangers]
     with Console(stderr=True).status("checking servers, destinations and sinks"):
         sections = await _sections(tables, Stores())
     if dangers:
-        sections.append(Section("http", dangers))
+        sections.append(FindingsSection("http", dangers))
     show(sections, Console())
     return 0 if all(found.good for section in sections for found in section.findings) else 1
 
 
-async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Section]:
-    shared = Shared(tables, stores)
+async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[FindingsSection]:
+    shared = SharedAwsChecks(tables, stores)
     checks = [
         *shared.checks(),
         *(
@@ -67,13 +67,13 @@ async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Secti
         if title_of(destination) not in out_of_reach
     ]
     found += zip(archives, await asyncio.gather(*(each.work for each in archives)), strict=True)
-    by_title: dict[str, list[Finding]] = {}
+    by_title: dict[str, list[WriterFinding]] = {}
     for each, findings in found:
         by_title.setdefault(each.title, []).extend(findings)
-    return [Section(title, findings) for title, findings in by_title.items()]
+    return [FindingsSection(title, findings) for title, findings in by_title.items()]
 
 
-def _of_table(table: TableConfig) -> Iterator[Awaitable[list[Finding]]]:
+def _of_table(table: TableConfig) -> Iterator[Awaitable[list[WriterFinding]]]:
     yield _server(table)
     for destination in table.destinations:
         if isinstance(destination, config_outputs.LocalDestinationBlock):
@@ -82,22 +82,22 @@ def _of_table(table: TableConfig) -> Iterator[Awaitable[list[Finding]]]:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)
 
 
-async def _server(table: TableConfig) -> list[Finding]:
+async def _server(table: TableConfig) -> list[WriterFinding]:
     what = f"server {table.endpoint.server}"
     try:
         async with asyncio.timeout(SERVER_PATIENCE_S):
             handshake = await _handshake(table)
     except TimeoutError:
-        return [Finding(what, False, f"no answer within {SERVER_PATIENCE_S:g} s")]
+        return [WriterFinding(what, False, f"no answer within {SERVER_PATIENCE_S:g} s")]
     except ClientError as refused:
-        return [Finding(what, False, str(refused))]
+        return [WriterFinding(what, False, str(refused))]
     if handshake is None or handshake.history is None:
-        return [Finding(what, False, "not a laredo-fanout that sends positions")]
+        return [WriterFinding(what, False, "not a laredo-fanout that sends positions")]
     key = [column.name for column in key_columns(handshake.columns)]
     if table.key_fields is not None and list(table.key_fields) != key:
         detail = f"key_fields = {list(table.key_fields)}, but the table's key is {key}"
-        return [Finding(what, False, detail)]
-    return [Finding(what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}")]
+        return [WriterFinding(what, False, detail)]
+    return [WriterFinding(what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}")]
 
 
 async def _handshake(table: TableConfig) -> Handshake | None:
@@ -108,15 +108,19 @@ async def _handshake(table: TableConfig) -> Handshake | None:
     return None
 
 
-def _archive(table: TableConfig, block: DestinationConfig, stores: Stores) -> Iterator[Finding]:
+def _archive(
+    table: TableConfig, block: DestinationConfig, stores: Stores
+) -> Iterator[WriterFinding]:
     try:
         destination = stores.destination(block, stores.clients(table.profiles))
         yield from _manifest(table, destination, first=block is table.destinations[0])
     except AwsError as unusable:
-        yield Finding(f"archive {block.uri}{table.key_prefix}", False, str(unusable))
+        yield WriterFinding(f"archive {block.uri}{table.key_prefix}", False, str(unusable))
 
 
-def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> Iterator[Finding]:
+def _manifest(
+    table: TableConfig, destination: Destination, *, first: bool
+) -> Iterator[WriterFinding]:
     key = object_keys.manifest_key(table.key_prefix)
     what = f"archive {destination.uri_of(key)}"
     try:
@@ -124,28 +128,28 @@ def _manifest(table: TableConfig, destination: Destination, *, first: bool) -> I
         if found is None:
             yield _of_new(what, table, destination)
             if first:
-                yield Finding(TRIGGERS, True, summary(table.triggers, None))
+                yield WriterFinding(TRIGGERS, True, summary(table.triggers, None))
             return
         manifest = parser.parse(found.data, destination.uri_of(key))
     except ArchiveError as wrong:
-        yield Finding(what, False, str(wrong))
+        yield WriterFinding(what, False, str(wrong))
         return
     if manifest.table != table.name:
-        yield Finding(what, False, f"it is the archive of {manifest.table}")
+        yield WriterFinding(what, False, f"it is the archive of {manifest.table}")
         return
-    yield Finding(what, True, _described(manifest))
+    yield WriterFinding(what, True, _described(manifest))
     if first:
-        yield Finding(TRIGGERS, True, summary(table.triggers, manifest))
+        yield WriterFinding(TRIGGERS, True, summary(table.triggers, manifest))
 
 
-def _of_new(what: str, table: TableConfig, destination: Destination) -> Finding:
+def _of_new(what: str, table: TableConfig, destination: Destination) -> WriterFinding:
     foreign_objects.refuse_other_prefix(destination, table.name, table.key_prefix)
     try:
         found = foreign_objects.objects_at(destination, table.key_prefix)
     except DestinationDenied:
         found = None  # a writer needn't be allowed to list
     beside = f"; there are {found}" if found else ""
-    return Finding(what, True, f"none yet; the first base will begin it{beside}")
+    return WriterFinding(what, True, f"none yet; the first base will begin it{beside}")
 
 
 def _described(manifest: Manifest) -> str:
@@ -158,7 +162,7 @@ def _described(manifest: Manifest) -> str:
     return f"epoch {head.epoch} up to {at}, {head.rows} rows; {written}"
 
 
-def _directory(what: str, path: Path) -> Iterator[Finding]:
+def _directory(what: str, path: Path) -> Iterator[WriterFinding]:
     there = path
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -169,4 +173,4 @@ def _directory(what: str, path: Path) -> Iterator[Finding]:
         detail = f"will be made below {there}"
     else:
         detail = "can be written to"
-    yield Finding(f"{what} {path}", good, detail)
+    yield WriterFinding(f"{what} {path}", good, detail)

@@ -11,7 +11,7 @@ from rich.table import Table
 from laredo_model.printable import printable
 
 
-class Finding(NamedTuple):
+class WriterFinding(NamedTuple):
     """The result of one check."""
 
     what: str
@@ -21,14 +21,14 @@ class Finding(NamedTuple):
     """What was found."""
 
 
-class Section(NamedTuple):
+class FindingsSection(NamedTuple):
     """Findings about one table, or about what tables share."""
 
     title: str
-    findings: Sequence[Finding]
+    findings: Sequence[WriterFinding]
 
 
-def show(sections: Sequence[Section], console: Console) -> None:
+def show(sections: Sequence[FindingsSection], console: Console) -> None:
     """A table for people on a terminal, else a line for each finding."""
     for section in sections:
         if console.is_terminal:
@@ -51,7 +51,7 @@ def _shown(text: str) -> str:
     return escape(printable(text))
 
 
-def _table(section: Section) -> Table:
+def _table(section: FindingsSection) -> Table:
     shown = Table(box=None, pad_edge=False, show_header=False)
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold", max_width=60)

@@ -17,7 +17,7 @@ from laredo_fanout.decode import row_scan
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.decode.transaction_spool import Get
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
@@ -169,7 +169,7 @@ _TYPES: dict[str, tuple[TypeInfo, tuple[str, ...]]] = {
     "text[]": (TypeInfo(1009, "_text", element=TypeInfo(25, "text")), ("{}", '{a,"b,c",NULL}')),
 }
 _SHAPES = 40
-_REFUSED = (StreamBroken, ModelError, UnicodeDecodeError)
+_REFUSED = (ReplicationStreamBroken, ModelError, UnicodeDecodeError)
 """What StreamDecoder answers by giving the table up; anything else would end the server."""
 
 

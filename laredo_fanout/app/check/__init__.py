@@ -12,7 +12,7 @@ class Verdict(StrEnum):
     MISSING = "missing"
 
 
-class Finding(NamedTuple):
+class ServerFinding(NamedTuple):
     """The result of one check."""
 
     what: str

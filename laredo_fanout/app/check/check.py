@@ -13,7 +13,7 @@ from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import options
-from laredo_fanout.app.check import Finding, Verdict, role, tables, upstream
+from laredo_fanout.app.check import ServerFinding, Verdict, role, tables, upstream
 from laredo_fanout.catalog import requirements
 from laredo_fanout.config import Config
 from laredo_fanout.postgres import connections
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceOptions
 
 
-def findings(config: Config) -> Iterator[Finding]:
+def findings(config: Config) -> Iterator[ServerFinding]:
     """Check everything; nothing is changed."""
     for warning in config.warnings():
         path, _, detail = warning.partition(": ")
-        yield Finding(path, Verdict.WARNING, detail)
+        yield ServerFinding(path, Verdict.WARNING, detail)
     yield from _files(config)
     yield from _archives(config)
     if config.upstream is not None:
@@ -41,17 +41,17 @@ def findings(config: Config) -> Iterator[Finding]:
         yield from _postgres(config, options.source_options(config))
 
 
-def _postgres(config: Config, chosen: SourceOptions) -> Iterator[Finding]:
+def _postgres(config: Config, chosen: SourceOptions) -> Iterator[ServerFinding]:
     try:
         with connections.connect(chosen, role="check") as connection:
-            yield Finding("connection", Verdict.RIGHT, _where(connection))
+            yield ServerFinding("connection", Verdict.RIGHT, _where(connection))
             yield from role.findings(connection, config, chosen)
             yield from _server(connection)
             yield from _replication(chosen)
             yield from _slot(connection, config, chosen)
             yield from tables.findings(connection, config, chosen)
     except (SourceError, psycopg.Error) as error:
-        yield Finding(
+        yield ServerFinding(
             f"sources.{config.source_name}.connection",
             Verdict.MISSING,
             _one_line(error),
@@ -59,7 +59,7 @@ def _postgres(config: Config, chosen: SourceOptions) -> Iterator[Finding]:
         )
 
 
-def _files(config: Config) -> Iterator[Finding]:
+def _files(config: Config) -> Iterator[ServerFinding]:
     grpc = config.fanout.grpc
     wanted: list[tuple[str, Path | None]] = [("fanout.grpc.tokens_file", grpc.tokens_file)]
     if grpc.tls is not None:
@@ -79,14 +79,14 @@ def _files(config: Config) -> Iterator[Finding]:
             yield _writable(name, directory)
 
 
-def _archives(config: Config) -> Iterator[Finding]:
+def _archives(config: Config) -> Iterator[ServerFinding]:
     for number, table in enumerate(config.tables):
         chosen = options.archive_options(table)
         if chosen is not None:
             yield _archive(f"tables[{number}].targets[0].archive", table.name, chosen)
 
 
-def _archive(name: str, table: str, chosen: ArchiveOptions) -> Finding:
+def _archive(name: str, table: str, chosen: ArchiveOptions) -> ServerFinding:
     """Check one archive: read it as the serving processes will."""
     try:
         destination = destination_of(chosen)
@@ -95,39 +95,41 @@ def _archive(name: str, table: str, chosen: ArchiveOptions) -> Finding:
     except ArchiveMissing as missing:
         detail = f"{_one_line(missing)}; until there is one, late clients get a snapshot"
         cure = "start laredo-snapshotter for the table, or correct store_config or key_prefix"
-        return Finding(name, Verdict.WARNING, detail, cure)
+        return ServerFinding(name, Verdict.WARNING, detail, cure)
     except ArchiveError as error:
         cure = "correct the archive block, or give this program the right to read there"
-        return Finding(name, Verdict.MISSING, _one_line(error), cure)
+        return ServerFinding(name, Verdict.MISSING, _one_line(error), cure)
     if manifest.table != table:
         detail = f"{where} is the archive of table {manifest.table}, not of {table}"
-        return Finding(name, Verdict.MISSING, detail, "correct key_prefix")
+        return ServerFinding(name, Verdict.MISSING, detail, "correct key_prefix")
     last = manifest.last
     if last is not None and not set(chosen.formats) & set(last.formats):
         detail = f"{where} is written as {', '.join(last.formats)}"
         cure = f"add one of them to formats, which is {', '.join(chosen.formats)}"
-        return Finding(name, Verdict.MISSING, detail, cure)
+        return ServerFinding(name, Verdict.MISSING, detail, cure)
     reach = "nothing yet" if last is None else f"up to {position_.text(last.to_position)}"
-    return Finding(name, Verdict.RIGHT, f"{where}: {reach}")
+    return ServerFinding(name, Verdict.RIGHT, f"{where}: {reach}")
 
 
-def _readable(name: str, file: Path) -> Finding:
+def _readable(name: str, file: Path) -> ServerFinding:
     try:
         with file.open("rb"):
-            return Finding(name, Verdict.RIGHT, str(file))
+            return ServerFinding(name, Verdict.RIGHT, str(file))
     except OSError as error:
         detail = f"{file} can't be read: {error.strerror}"
-        return Finding(name, Verdict.MISSING, detail, "correct the path, or let this user read it")
+        return ServerFinding(
+            name, Verdict.MISSING, detail, "correct the path, or let this user read it"
+        )
 
 
-def _writable(name: str, directory: Path) -> Finding:
+def _writable(name: str, directory: Path) -> ServerFinding:
     existing = directory
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Finding(name, Verdict.RIGHT, str(directory))
+        return ServerFinding(name, Verdict.RIGHT, str(directory))
     detail = f"{directory}: {existing} can't be written by this user"
-    return Finding(name, Verdict.MISSING, detail, "make it, or choose another path")
+    return ServerFinding(name, Verdict.MISSING, detail, "make it, or choose another path")
 
 
 def _where(connection: Connection) -> str:
@@ -138,39 +140,39 @@ def _where(connection: Connection) -> str:
     )
 
 
-def _server(connection: Connection) -> Iterator[Finding]:
+def _server(connection: Connection) -> Iterator[ServerFinding]:
     problems = requirements.server_problems(connection)
     for problem in problems:
         detail, cure = _cure_of(problem)
-        yield Finding("server", Verdict.MISSING, detail, cure)
+        yield ServerFinding("server", Verdict.MISSING, detail, cure)
     if not problems:
         detail = "wal_level = logical; encoding UTF8; the role may replicate"
-        yield Finding("server", Verdict.RIGHT, detail)
+        yield ServerFinding("server", Verdict.RIGHT, detail)
 
 
-def _replication(chosen: SourceOptions) -> Iterator[Finding]:
+def _replication(chosen: SourceOptions) -> Iterator[ServerFinding]:
     """Check a replication connection, which has its own line in pg_hba.conf."""
     try:
         connections.connect(chosen, role="check", replication=True).close()
     except SourceError as error:
-        yield Finding(
+        yield ServerFinding(
             "replication connection",
             Verdict.MISSING,
             _one_line(error),
             "allow the role in pg_hba.conf, and have a free max_wal_senders",
         )
     else:
-        yield Finding("replication connection", Verdict.RIGHT, "accepted")
+        yield ServerFinding("replication connection", Verdict.RIGHT, "accepted")
 
 
-def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iterator[Finding]:
+def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iterator[ServerFinding]:
     name = chosen = source.slot_name
     if not source.slot_name_given:
         name = ownership.name_for(connection, chosen)
     if name != chosen:
         others = slot.read(connection, chosen)
         detail = f"{others} isn't this database's: {name} is used in its place"
-        yield Finding("slot_name", Verdict.RIGHT, detail)
+        yield ServerFinding("slot_name", Verdict.RIGHT, detail)
     found = slot.read(connection, name)
     if found is None:
         row = connection.execute(
@@ -181,28 +183,32 @@ def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iter
         if used >= most:
             detail = f"slot {name} doesn't exist, and all {most} slots are taken"
             cure = "drop one that isn't needed, or raise max_replication_slots and restart"
-            yield Finding("slot", Verdict.MISSING, detail, cure)
+            yield ServerFinding("slot", Verdict.MISSING, detail, cure)
         else:
-            yield Finding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
+            yield ServerFinding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
     elif not found.is_of_this_database:
-        yield Finding("slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name")
+        yield ServerFinding(
+            "slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name"
+        )
     elif found.active_pid is None and not config.state.path.exists():
         detail = f"{found} exists, and the store is empty: it has never used that slot"
         cure = f"SELECT pg_drop_replication_slot('{name}'); or choose another slot_name"
-        yield Finding("slot", Verdict.MISSING, detail, cure)
+        yield ServerFinding("slot", Verdict.MISSING, detail, cure)
     elif found.wal_status == "lost":
         detail = f"{name} was invalidated: its WAL is gone"
         if found.invalidated:
             detail = f"{name} was invalidated: {found.invalidated}"
         cure = f"SELECT pg_drop_replication_slot('{name}');"
-        yield Finding("slot", Verdict.MISSING, detail, cure)
+        yield ServerFinding("slot", Verdict.MISSING, detail, cure)
     else:
         holder = walsender.holder(connection, name)
         user = f"in use by {holder}" if holder else "free"
         retained = f"{found.retained or 0:,} bytes of WAL kept"
-        yield Finding("slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}")
+        yield ServerFinding(
+            "slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}"
+        )
         for warning in health.warnings(found):
-            yield Finding("slot", Verdict.WARNING, warning.text, warning.cure)
+            yield ServerFinding("slot", Verdict.WARNING, warning.text, warning.cure)
     yield from _slot_limits(connection, found)
 
 
@@ -217,38 +223,38 @@ SELECT (SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_si
 _SHORT_IDLE_S = 86400
 
 
-def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Finding]:
+def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerFinding]:
     """Check the settings that decide what becomes of the slot while this server is down."""
     keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
     if keep_mb < 0:
-        yield Finding(
+        yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
             "-1: WAL is kept without limit while this server is down; watch the database's disk,"
             " or set what it can spare",
         )
     else:
-        yield Finding(
+        yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
             f"{keep_mb:,} MB: beyond that the slot is lost, and on_slot_lost decides",
         )
     if idle_s and idle_s < _SHORT_IDLE_S:
-        yield Finding(
+        yield ServerFinding(
             "idle_replication_slot_timeout",
             Verdict.WARNING,
             f"a server that is down for {idle_s:,} s loses its slot",
             "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'; SELECT pg_reload_conf();",
         )
     if not sender_ms:
-        yield Finding(
+        yield ServerFinding(
             "wal_sender_timeout",
             Verdict.WARNING,
             "0: connections that were lost without being closed stay; this server ends its own",
             "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
         )
     if standby and found is not None and found.failover is False:
-        yield Finding(
+        yield ServerFinding(
             "slot",
             Verdict.WARNING,
             f"{found.name} was made without failover: a promoted standby won't have it, and every"

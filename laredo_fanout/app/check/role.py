@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from laredo_fanout.app import options
-from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.catalog import publication, table_definitions
 from laredo_model.select import identifier
 
@@ -22,13 +22,15 @@ FROM pg_roles WHERE rolname = current_user
 _NAME = "laredo"
 
 
-def findings(connection: Connection, config: Config, source: SourceOptions) -> Iterator[Finding]:
+def findings(
+    connection: Connection, config: Config, source: SourceOptions
+) -> Iterator[ServerFinding]:
     """Check whether the role may do more than it needs; the cure makes a role that may not."""
     role, *powers = connection.execute(_ROLE).fetchone() or ("?", False, False, False)
     words = ("a superuser", "may make roles", "may make databases")
     excess = [word for word, power in zip(words, powers, strict=True) if power]
     if not excess:
-        yield Finding("role", Verdict.RIGHT, f"{role}: no superuser")
+        yield ServerFinding("role", Verdict.RIGHT, f"{role}: no superuser")
         return
     detail = (
         f"{role} is {' and '.join(excess)}: anyone who gets at this server's connection has all of"
@@ -36,7 +38,7 @@ def findings(connection: Connection, config: Config, source: SourceOptions) -> I
     )
     statements = " ".join(_statements(connection, config, source))
     cure = f"as an owner: {statements} Then connect as {_NAME}"
-    yield Finding("role", Verdict.WARNING, detail, cure)
+    yield ServerFinding("role", Verdict.WARNING, detail, cure)
 
 
 def _statements(connection: Connection, config: Config, source: SourceOptions) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from laredo_fanout.app import options
-from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.catalog import publication, requirements, table_definitions
 from laredo_fanout.errors import SelectDenied
 from laredo_model.select import identifier
@@ -26,7 +26,9 @@ SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pu
 """
 
 
-def findings(connection: Connection, config: Config, source: SourceOptions) -> Iterator[Finding]:
+def findings(
+    connection: Connection, config: Config, source: SourceOptions
+) -> Iterator[ServerFinding]:
     """Check each table, and the publications that they are to be in."""
     chosen = source.publication
     wanted = options.source_tables(config)
@@ -42,7 +44,7 @@ def _publication(
     chosen: PublicationOptions,
     known: dict[str, SourceTable],
     wanted: Sequence[SourceTableOptions],
-) -> Iterator[Finding]:
+) -> Iterator[ServerFinding]:
     """Check one publication, with the tables that belong there."""
     sound, publishable = [], []
     for table in wanted:
@@ -51,13 +53,13 @@ def _publication(
         if there is not None and (problem is None or isinstance(problem, SelectDenied)):
             publishable.append(there)
         if problem is not None:
-            yield Finding(
+            yield ServerFinding(
                 f"table {table.qualified}", Verdict.MISSING, problem.problem, problem.cure
             )
         elif there is not None:
             sound.append(there)
             key = "append-only" if there.append_only else f"key {', '.join(there.key)}"
-            yield Finding(f"table {table.qualified}", Verdict.RIGHT, key)
+            yield ServerFinding(f"table {table.qualified}", Verdict.RIGHT, key)
     found = publication.read(connection, chosen.name)
     if found is None:
         yield from _no_publication(connection, chosen, publishable)
@@ -66,7 +68,7 @@ def _publication(
     may_alter = chosen.create and _truth(connection, _OWNS_PUBLICATION, chosen.name)
     problem_of_it = publication.problem(found, chosen)
     if problem_of_it is not None:
-        yield Finding("publication", Verdict.MISSING, *problem_of_it)
+        yield ServerFinding("publication", Verdict.MISSING, *problem_of_it)
     roots = [table for table in sound if table.partitioned]
     if roots and not found.via_root:
         yield _not_by_root(chosen, roots, may_alter=may_alter)
@@ -75,27 +77,31 @@ def _publication(
             yield _not_published(connection, chosen.name, absent, may_add=may_alter)
     if problem_of_it is None:
         inside = len(sound) - len(missing)
-        yield Finding("publication", Verdict.RIGHT, f"{chosen.name} exists, with {inside} of them")
+        yield ServerFinding(
+            "publication", Verdict.RIGHT, f"{chosen.name} exists, with {inside} of them"
+        )
 
 
 def _not_by_root(
     chosen: PublicationOptions, roots: Sequence[SourceTable], *, may_alter: bool
-) -> Finding:
+) -> ServerFinding:
     names = ", ".join(table.qualified for table in roots)
     if may_alter:
         detail = f"{chosen.name} will follow {names} by the root"
-        return Finding("publication", Verdict.RIGHT, detail)
+        return ServerFinding("publication", Verdict.RIGHT, detail)
     detail = f"{chosen.name} has the changes of the partitions of {names}, not their roots'"
-    return Finding("publication", Verdict.MISSING, detail, publication.by_root_statement(chosen))
+    return ServerFinding(
+        "publication", Verdict.MISSING, detail, publication.by_root_statement(chosen)
+    )
 
 
 def _no_publication(
     connection: Connection, chosen: PublicationOptions, publishable: Sequence[SourceTable]
-) -> Iterator[Finding]:
+) -> Iterator[ServerFinding]:
     statement = publication.create_statement(chosen, publishable)
     if not chosen.create:
         detail = f"{chosen.name} doesn't exist and publication.create is off"
-        yield Finding("publication", Verdict.MISSING, detail, statement)
+        yield ServerFinding("publication", Verdict.MISSING, detail, statement)
         return
     foreign = [t.qualified for t in publishable if not _truth(connection, _OWNERSHIP, t.oid)]
     if not _truth(connection, _MAY_CREATE):
@@ -105,7 +111,7 @@ def _no_publication(
             f" TO {identifier(connection.info.user)};"
         )
         cure = f"an owner runs: {statement}"
-        yield Finding(
+        yield ServerFinding(
             "publication", Verdict.MISSING, detail, cure if foreign else f"{cure}\nor: {grant}"
         )
     elif foreign:
@@ -113,20 +119,20 @@ def _no_publication(
             f"{chosen.name} doesn't exist, and role {connection.info.user} may not add"
             f" {', '.join(foreign)} (not the owner)"
         )
-        yield Finding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
+        yield ServerFinding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
     else:
-        yield Finding("publication", Verdict.RIGHT, f"{chosen.name} will be made")
+        yield ServerFinding("publication", Verdict.RIGHT, f"{chosen.name} will be made")
 
 
 def _not_published(
     connection: Connection, name: str, table: SourceTable, *, may_add: bool
-) -> Finding:
+) -> ServerFinding:
     what = f"table {table.qualified}"
     if may_add and _truth(connection, _OWNERSHIP, table.oid):
-        return Finding(what, Verdict.RIGHT, f"will be added to publication {name}")
+        return ServerFinding(what, Verdict.RIGHT, f"will be added to publication {name}")
     statement = f"ALTER PUBLICATION {identifier(name)} ADD TABLE ONLY {table.sql_name};"
     detail = f"it isn't in publication {name}, and role {connection.info.user} may not add it"
-    return Finding(what, Verdict.MISSING, detail, f"an owner runs: {statement}")
+    return ServerFinding(what, Verdict.MISSING, detail, f"an owner runs: {statement}")
 
 
 def _truth(connection: Connection, question: str, *arguments: object) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from laredo_fanout.app import options
-from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.config import Config
 from laredo_fanout.postgres.errors import SourceError
@@ -16,7 +16,7 @@ from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 
 
-def findings(config: Config, configured: Upstream) -> Iterator[Finding]:
+def findings(config: Config, configured: Upstream) -> Iterator[ServerFinding]:
     """Check the upstream with each table; nothing is changed."""
     chosen = options.relay_options(configured)
     key = f"sources.{config.source_name}.server"
@@ -28,10 +28,10 @@ def findings(config: Config, configured: Upstream) -> Iterator[Finding]:
         except (SourceError, ClientError) as error:
             detail = " ".join(str(error).split())
             cure = "start the upstream with this table, or correct server, token and tls"
-            yield Finding(f"{key}, {table.name}", Verdict.MISSING, detail, cure)
+            yield ServerFinding(f"{key}, {table.name}", Verdict.MISSING, detail, cure)
         else:
             way = " -> ".join(hop.address for hop in found.hops)
-            yield Finding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
+            yield ServerFinding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
 
 
 def _server_id(config: Config) -> str:

@@ -12,7 +12,7 @@ from laredo_model.http import exposure
 _PATIENCE = 3.0
 
 
-class PortTaken(FanoutError):
+class ListenAddressTaken(FanoutError):
     """An address that is configured can't be listened on."""
 
     def __init__(self, host: str, port: int, key: str, why: str) -> None:
@@ -27,7 +27,7 @@ async def reserve(host: str, port: int, key: str) -> socket.socket:
     server that was killed need a moment to notice: it is tried for three seconds.
 
     :param key: the configuration path, for the message.
-    :raises PortTaken: if another process listens there.
+    :raises ListenAddressTaken: if another process listens there.
     """
     deadline = asyncio.get_running_loop().time() + _PATIENCE
     while True:
@@ -41,7 +41,7 @@ async def reserve(host: str, port: int, key: str) -> socket.socket:
         except OSError as taken:
             late = asyncio.get_running_loop().time() >= deadline
             if late or taken.errno != errno.EADDRINUSE:
-                raise PortTaken(host, port, key, taken.strerror or str(taken)) from taken
+                raise ListenAddressTaken(host, port, key, taken.strerror or str(taken)) from taken
             await asyncio.sleep(0.05)
 
 
@@ -49,12 +49,12 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     """Listen at the address, for this process alone.
 
     :param key: the configuration path, for the message.
-    :raises PortTaken: if it can't.
+    :raises ListenAddressTaken: if it can't.
     """
     try:
         return exposure.listen(host, port)
     except OSError as taken:
-        raise PortTaken(host, port, key, taken.strerror or str(taken)) from taken
+        raise ListenAddressTaken(host, port, key, taken.strerror or str(taken)) from taken
 
 
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.app.terminal import cell, copy_view, visible
 from laredo_fanout.errors import FanoutError
 
@@ -102,7 +102,7 @@ def show(what: str, status: dict[str, Any]) -> None:
     Console(width=_WIDTH).print(_VIEWS[what](status))
 
 
-def show_findings(found: Sequence[Finding]) -> None:
+def show_findings(found: Sequence[ServerFinding]) -> None:
     """Print the findings as a table, then each cure on lines of its own."""
     console = Console(width=_WIDTH)
     table = Table("", "what", "found", title="laredo-fanout check", title_justify="left")

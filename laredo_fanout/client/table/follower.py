@@ -37,7 +37,7 @@ from laredo_fanout.client.stream.subscription import Observer, Subscription
 from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.pieces import pieces
-from laredo_fanout.client.table.replica import Difference, Replica, Snapshot
+from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot
 from laredo_model.errors import ModelError
 from laredo_model.retry import Backoff
 
@@ -220,7 +220,7 @@ class Follower(Observer):
             await self._share.pause_if_used()
         await self._take(self._replica.free())
 
-    async def _show(self, snapshot: Snapshot) -> None:
+    async def _show(self, snapshot: ReplicaSnapshot) -> None:
         async with self._rows_lock:
             found = self._replica.show(snapshot)
         if self._wanted():

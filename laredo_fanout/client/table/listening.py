@@ -90,7 +90,7 @@ class Listeners:
             )
 
 
-class ChangeBuffer:
+class ListenerQueue:
     """A bounded buffer between the stream and one reader; the stream waits while it is full."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class ChangeStream(AsyncIterator[RowChange]):
     the server wait; one that is dropped doesn't.
     """
 
-    def __init__(self, buffer: ChangeBuffer) -> None:
+    def __init__(self, buffer: ListenerQueue) -> None:
         self._buffer = buffer
         weakref.finalize(self, buffer.close)
 

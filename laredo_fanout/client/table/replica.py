@@ -43,7 +43,7 @@ class Difference(NamedTuple):
     sequence: int | None
 
 
-class Snapshot(NamedTuple):
+class ReplicaSnapshot(NamedTuple):
     """The whole rows of a snapshot that aren't shown yet."""
 
     rows: RowMap
@@ -131,7 +131,7 @@ class Replica:
         self._next_columns = tuple(columns)
         self.begin_snapshot()
 
-    def restored(self, reached: ReplicaPosition) -> Snapshot:
+    def restored(self, reached: ReplicaPosition) -> ReplicaSnapshot:
         """End the staging of a local snapshot's rows; for :meth:`show`.
 
         :raises NotUnique: as :meth:`end_snapshot`.
@@ -202,7 +202,7 @@ class Replica:
                 rows.put(key, line)
             yield
 
-    def end_snapshot(self, event: SnapshotEnd) -> Snapshot:
+    def end_snapshot(self, event: SnapshotEnd) -> ReplicaSnapshot:
         """End the staging; returns the whole snapshot, for :meth:`show`.
 
         :raises NotUnique: if two rows have the same values in an index that is unique by ``error``.
@@ -210,7 +210,7 @@ class Replica:
         reached = ReplicaPosition(event.position, self._next_history, event.sequence)
         return self._end_staging(reached)
 
-    def show(self, snapshot: Snapshot) -> Iterator[Difference]:
+    def show(self, snapshot: ReplicaSnapshot) -> Iterator[Difference]:
         """Replace the rows by the snapshot's; the differences are computed as they are iterated,
         before :meth:`free`."""
         with self._lock:
@@ -251,11 +251,11 @@ class Replica:
             self._discarded.pop().clear()
             yield
 
-    def _end_staging(self, reached: ReplicaPosition) -> Snapshot:
+    def _end_staging(self, reached: ReplicaPosition) -> ReplicaSnapshot:
         rows, indexes = self._staged or (RowMap(), self._indexes.for_columns(self._next_columns))
         self._judge(indexes, rows)
         self._staged = None
-        return Snapshot(rows, self._next_columns, indexes, reached)
+        return ReplicaSnapshot(rows, self._next_columns, indexes, reached)
 
     def _drop_staged(self) -> None:
         if self._staged is not None:

@@ -18,7 +18,7 @@ POSITION_PAUSE_S = 1.0
 CHECK_AGAIN_S = 1.0
 
 
-class Follower(Protocol):
+class TailFollower(Protocol):
     """The part of a session that its table's tail calls."""
 
     def notify(self) -> None:
@@ -51,7 +51,7 @@ class Tail:
         self.view: TableView | None = None
         self.history: History | None = None
         self._reader = reader
-        self._followers: set[Follower] = set()
+        self._followers: set[TailFollower] = set()
         self._notified_at = float("-inf")
         self._pending: asyncio.TimerHandle | None = None
         self._backlog: Backlog | None = None
@@ -102,13 +102,13 @@ class Tail:
             self._backlog = Backlog(self._reader, table_id)
         return self._backlog
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: TailFollower) -> None:
         """Notify this session from now on."""
         self._followers.add(follower)
         if self._asked is None:
             self._ask_if_wanted()
 
-    def leave(self, follower: Follower) -> None:
+    def leave(self, follower: TailFollower) -> None:
         """Stop notifying this session."""
         self._followers.discard(follower)
 

@@ -53,7 +53,7 @@ class Reading:
     problem: str
 
 
-class TableArchive:
+class ReplayArchive:
     """One table's archive, read for replays. The methods belong to one event loop."""
 
     def __init__(
@@ -195,11 +195,11 @@ class Archives:
             private_directory.make(directory)
         self._executor = DaemonThreads(THREADS, "archive")
         self._tables = {
-            name: TableArchive(name, its_options, self._executor, directory, on_outcome)
+            name: ReplayArchive(name, its_options, self._executor, directory, on_outcome)
             for name, its_options in options.items()
         }
 
-    def get(self, table: str) -> TableArchive | None:
+    def get(self, table: str) -> ReplayArchive | None:
         """The table's archive, if one is configured."""
         return self._tables.get(table)
 

@@ -13,10 +13,10 @@ from laredo_fanout.serving.forms.batch import BatchForm
 from laredo_fanout.serving.forms.form import Form, Messages
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.request import CheckedSyncRequest
-from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
 from laredo_fanout.serving.sync.pin import Pin
-from laredo_fanout.serving.sync.verified_position import VerifiedPosition
+from laredo_fanout.serving.sync.verified_position import SessionVerifiedPosition
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
@@ -35,10 +35,10 @@ class ClientStream:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ServingResources,
         asked: CheckedSyncRequest,
         lease: Lease,
-        verified: VerifiedPosition,
+        verified: SessionVerifiedPosition,
         heartbeats: Heartbeats,
         *,
         conditions: Conditions | None,

@@ -23,7 +23,7 @@ from laredo_fanout.serving.journal.recent import Encoded
 from laredo_fanout.serving.journal.tail import Tail
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
-from laredo_fanout.serving.sync.verified_position import VerifiedPosition
+from laredo_fanout.serving.sync.verified_position import SessionVerifiedPosition
 from laredo_fanout.serving.sync.wake_up import WakeUp
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.view import TableView
@@ -73,7 +73,7 @@ class LiveGroup:
         self._position = first.position
         self._members: dict[ClientStream, Member] = {}
         self._wake_up = WakeUp()
-        self._verified = VerifiedPosition(tail, asked=first.asked.boundaries)
+        self._verified = SessionVerifiedPosition(tail, asked=first.asked.boundaries)
         self._verified.enter(first.view)
         self._verified.adopt(first.verified)
         self._heartbeats = Heartbeats(0, self._wake_up.notify)

@@ -13,11 +13,11 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.read.location import FoundArchive
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.replay import plan as replay
-from laredo_fanout.serving.replay.archives import TableArchive
+from laredo_fanout.serving.replay.archives import ReplayArchive
 from laredo_fanout.serving.replay.plan import Chain, NoReplay, Outcome
 from laredo_fanout.serving.replay.records import Piece, pieces
 from laredo_fanout.serving.request import CheckedSyncRequest
-from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.resume import same_history
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
@@ -33,10 +33,10 @@ ATTEMPTS = 3
 CHECK_EVERY_S = 1.0
 
 
-class Plan(NamedTuple):
+class ReplayPlan(NamedTuple):
     """The diffs that catch the client up, and the table as it was when the journal was pinned."""
 
-    archive: TableArchive
+    archive: ReplayArchive
     found: FoundArchive
     chain: Chain
     view: TableView
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     first_sequence: int
 
 
-async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
+async def plan(client: ClientStream, source: SourceIdentity) -> ReplayPlan | None:
     """Plan the replay that catches the client up instead of a snapshot, with the journal pinned;
     None if the archive can't.
 
@@ -71,7 +71,7 @@ async def plan(client: ClientStream, source: SourceIdentity) -> Plan | None:
         return None
 
 
-async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
+async def _plan(archive: ReplayArchive, client: ClientStream) -> ReplayPlan:
     """Plan it, or raise why there is none.
 
     :raises NoReplay: it doesn't.
@@ -91,14 +91,14 @@ async def _plan(archive: TableArchive, client: ClientStream) -> Plan:
         await pin.hold(view.id, after)
         pinned, _ = read_table(shared, asked.table)
         if pinned.id == view.id and pinned.floor <= chain.through:
-            return Plan(archive, found, chain, pinned, after, _first_sequence(pinned, chain))
+            return ReplayPlan(archive, found, chain, pinned, after, _first_sequence(pinned, chain))
         pin.release()
         newest = True
     raise NoReplay(Outcome.UNCOVERED, "the journal is pruned faster than the archive is written")
 
 
 def _chain(
-    archive: TableArchive, found: FoundArchive, asked: CheckedSyncRequest, shared: Shared
+    archive: ReplayArchive, found: FoundArchive, asked: CheckedSyncRequest, shared: ServingResources
 ) -> tuple[Chain, TableView]:
     view, source = read_table(shared, asked.table)
     if not same_history(asked, source):
@@ -125,7 +125,7 @@ def _first_sequence(view: TableView, chain: Chain) -> int:
 class Replay:
     """Sends the diffs of a plan."""
 
-    def __init__(self, client: ClientStream, planned: Plan) -> None:
+    def __init__(self, client: ClientStream, planned: ReplayPlan) -> None:
         chain, form = planned.chain, client.form
         inside = None if client.filter is None else client.filter.of_unknown()
         self._client = client

@@ -26,7 +26,7 @@ _STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})(?:-(\d{1,19}))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResumePlan:
     """The catch-up mode of a session, and its first cursor."""
 
     mode: wire.SyncMode
@@ -41,8 +41,8 @@ class Plan:
     repeated_through: int = 0
 
 
-def _full(because: str = "") -> Plan:
-    return Plan(wire.SYNC_MODE_FULL_SNAPSHOT, None, 0, because=because)
+def _full(because: str = "") -> ResumePlan:
+    return ResumePlan(wire.SYNC_MODE_FULL_SNAPSHOT, None, 0, because=because)
 
 
 def streamed_snapshot_id(table_id: int, sequence: int, asked: CheckedSyncRequest) -> str:
@@ -73,7 +73,7 @@ def plan(
     source: SourceIdentity,
     reader: StoreReader,
     of_snapshot: int | None,
-) -> Plan:
+) -> ResumePlan:
     """The first catch-up mode that fits a client that isn't `ahead`.
 
     Position wins over sequence, sequence over snapshot id. `of_snapshot`: the newest entry
@@ -99,7 +99,7 @@ def _resume(
     source: SourceIdentity,
     reader: StoreReader,
     of_snapshot: int | None,
-) -> Plan:
+) -> ResumePlan:
     if asked.position is not None:
         if not same_history(asked, source):
             return _full(source.because or f"the history is {source.history} now")
@@ -119,14 +119,14 @@ def _by_position(
     source: SourceIdentity,
     reader: StoreReader,
     position: Position,
-) -> Plan:
+) -> ResumePlan:
     suspect = asked.boundaries and view.suspect(position)
     if suspect or not view.leads_on_from(position):
         return _full(missed(position, view, source))
     if not asked.batch:
         return _by_inclusive_position(asked, view, source, reader, position)
     first = reader.sequence_after_position(view.id, position)
-    return Plan(wire.SYNC_MODE_DELTA, first - 1, position)
+    return ResumePlan(wire.SYNC_MODE_DELTA, first - 1, position)
 
 
 def _by_inclusive_position(
@@ -135,7 +135,7 @@ def _by_inclusive_position(
     source: SourceIdentity,
     reader: StoreReader,
     position: Position,
-) -> Plan:
+) -> ResumePlan:
     """A base client may have stopped in the middle of the transaction at ``position``.
 
     It gets the rest of it if its sequence is one of that transaction, else all of it again: the
@@ -151,8 +151,8 @@ def _by_inclusive_position(
     if position == view.floor and sequence is None:
         return _full(missed(position, view, source))
     if sequence is None:
-        return Plan(wire.SYNC_MODE_DELTA, first - 1, position, repeated_through=beyond - 1)
-    return Plan(wire.SYNC_MODE_DELTA, sequence, position)
+        return ResumePlan(wire.SYNC_MODE_DELTA, first - 1, position, repeated_through=beyond - 1)
+    return ResumePlan(wire.SYNC_MODE_DELTA, sequence, position)
 
 
 def _cut_short(asked: CheckedSyncRequest) -> bool:
@@ -168,14 +168,14 @@ def _cut_short(asked: CheckedSyncRequest) -> bool:
     return sequence < of_snapshot or sequence == declared
 
 
-def _by_sequence(sequence: int, asked: CheckedSyncRequest, view: TableView) -> Plan:
+def _by_sequence(sequence: int, asked: CheckedSyncRequest, view: TableView) -> ResumePlan:
     if not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full(f"the journal begins at sequence {view.oldest_sequence}")
     after = max(sequence, view.oldest_sequence) - 1 if asked.batch else sequence
-    return Plan(wire.SYNC_MODE_DELTA, after, view.floor)
+    return ResumePlan(wire.SYNC_MODE_DELTA, after, view.floor)
 
 
-def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> Plan:
+def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> ResumePlan:
     streamed = _STREAMED.match(snapshot_id)
     if streamed is None:
         sequence = of_snapshot
@@ -183,7 +183,7 @@ def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> 
         sequence = int(streamed[2]) if int(streamed[1]) == view.id else None
     if sequence is None or not view.oldest_sequence - 1 <= sequence <= view.sequence:
         return _full("the journal doesn't reach back to that snapshot")
-    return Plan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
+    return ResumePlan(wire.SYNC_MODE_DELTA_FROM_SNAPSHOT, sequence, view.floor, snapshot_id)
 
 
 def missed(position: int, view: TableView, source: SourceIdentity) -> str:

@@ -21,7 +21,7 @@ from laredo_fanout.serving.journal.tail import Tail
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.request import CheckedSyncRequest
-from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync import replay, resume
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
@@ -29,7 +29,7 @@ from laredo_fanout.serving.sync.journal_sender import JournalSender
 from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.replay import Replay
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded, SnapshotSender
-from laredo_fanout.serving.sync.verified_position import VerifiedPosition
+from laredo_fanout.serving.sync.verified_position import SessionVerifiedPosition
 from laredo_fanout.serving.sync.visible_table import caught_up_view
 from laredo_fanout.serving.sync.wake_up import WakeUp
 from laredo_fanout.store.meta import SourceIdentity
@@ -45,7 +45,7 @@ class Session:
     def __init__(
         self,
         call: Call,
-        shared: Shared,
+        shared: ServingResources,
         asked: CheckedSyncRequest,
         tail: Tail,
         lease: Lease,
@@ -69,7 +69,7 @@ class Session:
             shared,
             asked,
             lease,
-            VerifiedPosition(tail, asked=asked.boundaries),
+            SessionVerifiedPosition(tail, asked=asked.boundaries),
             Heartbeats(options.heartbeat_interval_s, self._wake_up.notify),
             conditions=conditions,
             exchange=exchange,
@@ -152,7 +152,7 @@ class Session:
         """Begin a journal phase: the client is behind until that has been at the end."""
         self._journal = JournalSender(self._client, self._options, self._backlog)
 
-    async def _resume(self, plan: resume.Plan, after: int) -> None:
+    async def _resume(self, plan: resume.ResumePlan, after: int) -> None:
         client = self._client
         client.resume(after, plan.position, plan.repeated_through)
         await client.send_handshake(
@@ -160,13 +160,13 @@ class Session:
         )
         client.show("catching_up", client.view.sequence - after)
 
-    async def _plan_replay(self, source: SourceIdentity) -> replay.Plan | None:
+    async def _plan_replay(self, source: SourceIdentity) -> replay.ReplayPlan | None:
         planned = await replay.plan(self._client, source)
         if planned is not None:
             self._enter(planned.view)
         return planned
 
-    async def _begin_replay(self, planned: replay.Plan) -> None:
+    async def _begin_replay(self, planned: replay.ReplayPlan) -> None:
         view = planned.view
         self._replay = Replay(self._client, planned)
         await self._client.send_handshake(

@@ -6,7 +6,7 @@ import asyncio
 
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.slices import Sliced
-from laredo_fanout.serving.snapshot_rows import SnapshotRows
+from laredo_fanout.serving.snapshot_rows import SnapshotRowStream
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.resume import streamed_snapshot_id
 from laredo_fanout.serving.sync.send_ahead import SendAhead
@@ -33,7 +33,7 @@ class SnapshotSender:
         to resume.
         """
         client = self._client
-        async with SnapshotRows(
+        async with SnapshotRowStream(
             client.shared.reader,
             client.view.id,
             client.shared.spool,
@@ -56,7 +56,7 @@ class SnapshotSender:
         client.heartbeats.has_position(rows.position)
         client.show("catching_up")
 
-    async def _begin(self, rows: SnapshotRows, because: str) -> None:
+    async def _begin(self, rows: SnapshotRowStream, because: str) -> None:
         client = self._client
         client.verified.begin(rows.position)
         # The catalog check that its end waits for runs while the rows are sent.
@@ -71,7 +71,7 @@ class SnapshotSender:
             )
         )
 
-    async def _send_rows(self, rows: SnapshotRows) -> None:
+    async def _send_rows(self, rows: SnapshotRowStream) -> None:
         async with SendAhead(self._client.send_all) as ahead:
             # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
@@ -82,7 +82,7 @@ class SnapshotSender:
                 else:
                     await asyncio.sleep(0)
 
-    async def _end(self, rows: SnapshotRows) -> None:
+    async def _end(self, rows: SnapshotRowStream) -> None:
         client = self._client
         await client.send(
             client.messages.snapshot_end(
@@ -95,7 +95,7 @@ class SnapshotSender:
             )
         )
 
-    def _id(self, rows: SnapshotRows) -> str:
+    def _id(self, rows: SnapshotRowStream) -> str:
         return streamed_snapshot_id(self._client.view.id, rows.sequence, self._client.asked)
 
     def _encode(self, keys: list[bytes], lines: list[bytes]) -> Sliced[list[bytes]]:

@@ -14,7 +14,7 @@ from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
 
 
-class VerifiedPosition:
+class SessionVerifiedPosition:
     """The verified position of one session: what its client was sent, and what it waits for.
 
     It does nothing for a client that didn't ask for boundary.v1.
@@ -60,7 +60,7 @@ class VerifiedPosition:
         self._sent = self._newest(position)
         return self._sent
 
-    def adopt(self, other: VerifiedPosition) -> None:
+    def adopt(self, other: SessionVerifiedPosition) -> None:
         """Note that the client was sent, and waits for, what `other` was."""
         self._sent = max(self._sent, other._sent)
         self._awaited = max(self._awaited, other._awaited)

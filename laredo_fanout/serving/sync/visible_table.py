@@ -7,7 +7,7 @@ import asyncio
 from laredo_fanout.serving.errors import Behind, Draining, NotReady
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.request import CheckedSyncRequest
-from laredo_fanout.serving.shared import Shared
+from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync import resume
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
@@ -16,7 +16,7 @@ from laredo_model import position as position_
 
 
 async def caught_up_view(
-    shared: Shared, asked: CheckedSyncRequest, lease: Lease
+    shared: ServingResources, asked: CheckedSyncRequest, lease: Lease
 ) -> tuple[TableView, SourceIdentity]:
     """Read the table, once the store has caught up with the client.
 
@@ -45,7 +45,7 @@ async def caught_up_view(
         await asyncio.wait([woken], timeout=left)
 
 
-def read_table(shared: Shared, table: str) -> tuple[TableView, SourceIdentity]:
+def read_table(shared: ServingResources, table: str) -> tuple[TableView, SourceIdentity]:
     """The table and its source as they are now.
 
     :raises NotReady: it isn't shown.

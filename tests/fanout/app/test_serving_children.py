@@ -170,7 +170,9 @@ async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None
 async def test_a_taken_port_is_refused_with_its_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(listener_port.PortTaken, match=rf"127\.0\.0\.1:{port} \(a\.b\)"):
+        with pytest.raises(
+            listener_port.ListenAddressTaken, match=rf"127\.0\.0\.1:{port} \(a\.b\)"
+        ):
             await listener_port.reserve("127.0.0.1", port, "a.b")
 
 

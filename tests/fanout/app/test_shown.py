@@ -12,7 +12,7 @@ import structlog
 from rich.console import Console
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.check import Finding, Verdict
+from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.app.terminal import copy_view, printing, visible
 
 HOSTILE = "[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
@@ -79,7 +79,9 @@ def test_the_bars_of_copies_neither() -> None:
 
 
 def test_the_findings_of_check_neither(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.show_findings([Finding(HOSTILE, Verdict.MISSING, HOSTILE, f"{HOSTILE}\nCREATE ...")])
+    printing.show_findings(
+        [ServerFinding(HOSTILE, Verdict.MISSING, HOSTILE, f"{HOSTILE}\nCREATE ...")]
+    )
     text = capsys.readouterr().out
     assert harmless(text)
     assert text.count("[red]x[/red]") >= 3 and "\nCREATE ..." in text

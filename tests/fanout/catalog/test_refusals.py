@@ -8,7 +8,7 @@ import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.catalog import requirements
-from laredo_fanout.errors import ServerUnfit
+from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import RightsMissing, SourceUnavailable
 from laredo_fanout.source_options import SourceOptions
@@ -207,7 +207,7 @@ def test_wal_level_is_named_with_its_cure(tmp_path: Path) -> None:
         server.connect() as connection,
     ):
         problems = requirements.server_problems(connection)
-    assert all(isinstance(problem, ServerUnfit) for problem in problems)
+    assert all(isinstance(problem, SourceUnfit) for problem in problems)
     texts = " ".join(map(str, problems))
     assert "ALTER SYSTEM SET wal_level = 'logical'" in texts
     assert "max_replication_slots" in texts

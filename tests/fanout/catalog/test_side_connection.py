@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.ingest.change_source import Feed
+from laredo_fanout.ingest.change_source import MessageFeed
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import Connection
 from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
@@ -21,7 +21,7 @@ class Defective:
     def measure(self, connection: Connection) -> None:
         raise ZeroDivisionError("measured by nothing")
 
-    def open(self, connection: Connection, batch: WriteBatch) -> Feed | None:
+    def open(self, connection: Connection, batch: WriteBatch) -> MessageFeed | None:
         return None
 
     def is_over(self, level: int) -> bool:

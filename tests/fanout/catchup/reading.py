@@ -7,7 +7,7 @@ from pathlib import Path
 
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.catchup.orders import Order
-from laredo_fanout.catchup.plan import Plan, Segment, from_bytes
+from laredo_fanout.catchup.plan import CatchupPlan, Segment, from_bytes
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.store.writer import Store
@@ -109,7 +109,7 @@ class SegmentedReading:
     def begin(self, segments: tuple[Segment, ...]) -> None:
         """Store the plan."""
         self.position = segments[0].start
-        plan = Plan("0" * 16, "here", segments)
+        plan = CatchupPlan("0" * 16, "here", segments)
         store = Store.open(self.path / "store", max_size=1 << 30)
         with store, store.transaction() as transaction:
             transaction.set_position(self.position, 0)

@@ -16,7 +16,7 @@ from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.decode.transaction_spool import Get
 from laredo_fanout.postgres import pgoutput as message_
-from laredo_fanout.postgres.errors import StreamBroken
+from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
 from laredo_model.rule import Rule, TypeInfo, rule_of
@@ -89,7 +89,7 @@ def _scanned(
         left -= taken
         refused = ""
         if message is not None:
-            with pytest.raises((StreamBroken, ModelError, UnicodeDecodeError)) as error:
+            with pytest.raises((ReplicationStreamBroken, ModelError, UnicodeDecodeError)) as error:
                 route.put(message, 2 if message[25:26] == b"U" else 1)
             refused = repr(error.value)
         turns.append((tuple(turn), refused))
@@ -246,7 +246,7 @@ def test_a_row_without_its_key_is_handed_back(scan: row_scan.Scan, absent: objec
     route = _route(["int8", "text"])
     row = _row(b"I", 7, [absent, "a"])
     assert scan(_from([row]), 9, {_oid(7): route}, {})[1] == row
-    with pytest.raises(StreamBroken, match="no key value"):
+    with pytest.raises(ReplicationStreamBroken, match="no key value"):
         route.put(row, 1)
     assert not route.changes.keys and not route.changes.lines and not route.changes.actions
 
@@ -282,7 +282,7 @@ def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
         assert scanned[1] == message
         assert not route.changes.keys
         if len(message) > 33:
-            with pytest.raises(StreamBroken, match="doesn't fill its message"):
+            with pytest.raises(ReplicationStreamBroken, match="doesn't fill its message"):
                 route.put(message, 1)
 
 

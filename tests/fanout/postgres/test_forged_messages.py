@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.decode.transaction_spool import Spool
+from laredo_fanout.decode.transaction_spool import TransactionSpool
 from laredo_fanout.ingest import session as streaming
 from laredo_fanout.postgres import connections
 from laredo_fanout.slot.wal_marker import differs_at
@@ -160,14 +160,14 @@ def test_somebodys_messages_in_streamed_transactions_arent_spooled(
             f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'".encode()
         )
     largest = 0
-    add = Spool.add
+    add = TransactionSpool.add
 
-    def spied(spool: Spool, *parts: bytes | memoryview) -> None:
+    def spied(spool: TransactionSpool, *parts: bytes | memoryview) -> None:
         nonlocal largest
         largest = max(largest, sum(map(len, parts)))
         add(spool, *parts)
 
-    monkeypatch.setattr(Spool, "add", spied)
+    monkeypatch.setattr(TransactionSpool, "add", spied)
     _filled(database)
     ingest = ingesting("public.t", heartbeat_interval=0.1)
     ingest.wait_live()

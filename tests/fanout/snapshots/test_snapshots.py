@@ -18,7 +18,7 @@ from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.directory import SnapshotDirectory
 from laredo_fanout.snapshots.errors import (
     SnapshotBusy,
-    SnapshotDamaged,
+    SnapshotFileDamaged,
     SnapshotUnknown,
     SnapshotUnwritable,
 )
@@ -277,10 +277,10 @@ def test_damage_of_the_same_size_is_found_while_reading(
     stored = path.read_bytes()
     path.write_bytes(stored.replace(b'"17"', b'"71"', 1))
     assert shelf.snapshots() == [made]
-    with pytest.raises(SnapshotDamaged, match="sha256"):
+    with pytest.raises(SnapshotFileDamaged, match="sha256"):
         lines_of(shelf, made)
     path.write_bytes(stored.replace(b"\n", b" ", 1))
-    with pytest.raises(SnapshotDamaged, match="2999 rows, 3000 were written"):
+    with pytest.raises(SnapshotFileDamaged, match="2999 rows, 3000 were written"):
         lines_of(shelf, made)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed
-from laredo_fanout.store.shared_spool import Spools
+from laredo_fanout.store.shared_spool import SharedSpools
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.writer import Store
 from tests.support.server.store_sample import commit, insert, live_table, update
@@ -42,7 +42,7 @@ def test_readers_at_any_place_read_on_without_a_gap(
 ) -> None:
     table = table_of(store, 9000)
     chance = random.Random(seed)
-    spools = Spools(tmp_path)
+    spools = SharedSpools(tmp_path)
     with store.reader().snapshot(table) as all_of_it:
         whole = rest(all_of_it)
     readers = [store.reader().snapshot(table, spools=spools) for _ in range(6)]
@@ -63,7 +63,7 @@ def test_readers_at_any_place_read_on_without_a_gap(
 
 def test_another_state_of_the_table_has_a_spool_of_its_own(store: Store, tmp_path: Path) -> None:
     table = table_of(store, 100)
-    spools = Spools(tmp_path)
+    spools = SharedSpools(tmp_path)
     first = store.reader().snapshot(table, spools=spools)
     commit(store, table, (20, [update("00001", "later")]))
     second = store.reader().snapshot(table, spools=spools)
@@ -80,7 +80,7 @@ def test_another_state_of_the_table_has_a_spool_of_its_own(store: Store, tmp_pat
 
 def test_there_is_an_end_to_it(store: Store, tmp_path: Path) -> None:
     table = table_of(store, 9000)
-    spools = Spools(tmp_path, max_bytes=300_000)
+    spools = SharedSpools(tmp_path, max_bytes=300_000)
     with store.reader().snapshot(table, spools=spools) as early:
         with store.reader().snapshot(table, spools=spools) as late:
             take(late, 8000)
@@ -97,7 +97,7 @@ def test_there_is_an_end_to_it(store: Store, tmp_path: Path) -> None:
 
 def test_a_spill_that_is_stopped_leaves_nothing_to_the_others(store: Store, tmp_path: Path) -> None:
     table = table_of(store, 3000)
-    spools = Spools(tmp_path)
+    spools = SharedSpools(tmp_path)
     leaves = store.reader().snapshot(table, spools=spools)
     leaves.stop_spilling()
     leaves.spill()
@@ -115,7 +115,7 @@ def test_a_row_larger_than_what_is_read_at_a_time(store: Store, tmp_path: Path) 
     table = live_table(store)
     wide = [insert(f"{n}", n, "x" * (700_000 + n)) for n in range(3)]
     commit(store, table, (10, wide))
-    with store.reader().snapshot(table, spools=Spools(tmp_path)) as snapshot:
+    with store.reader().snapshot(table, spools=SharedSpools(tmp_path)) as snapshot:
         first = take(snapshot, 1)
         snapshot.spill()
         assert [len(line) for line in first + rest(snapshot)] == sorted(
@@ -129,7 +129,7 @@ def test_the_row_of_an_empty_key_is_in_the_spool(store: Store, tmp_path: Path, t
     commit(store, table, (10, [insert("", 1, "of the empty key"), insert("a", 2, "x")]))
     with store.reader().snapshot(table) as all_of_it:
         whole = rest(all_of_it)
-    with store.reader().snapshot(table, spools=Spools(tmp_path)) as snapshot:
+    with store.reader().snapshot(table, spools=SharedSpools(tmp_path)) as snapshot:
         got = take(snapshot, taken)
         snapshot.spill()
         assert got + rest(snapshot) == whole

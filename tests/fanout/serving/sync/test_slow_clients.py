@@ -363,7 +363,7 @@ async def test_who_waits_for_rows_while_they_are_spooled_hears_why_they_are_not(
         table = world.writer.publish(rows(0, 10))
         directory = snapshot_rows.SpoolDirectory(tmp_path / "spool", 1 << 20)
         reader = world.writer.store.reader()
-        async with snapshot_rows.SnapshotRows(reader, table, directory) as found:
+        async with snapshot_rows.SnapshotRowStream(reader, table, directory) as found:
             spilling = asyncio.create_task(found._spill())
             await until(lambda: found._writing)
             reading = asyncio.create_task(found.next())
