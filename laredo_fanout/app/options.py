@@ -13,8 +13,8 @@ from laredo_fanout.serving import options as serving
 from laredo_fanout.source_config import Upstream
 
 
-def relay_options(configured: Upstream) -> RelayOptions:
-    """The options of a source that is another laredo-fanout."""
+def relay_options(configured: Upstream, source_name: str) -> RelayOptions:
+    """The options of a source that is another laredo-fanout, which has this name."""
     tls = configured.tls
     token = configured.token
     return RelayOptions(
@@ -23,6 +23,7 @@ def relay_options(configured: Upstream) -> RelayOptions:
         tls=None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
         token=None if token is None else token.get_secret_value(),
         token_file=configured.token_file,
+        source_name=source_name,
     )
 
 

@@ -157,7 +157,10 @@ class _Server:
         config, tables = self.config, options.source_tables(self.config)
         if config.upstream is not None:
             return RelayIngest(
-                options.relay_options(config.upstream), tables, self.store, on_commit
+                options.relay_options(config.upstream, config.source_name),
+                tables,
+                self.store,
+                on_commit,
             )
         return Ingest(
             options.source_options(config),

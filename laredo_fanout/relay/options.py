@@ -25,6 +25,8 @@ class RelayOptions:
     #: How often the path to PostgreSQL is asked for.
     path_interval: float = 5.0
     commits: CommitIntervals = field(default_factory=CommitIntervals)
+    #: What the source is called in the configuration: errors name its keys.
+    source_name: str = "NAME"
 
     def endpoint(self) -> Endpoint:
         """Where to connect, with the token as it is now.

@@ -17,6 +17,7 @@ from laredo_fanout.client.stream.stream import split_table
 from laredo_fanout.client.stream.translate import RELAY_CAPABILITY
 from laredo_fanout.relay.errors import RelayLoop, UpstreamTooOld, UpstreamUnavailable
 from laredo_fanout.relay.options import RelayOptions
+from laredo_fanout.relay.tls_cure import with_cure
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire import replication_pb2_grpc
 from laredo_model import position as position_
@@ -77,9 +78,8 @@ async def ask(options: RelayOptions, table: str, server_id: str) -> Path:
             request, metadata=endpoint.metadata(), timeout=_ANSWER_S
         )
     except grpc.aio.AioRpcError as failed:
-        raise UpstreamUnavailable(
-            str(of_status(options.server, failed.code(), failed.details()))
-        ) from failed
+        refused = of_status(options.server, failed.code(), failed.details())
+        raise UpstreamUnavailable(with_cure(str(refused), options)) from failed
     finally:
         await channel.close(None)
     if not answer.path:

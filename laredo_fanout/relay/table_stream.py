@@ -15,6 +15,7 @@ from laredo_fanout.client.events import GoAway, Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay.errors import BatchAbandoned, UpstreamUnavailable
 from laredo_fanout.relay.received_table import StartOver
+from laredo_fanout.relay.tls_cure import with_cure
 from laredo_model import position as position_
 from laredo_model.retry import Backoff
 
@@ -139,7 +140,7 @@ class TableStream:
 
     def _disconnected(self, error: Exception, delay: float, failures: int) -> None:
         self._counters.reconnects += 1
-        text = str(error)
+        text = with_cure(str(error), self._options)
         level = _log.info if text == self.error else _log.warning
         self.error = text
         level(

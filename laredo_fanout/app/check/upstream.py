@@ -18,7 +18,7 @@ from laredo_fanout.store.reader import StoreReader
 
 def findings(config: Config, configured: Upstream) -> Iterator[ServerFinding]:
     """Check the upstream with each table; nothing is changed."""
-    chosen = options.relay_options(configured)
+    chosen = options.relay_options(configured, config.source_name)
     key = f"sources.{config.source_name}.server"
     known = _server_id(config)
     for table in config.tables:
