@@ -9,7 +9,7 @@ range: nobody may resume within it, as the differences don't lead on from what w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
+from laredo_fanout.store.comparison import Comparison
 from laredo_fanout.store.meta import LastRecopy
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.table import Status
@@ -91,7 +92,6 @@ class ReceivedTable:
             Handshake: self._handshake,
             SnapshotBegin: self._snapshot_begin,
             SnapshotRows: self._snapshot_rows,
-            SnapshotEnd: self._snapshot_end,
             Changes: self._changes,
             Heartbeat: self._heartbeat,
             SchemaChange: self._schema_change,
@@ -122,15 +122,18 @@ class ReceivedTable:
         """Whether nothing is written in part."""
         return not self.is_open and self._copy is None
 
-    def take(self, event: Event) -> None:
-        """Write what an event brings.
+    def take(self, event: Event) -> Iterator[None]:
+        """Write what an event brings; stops after each bounded piece of what takes long.
+
+        While it has stopped the batch may be committed, unless ``is_open``.
 
         :raises StartOver: if the stream doesn't go on from what is here.
         :raises ProtocolViolation: if it contradicts itself.
         :raises StoreError: if the store can't be written.
         """
-        take = self._take.get(type(event))
-        if take is not None:
+        if isinstance(event, SnapshotEnd):
+            yield from self._snapshot_end(event)
+        elif (take := self._take.get(type(event))) is not None:
             take(event)
 
     def drop_copy(self) -> None:
@@ -184,7 +187,7 @@ class ReceivedTable:
         name = self.options.qualified
         counted[name] = counted.get(name, 0) + len(event.lines)
 
-    def _snapshot_end(self, event: SnapshotEnd) -> None:
+    def _snapshot_end(self, event: SnapshotEnd) -> Iterator[None]:
         copy, position = self._expected_copy("the end"), event.position
         received = copy.received
         if position is None or event.state_checksum is None:
@@ -195,7 +198,6 @@ class ReceivedTable:
                 f"a snapshot at {position_.text(position)} of {event.rows} rows with checksum"
                 f" {event.state_checksum}, but {received.rows} with {received.hex()} came"
             )
-        self._copy = None
         record = self.record
         if (
             record is not None
@@ -203,9 +205,11 @@ class ReceivedTable:
             and record.columns == self._columns
             and record.position < position
         ):
-            live_id = self._publish_differences(record, copy, position)
+            live_id = record.id
+            yield from self._publish_differences(record, copy, position)
         else:
             live_id = self._batch.transaction.publish(copy.table_id, position, 0).id
+        self._copy, self.is_open = None, False
         self._batch.transaction.set_table_position(live_id, position)
         self._batch.touch(live_id)
         self._seen(position)
@@ -214,7 +218,12 @@ class ReceivedTable:
 
     def _publish_differences(
         self, record: TableRecord, copy: _ReceivedSnapshot, position: int
-    ) -> int:
+    ) -> Iterator[None]:
+        comparison = Comparison(self._batch.transaction, copy.table_id, position)
+        while comparison.compare_block(self._batch.transaction):
+            yield
+        # From here on it is one transaction, which is committed as a whole.
+        self.is_open = True
         transaction = self._batch.transaction
         transaction.begin_suspect_range(
             record.id, copy.reason or "a snapshot was compared with what was here", unseen=True
@@ -222,15 +231,14 @@ class ReceivedTable:
         # Nothing says when the differences were committed.
         now_us = time.time_ns() // 1000
         before = record.sequence
-        repaired = transaction.publish_differences(copy.table_id, position, now_us)
-        differing = repaired.sequence - before
+        yield from comparison.publish(transaction, now_us)
+        differing = transaction.tables[record.id].sequence - before
         name = self.options.qualified
         self._counters.recopied_rows[name] = self._counters.recopied_rows.get(name, 0) + differing
         last = LastRecopy(time.time(), differing)
         transaction.set_last_recopy(name, last)
         self._counters.last_recopies[name] = last
         _log.info("snapshot compared with what was here", table=name, differing=differing)
-        return record.id
 
     def _changes(self, event: Changes) -> None:
         record = self.record

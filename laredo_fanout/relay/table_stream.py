@@ -124,7 +124,11 @@ class TableStream:
 
     async def _take(self, event: Event) -> None:
         await self._turn(self.writer)
-        self.writer.take(event)
+        for _ in self.writer.take(event):
+            self._wrote()
+            # Other tables' changes are written and committed meanwhile.
+            await asyncio.sleep(0)
+            await self._turn(self.writer)
         self._wrote()
 
     def _request(self) -> SyncOptions:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from laredo_fanout.store import meta, suspect_positions
+from laredo_fanout.store.comparison import Comparison
 from laredo_fanout.store.disk import DiskSpace
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
@@ -263,6 +264,10 @@ class Transaction:
 
     # ------------------------------------------------------------------ barrier
 
+    def barrier(self) -> Barrier:
+        """The end of a table's copy, within this transaction."""
+        return Barrier(self._context, self._spaces)
+
     def publish(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's barrier has passed at ``position``: it is consistent and live from here.
 
@@ -273,7 +278,7 @@ class Transaction:
         :raises RowIncomplete: if rows still miss columns.
         :raises TableClosed: if the table isn't COPYING.
         """
-        record = Barrier(self._context, self._spaces).publish(self._copying(table_id), position)
+        record = self.barrier().publish(self._copying(table_id), position)
         others = self._others(record)
         if others:
             sequence = max(each.sequence for each in others) + 1
@@ -301,18 +306,13 @@ class Transaction:
 
         :raises TableUnknown: if there is no live incarnation.
         """
-        barrier = Barrier(self._context, self._spaces)
-        copied = barrier.publish(self._copying(table_id), position)
-        live = next((each for each in self._others(copied) if each.live), None)
-        if live is None:
-            raise TableUnknown(f"{copied.qualified} that is live")
-        for changes in barrier.differences(live, copied, position, time_us, keep_alive):
-            self.apply(live.id, changes)
-        self.drop_table(table_id)
-        repaired = self.tables[live.id]
-        if repaired.suspect_range is not None:
-            repaired = self.end_suspect_range(live.id, position, time_us)
-        return repaired
+        comparison = Comparison(self, self._copying(table_id).id, position)
+        notice = keep_alive or (lambda: None)
+        while comparison.compare_block(self):
+            notice()
+        for _ in comparison.publish(self, time_us):
+            notice()
+        return self.tables[comparison.live_id]
 
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's suspect range goes on: at ``position`` its rows are right."""

@@ -1,6 +1,6 @@
 """The end of a table's copy: its barrier has arrived in the stream."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,7 +14,6 @@ from laredo_fanout.store.write_context import WriteContext
 from laredo_model import key as key_
 from laredo_model.change import Action
 
-_PIECE = 2000
 _BLOCK = 1000
 
 _Pair = tuple[bytes, bytes | None, bytes | None]
@@ -40,72 +39,39 @@ class Barrier:
         rows.sweep()
         return replace(record, status=Status.LIVE, floor=position, copy={}, error="")
 
+    def compare_block(
+        self, live: TableRecord, copied: TableRecord, after: bytes
+    ) -> tuple[bytes | None, bool]:
+        """Compare the next block of rows behind ``after``: the last key of it (None: there are no
+        rows behind it), and whether something in it differs.
+
+        Nearly all blocks are the same in both: rows are compared one by one only where a block
+        differs. The key is a part of the line, so lines say enough.
+        """
+        ours, theirs = self._block(live.space, after), self._block(copied.space, after)
+        if ours and [line for _, line in ours] == [line for _, line in theirs]:
+            return ours[-1][0][layout.PREFIX_BYTES :], False
+        block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
+        last = block[-1][0] if len(block) == _BLOCK else None
+        return last, any(old != new for _, old, new in block)
+
     def differences(
-        self,
-        live: TableRecord,
-        copied: TableRecord,
-        position: int,
-        time_us: int,
-        keep_alive: Callable[[], None] | None = None,
-    ) -> Iterator[TableChanges]:
-        """What turns the live rows into the copied ones, as one transaction in pieces.
-
-        Each piece is read whole before it is handed out, because the caller
-        writes to the live rows meanwhile. ``keep_alive`` is called every
-        thousand rows that were compared.
-        """
-        after = b""
-        more = True
-        while more:
-            found = list(islice(self._differing(live, copied, after, keep_alive), _PIECE + 1))
-            more = len(found) > _PIECE
-            changes = TableChanges(open=more)
-            for stored, old, new in found[:_PIECE]:
-                line = old if new is None else new
-                action = Action.DELETE if new is None else Action.UPDATE
-                changes.actions.append(action if old else Action.INSERT)
-                changes.keys.append(_row_key(stored, line, live))
-                changes.lines.append(new or b"")
-                after = stored
-            changes.counts, changes.positions = [len(changes)], [position]
-            changes.times_us = [time_us]
-            if found:
-                yield changes
-
-    def _differing(
-        self,
-        live: TableRecord,
-        copied: TableRecord,
-        after: bytes,
-        keep_alive: Callable[[], None] | None,
-    ) -> Iterator[_Pair]:
-        while True:
-            after = self._behind_equal(live.space, copied.space, after, keep_alive)
-            block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
-            for pair in block:
-                if pair[1] != pair[2]:
-                    yield pair
-            if keep_alive is not None:
-                keep_alive()
-            if len(block) < _BLOCK:
-                return
-            after = block[-1][0]
-
-    def _behind_equal(
-        self, live: int, copied: int, after: bytes, keep_alive: Callable[[], None] | None
-    ) -> bytes:
-        """The last key of the blocks behind ``after`` that are the same in both, line by line.
-
-        Nearly all of them are: rows are compared one by one only where a block differs.
-        The key is a part of the line, so lines say enough.
-        """
-        while True:
-            ours, theirs = self._block(live, after), self._block(copied, after)
-            if len(ours) < _BLOCK or [line for _, line in ours] != [line for _, line in theirs]:
-                return after
-            after = ours[-1][0][layout.PREFIX_BYTES :]
-            if keep_alive is not None:
-                keep_alive()
+        self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
+    ) -> TableChanges:
+        """What turns the live rows of this block into the copied ones; positions are the
+        caller's."""
+        changes = TableChanges()
+        for stored, old, new in self._merged(live.space, copied.space, after):
+            if last is not None and stored > last:
+                break
+            if old == new:
+                continue
+            line = old if new is None else new
+            action = Action.DELETE if new is None else Action.UPDATE
+            changes.actions.append(action if old else Action.INSERT)
+            changes.keys.append(_row_key(stored, line, live))
+            changes.lines.append(new or b"")
+        return changes
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from laredo_fanout.client.events import Changes, Handshake, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
@@ -107,6 +109,37 @@ async def test_a_live_client_gets_the_differences_as_one_transaction(tmp_path: P
             assert list(event.positions) == [writer.position]
             assert len(event) == 3
             assert not event.open
+
+
+async def test_other_tables_changes_come_while_a_large_one_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laredo_fanout.store.rows.barrier._BLOCK", 1)
+    names = (USERS, "public.other")
+    async with running(tmp_path / "up", names=names) as world:
+        writer = world.writer
+        writer.publish(rows(0, 30_000))
+        writer.publish(rows(0, 3), table=names[1])
+        async with relaying(tmp_path / "relay", world.port, names) as relay:
+            for name in names:
+                await relay.until(writer.position, name)
+        writer.commit((Action.UPDATE, line(2, "two")))
+        wanted = writer.commit((Action.UPDATE, line(3, "three")))
+        writer.prune(1)
+        async with relaying(tmp_path / "relay", world.port, names) as relay:
+
+            def compares() -> bool:
+                phase = relay.ingest.status().tables[USERS].phase
+                return phase == "snapshot, 30,000 of 30,000 rows"
+
+            async with States(relay.port, names[1]) as client:
+                await until(compares)
+                position = writer.commit((Action.INSERT, line(100)), table=names[1])
+                await client.until(position)
+                assert compares()
+            assert relay.record().position < wanted
+            await relay.until(wanted)
+            assert relay.ingest.status().tables[USERS].recopied_rows == 2
 
 
 async def test_nothing_differs_and_nothing_is_sent(tmp_path: Path) -> None:

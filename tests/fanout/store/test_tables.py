@@ -132,7 +132,7 @@ def test_a_failed_table_is_not_shown(store: Store) -> None:
 def test_a_copy_with_an_unchanged_schema_enters_the_journal_as_differences(
     store: Store, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.store.rows.barrier._PIECE", piece)
+    monkeypatch.setattr("laredo_fanout.store.rows.barrier._BLOCK", piece)
     table = live_table(store)
     long = "k" * 700
     same = [insert(f"same{n}", 1) for n in range(5)]
