@@ -26,7 +26,7 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
-from laredo_fanout.store.comparison import Comparison
+from laredo_fanout.store.comparison import CopyComparison
 from laredo_fanout.store.meta import LastRecopy
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.table import Status
@@ -219,7 +219,7 @@ class ReceivedTable:
     def _publish_differences(
         self, record: TableRecord, copy: _ReceivedSnapshot, position: int
     ) -> Iterator[None]:
-        comparison = Comparison(self._batch.transaction, copy.table_id, position)
+        comparison = CopyComparison(self._batch.transaction, copy.table_id, position)
         while comparison.compare_block(self._batch.transaction):
             yield
         # From here on it is one transaction, which is committed as a whole.

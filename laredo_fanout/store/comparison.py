@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from laredo_fanout.store.errors import TableUnknown
+from laredo_fanout.store.rows.barrier import Barrier
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.table import TableRecord
 
-if TYPE_CHECKING:
-    from laredo_fanout.store.transaction import Transaction
+
+class CopyTransaction(Protocol):
+    """What a comparison needs of the store's transaction."""
+
+    tables: dict[int, TableRecord]
+
+    def barrier(self) -> Barrier: ...
+
+    def apply_in_pieces(self, table_id: int, changes: TableChanges) -> Iterator[None]: ...
+
+    def drop_table(self, table_id: int) -> None: ...
+
+    def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord: ...
 
 
-class Comparison:
+class CopyComparison:
     """Finds the blocks that differ, and then writes what differs into the live incarnation.
 
     Comparing changes nothing: the store may commit between two blocks, as long as nobody changes
@@ -21,7 +35,7 @@ class Comparison:
     :raises TableUnknown: if there is no live incarnation.
     """
 
-    def __init__(self, transaction: Transaction, copy_id: int, position: int) -> None:
+    def __init__(self, transaction: CopyTransaction, copy_id: int, position: int) -> None:
         copied = transaction.tables[copy_id]
         live = [
             each.id
@@ -37,7 +51,7 @@ class Comparison:
         self._differing: list[tuple[bytes, bytes | None]] = []
         transaction.barrier().publish(copied, position)
 
-    def compare_block(self, transaction: Transaction) -> bool:
+    def compare_block(self, transaction: CopyTransaction) -> bool:
         """Compare the next block, of a thousand rows; whether there are more."""
         live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
         last, differs = transaction.barrier().compare_block(live, copied, self._after)
@@ -46,7 +60,7 @@ class Comparison:
         self._after = last or b""
         return last is not None
 
-    def publish(self, transaction: Transaction, time_us: int) -> Iterator[None]:
+    def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
         """Write what differs into the live incarnation, and drop the copy; stops after each bounded
         piece: take it to its end before the store's transaction ends."""
         for number, (after, last) in enumerate(self._differing, 1):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from laredo_fanout.store import meta, suspect_positions
-from laredo_fanout.store.comparison import Comparison
+from laredo_fanout.store.comparison import CopyComparison
 from laredo_fanout.store.disk import DiskSpace
 from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
@@ -306,7 +306,7 @@ class Transaction:
 
         :raises TableUnknown: if there is no live incarnation.
         """
-        comparison = Comparison(self, self._copying(table_id).id, position)
+        comparison = CopyComparison(self, self._copying(table_id).id, position)
         notice = keep_alive or (lambda: None)
         while comparison.compare_block(self):
             notice()
