@@ -153,7 +153,7 @@ _SERVER = """
 import sys
 from pathlib import Path
 from laredo_fanout.ingest.supervisor import Ingest
-from laredo_fanout.source_options import PublicationOptions, SourceOptions, TableOptions
+from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
 dsn, path, name = sys.argv[1:]
 options = SourceOptions(
@@ -161,7 +161,7 @@ options = SourceOptions(
     heartbeat_interval=0.2,
 )
 store = Store.open(Path(path), max_size=1 << 30)
-Ingest(options, (TableOptions("public", "a"),), store, lambda commit: None).run()
+Ingest(options, (SourceTableOptions("public", "a"),), store, lambda commit: None).run()
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout import config
-from laredo_fanout.app.check import Finding, Verdict, upstream
+from laredo_fanout.app.check import ServerFinding, Verdict, upstream
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from tests.support.processes import until
@@ -77,7 +77,7 @@ async def test_the_configuration_s_files_are_those_that_are_used(tmp_path: Path)
     token.write_text(f"{TOKEN}\n")
     file = tmp_path / "relay.conf"
 
-    def checked(tls: str) -> list[Finding]:
+    def checked(tls: str) -> list[ServerFinding]:
         file.write_text(
             f'state.path = "{tmp_path}/state"\n'
             f'sources.up {{ type = fanout, server = "127.0.0.1:{world.port}", tls {{ {tls} }}'

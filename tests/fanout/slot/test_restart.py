@@ -252,7 +252,7 @@ dsn, slot, publication, path, range_bytes = sys.argv[1:6]
 options = SourceOptions(dsn, slot_name=slot, publication=PublicationOptions(publication),
     copy=CopyOptions(2, int(range_bytes)), heartbeat_interval=0.2,
     commits=CommitIntervals(0.1, 0.1))
-tables = [TableOptions("public", name) for name in sys.argv[6:]]
+tables = [SourceTableOptions("public", name) for name in sys.argv[6:]]
 store = Store.open(Path(path), max_size=4 << 30)
 Ingest(options, tables, store, lambda commit: print(commit.position, flush=True)).run()
 """

@@ -12,9 +12,9 @@ from typing import Any
 
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.relay.options import RelayOptions
-from laredo_fanout.serving.options import ListenerOptions, ServingOptions, SourceTableOptions
+from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.server import serve
-from laredo_fanout.source_options import SourceTableOptions as SourceTable
+from laredo_fanout.source_options import SourceTableOptions
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo
@@ -60,7 +60,7 @@ async def relaying(
 ) -> AsyncIterator[Relayed]:
     """A relay of the server at this port; ``given`` are options of RelayOptions."""
     loop, wakeups, drain = asyncio.get_running_loop(), Wakeups(), asyncio.Event()
-    tables = [SourceTable(*name.split(".")) for name in names]
+    tables = [SourceTableOptions(*name.split(".")) for name in names]
 
     def committed(_: CommitInfo) -> None:
         loop.call_soon_threadsafe(wakeups.notify)
@@ -71,7 +71,7 @@ async def relaying(
             serve(
                 ServingOptions(
                     ListenerOptions("127.0.0.1", port, drain_grace_s=0.2),
-                    {name: SourceTableOptions() for name in names},
+                    {name: ServingTableOptions() for name in names},
                 ),
                 store.reader(),
                 wakeups,
