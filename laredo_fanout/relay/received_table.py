@@ -9,7 +9,7 @@ range: nobody may resume within it, as the differences don't lead on from what w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -203,10 +203,10 @@ class ReceivedTable:
             record is not None
             and record.live
             and record.columns == self._columns
-            and record.position < position
+            and record.position <= position
+            and (yield from self._compared(record, copy, position))
         ):
             live_id = record.id
-            yield from self._publish_differences(record, copy, position)
         else:
             live_id = self._batch.transaction.publish(copy.table_id, position, 0).id
         self._copy, self.is_open = None, False
@@ -216,18 +216,23 @@ class ReceivedTable:
         self._verified(event.boundary)
         self.forgets = False
 
-    def _publish_differences(
+    def _compared(
         self, record: TableRecord, copy: _ReceivedSnapshot, position: int
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, bool]:
+        """Write what differs from the snapshot; False: what differs can't be written as changes."""
         comparison = CopyComparison(self._batch.transaction, copy.table_id, position)
         while comparison.compare_block(self._batch.transaction):
             yield
+        if record.position == position and comparison.differs:
+            # Clients that are at this position would take no change of it.
+            return False
         # From here on it is one transaction, which is committed as a whole.
         self.is_open = True
         transaction = self._batch.transaction
-        transaction.begin_suspect_range(
-            record.id, copy.reason or "a snapshot was compared with what was here", unseen=True
-        )
+        if record.position < position:
+            transaction.begin_suspect_range(
+                record.id, copy.reason or "a snapshot was compared with what was here", unseen=True
+            )
         # Nothing says when the differences were committed.
         now_us = time.time_ns() // 1000
         before = record.sequence
@@ -239,6 +244,7 @@ class ReceivedTable:
         transaction.set_last_recopy(name, last)
         self._counters.last_recopies[name] = last
         _log.info("snapshot compared with what was here", table=name, differing=differing)
+        return True
 
     def _changes(self, event: Changes) -> None:
         record = self.record

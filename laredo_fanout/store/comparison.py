@@ -60,6 +60,11 @@ class CopyComparison:
         self._after = last or b""
         return last is not None
 
+    @property
+    def differs(self) -> bool:
+        """Whether a block that was compared differs."""
+        return bool(self._differing)
+
     def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
         """Write what differs into the live incarnation, and drop the copy; stops after each bounded
         piece: take it to its end before the store's transaction ends."""

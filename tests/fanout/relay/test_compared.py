@@ -10,6 +10,8 @@ from laredo_fanout.client.events import Changes, Handshake, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.history import Ancestor
@@ -157,6 +159,53 @@ async def test_nothing_differs_and_nothing_is_sent(tmp_path: Path) -> None:
             assert (now.sequence, now.id) == (record.sequence, record.id)
             # The row of this position is neither the one before nor the one after.
             assert (await resumed(relay, inside)).mode is Mode.FULL_SNAPSHOT
+
+
+async def copied_again(relay: Relayed, writer: Writer) -> None:
+    """A recopy of a table that has everything: the snapshot is at the position that it has."""
+    await until(lambda: relay.ingest.status().connected)
+    relay.ingest.recopy(USERS).result()
+    writer.commit((Action.INSERT, line(50)))
+    await until(lambda: relay.ingest.status().tables[USERS].copied_rows == 11)
+    await relay.until(writer.position)
+
+
+async def test_a_recopy_that_finds_equal_rows_sends_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path / "up") as world:
+        writer = world.writer
+        writer.publish(rows(0, 10))
+        async with relaying(tmp_path / "relay", world.port) as relay:
+            before = await relay.until(writer.position)
+        async with relaying(tmp_path / "relay", world.port) as relay:
+            async with States(relay.port, USERS) as client:
+                await client.until(writer.position)
+                await copied_again(relay, writer)
+                await until(lambda: USERS in relay.store.last_recopies)
+                writer.commit((Action.INSERT, line(51)))
+                await client.until(writer.position)
+                assert len(client.snapshots) == len(client.handshakes) == 1
+                assert [len(each) for each in client.changes] == [1, 1]
+            assert relay.record().id == before.id
+            assert relay.store.last_recopies[USERS].differing == 0
+
+
+async def test_a_recopy_that_finds_other_rows_reaches_clients(tmp_path: Path) -> None:
+    async with running(tmp_path / "up") as world:
+        writer = world.writer
+        writer.publish(rows(0, 10))
+        async with relaying(tmp_path / "relay", world.port) as relay:
+            record = await relay.until(writer.position)
+        with Store.open(tmp_path / "relay", max_size=1 << 30) as store, store.transaction() as txn:
+            wrong = line(3, "not the upstream's")
+            columns = ([key_of(wrong)], [wrong], [1], [record.position], [1])
+            txn.apply(record.id, TableChanges(bytearray([Action.UPDATE]), *columns))
+        async with (
+            relaying(tmp_path / "relay", world.port) as relay,
+            States(relay.port, USERS) as client,
+        ):
+            assert wrong in (await client.until(writer.position)).values()
+            await copied_again(relay, writer)
+            await until(lambda: set(client.rows.values()) == {*rows(0, 10), line(50)})
 
 
 async def test_other_columns_are_a_new_incarnation_there_too(tmp_path: Path) -> None:
