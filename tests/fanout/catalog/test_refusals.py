@@ -13,7 +13,7 @@ from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import RightsMissing, SourceUnavailable
 from laredo_fanout.source_options import SourceOptions
 from tests.support.ingest import RunningIngest
-from tests.support.postgres import Database
+from tests.support.postgres import Database, data_directory
 
 Start = Callable[..., RunningIngest]
 
@@ -199,11 +199,11 @@ def test_role_without_replication_is_named_with_its_cure(database: Database) -> 
     _run(database, f"DROP ROLE {role}")
 
 
-def test_wal_level_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_wal_level_is_named_with_its_cure() -> None:
+    settings = {"wal_level": "replica", "max_replication_slots": "0"}
     with (
-        EmbeddedPostgres(
-            tmp_path / "data", settings={"wal_level": "replica", "max_replication_slots": "0"}
-        ) as server,
+        data_directory() as data,
+        EmbeddedPostgres(data, settings=settings) as server,
         server.connect() as connection,
     ):
         problems = requirements.server_problems(connection)

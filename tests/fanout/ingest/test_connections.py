@@ -10,7 +10,7 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest
-from tests.support.postgres import Database
+from tests.support.postgres import Database, data_directory
 from tests.support.server.stuck_proxy import Proxy
 
 Start = Callable[..., RunningIngest]
@@ -77,7 +77,7 @@ def test_stream_killed_again_and_again(filled: Database, ingesting: Start) -> No
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["fast", "immediate"])
 def test_server_restarts(tmp_path: Path, how: signal.Signals) -> None:
-    with EmbeddedPostgres(tmp_path / "data") as server:
+    with data_directory() as data, EmbeddedPostgres(data) as server:
         database = Database(server, "postgres")
         _run(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
         ingest = RunningIngest(database, tmp_path / "store", ("public.t",)).start()
