@@ -43,8 +43,8 @@ def _all(scenario: Scenario, way: str) -> list[Figure]:
 def _into_store(scenario: Scenario, what: str, target: float, *, in_order: bool) -> Figure:
     scenario.ready_server()
     with scenario.connect() as database, scenario.paused_server() as server:
-        limit = _prepare(scenario, database, what, in_order=in_order)
-        wanted = position_.parse(scenario.wal_position())
+        limit, end = _prepare(scenario, database, what, in_order=in_order)
+        wanted = position_.parse(end)
         scenario.say("draining with laredo-fanout")
         began = time.time()
         server.go_on()
@@ -75,7 +75,7 @@ def _to_client(scenario: Scenario, what: str, target: float, *, in_order: bool) 
     ):
         assert told(client)["event"] == "handshake"
         with scenario.paused_server() as server:
-            limit = _prepare(scenario, database, what, in_order=in_order)
+            limit, _ = _prepare(scenario, database, what, in_order=in_order)
             scenario.say("draining with laredo-fanout, to a client")
             began = time.time()
             server.go_on()
@@ -96,18 +96,23 @@ def _prepare(
     what: str,
     *,
     in_order: bool,
-) -> float:
-    """Make the updates; gives the rate at which pg_recvlogical drains them."""
+) -> tuple[float, str]:
+    """Make the updates; gives the rate at which pg_recvlogical drains them, and where they end.
+
+    WAL that concerns no table follows them (a checkpoint's): its position reaches the server by the
+    next keepalive alone, seconds later.
+    """
     made = scenario.updates
     database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_LIMIT_SLOT,))
     scenario.say(f"preparing {made:,} updates, {what}")
     update = bench_table.update_in_order if in_order else bench_table.update_at_random
     update(database, made, scenario.rows, _SIZE)
+    end = scenario.wal_position()
     database.execute("CHECKPOINT")
     scenario.say("draining with pg_recvlogical")
     rate = made / _recvlogical(scenario)
     database.execute("SELECT pg_drop_replication_slot(%s)", (_LIMIT_SLOT,))
-    return rate
+    return rate, end
 
 
 def _figure(value: float, limit: float, what: str, target: float, note: str) -> Figure:
