@@ -20,6 +20,8 @@ def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> N
     with started(server):
         assert server.table("public.a")["putting_right"] is None
         assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (0, 0)
+        # It is live before the first check of the catalog has verified a position.
+        wait_until(lambda: server.table("public.a")["verified_position"] != "0/0", "it is verified")
         with database.connect() as writer, database.connect() as owner:
             with writer.transaction():
                 # What is put right is copied, and copies wait for it.
