@@ -1,4 +1,7 @@
-"""A client that remembers what a table was at each position: relays are compared by it."""
+"""A client that remembers what a table was at each position: relays are compared by it.
+
+Entered again, it resumes where it was, by ``port`` as it is then.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from laredo_fanout.client import (
     SyncOptions,
 )
 from laredo_model.change import Action
+from laredo_model.position import Position
 from tests.support.processes import PATIENCE_S
 
 Rows = dict[bytes, bytes]
@@ -63,7 +67,13 @@ class States:
 
     async def _follow(self) -> None:
         endpoint = Endpoint(f"127.0.0.1:{self.port}")
-        options = SyncOptions(self.table, self.name, boundaries=self.boundaries)
+        options = SyncOptions(
+            self.table,
+            self.name,
+            position=Position(self.position) if self.position else None,
+            history=self.handshakes[-1].history if self.handshakes else None,
+            boundaries=self.boundaries,
+        )
         quick = Backoff(initial=0.02, maximum=0.2)
         async with Subscription(endpoint, options, backoff=quick) as events:
             async for event in events:
