@@ -119,7 +119,10 @@ def _stalls(scenario: Scenario) -> list[Figure]:
                 "ms",
                 target=5,
                 less_is_better=True,
-                note=f"{found['stall_cpu'] * 1000:.1f} ms of the loop's own CPU; with an index",
+                note=(
+                    f"{found['stall_run'] * 1000:.1f} ms without waits for a processor,"
+                    f" {found['stall_cpu'] * 1000:.1f} ms of the loop's own CPU; with an index"
+                ),
             )
             for what, found in (
                 (f"a snapshot of {scenario.rows:,} rows", snapshot),

@@ -13,11 +13,15 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
 from benchmarks.processes import anonymous_bytes
 from laredo_fanout.client import AsyncFanoutClient, TableIndex
+
+_SCHEDULE = Path("/proc/thread-self/schedstat")
 
 
 class Stalls:
@@ -25,18 +29,29 @@ class Stalls:
 
     def __init__(self) -> None:
         self.longest = 0.0
-        #: The same by the processor time of the loop's thread: other processes aren't in it.
+        #: The same without the waits for a processor, which other processes had meanwhile.
+        self.longest_run = 0.0
+        #: The same by the processor time of the loop's thread.
         self.longest_cpu = 0.0
 
     async def watch(self) -> None:
         """Note how late each turn is."""
-        wall, cpu = time.perf_counter(), time.thread_time()
-        while True:
-            await asyncio.sleep(0)
-            wall, since = time.perf_counter(), wall
-            cpu, used_before = time.thread_time(), cpu
-            self.longest = max(self.longest, wall - since)
-            self.longest_cpu = max(self.longest_cpu, cpu - used_before)
+        with _SCHEDULE.open("rb") as schedule:  # noqa: ASYNC230
+            wall, cpu, waited = time.perf_counter(), time.thread_time(), _waited(schedule)
+            while True:
+                await asyncio.sleep(0)
+                wall, since = time.perf_counter(), wall
+                cpu, used_before = time.thread_time(), cpu
+                waited, waited_before = _waited(schedule), waited
+                took = wall - since
+                self.longest = max(self.longest, took)
+                self.longest_run = max(self.longest_run, took - (waited - waited_before))
+                self.longest_cpu = max(self.longest_cpu, cpu - used_before)
+
+
+def _waited(schedule: BinaryIO) -> float:
+    """Seconds for which this thread could run and had no processor."""
+    return int(os.pread(schedule.fileno(), 100, 0).split()[1]) / 1e9
 
 
 @asynccontextmanager
@@ -49,7 +64,12 @@ async def watched(what: str, *, wanted: bool) -> AsyncIterator[None]:
         tell(event=what, cpu=used() - began)
     else:
         watching.cancel()
-        tell(event=what, stall=stalls.longest, stall_cpu=stalls.longest_cpu)
+        tell(
+            event=what,
+            stall=stalls.longest,
+            stall_run=stalls.longest_run,
+            stall_cpu=stalls.longest_cpu,
+        )
 
 
 def tell(**facts: object) -> None:
