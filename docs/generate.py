@@ -1,4 +1,5 @@
-"""The tables of settings and metrics in the site, made from the schemas and the registries.
+"""The tables of settings, metrics and alerts in the site, made from the schemas, the registries and
+the rules that Prometheus loads.
 
 ``python -m docs.generate`` writes them between the markers in the pages; a test compares.
 """
@@ -6,7 +7,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from docs import metric_tables, setting_tables
+from docs import alert_tables, metric_tables, setting_tables
 from laredo_fanout.config import Config
 from laredo_snapshotter.config import SnapshotterBlock
 
@@ -16,11 +17,13 @@ TABLES = {
     "writer settings": lambda: setting_tables.of(SnapshotterBlock),
     "server metrics": metric_tables.of_server,
     "writer metrics": metric_tables.of_writer,
+    "alerts": alert_tables.of_alerts,
 }
 PAGES = {
     "server/configuration.md": ("server settings",),
     "writer/configuration.md": ("writer settings",),
     "operations/metrics.md": ("server metrics", "writer metrics"),
+    "operations/alerts.md": ("alerts",),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from docs import markdown
+from docs import alert_tables, markdown
 from laredo_fanout.app import metrics as of_fanout
 from laredo_model.http.counts import HttpCounts
 from laredo_snapshotter import metrics as of_snapshotter
@@ -57,6 +57,7 @@ def specimen(kind: Any) -> Any:
 
 def _table(families: Iterable[Metric], labels: Mapping[str, tuple[str, ...]]) -> str:
     """The process's own figures aren't in it."""
+    alerts = alert_tables.by_metric()
     rows = []
     for family in families:
         if not family.name.startswith(OWN):
@@ -64,5 +65,6 @@ def _table(families: Iterable[Metric], labels: Mapping[str, tuple[str, ...]]) ->
         name = f"{family.name}_total" if family.type == "counter" else family.name
         named = getattr(family, "_labelnames", None) or labels.get(family.name, ())
         shown = ", ".join(f"`{each}`" for each in named)
-        rows.append((f"`{name}`", family.type, shown, family.documentation))
-    return markdown.table(("metric", "type", "labels", "meaning"), rows) + "\n"
+        fires = ", ".join(f"`{each}`" for each in alerts.get(name, ()))
+        rows.append((f"`{name}`", family.type, shown, family.documentation, fires))
+    return markdown.table(("metric", "type", "labels", "meaning", "alert"), rows) + "\n"
