@@ -56,11 +56,12 @@ test: $(STAMP)  ## before a push: fixed seeds and one PostgreSQL a test, with re
 	@tests/postgres15.sh
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough' --hypothesis-profile=push
 
-test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, the notebook
+test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, the notebook, rehearsed alerts
 	@tests/java.sh
 	@tests/go.sh
 	@tests/postgres15.sh
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
+	@tests/prometheus.sh
 	$(BIN)/python -m pytest $(PYTEST)
 	$(DELTA)/bin/python -m pytest tests/spark/delta
 

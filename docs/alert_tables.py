@@ -30,7 +30,7 @@ def by_metric() -> dict[str, list[str]]:
 
 
 def of_alerts() -> str:
-    """Every alert: what it says, after how long, how urgent it is, and the section that cures it."""
+    """Every alert: what it says, after how long, how urgent it is, and the page that cures it."""
     rows = [
         (
             f"`{rule['alert']}`",

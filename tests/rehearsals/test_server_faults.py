@@ -1,0 +1,143 @@
+"""The server's faults: each is made, its alert fires, the runbook's cure is done, and it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.rehearsals.prometheus import Prometheus, watching
+from tests.support.clusters import Clusters
+from tests.support.postgres import Database
+from tests.support.server.fanout_program import Fanout, fanout
+
+pytestmark = pytest.mark.thorough
+
+
+@contextmanager
+def rehearsed(
+    directory: Path, dsn: str, extra: str = "", slot: str = "laredo"
+) -> Iterator[tuple[Fanout, Prometheus]]:
+    """A server of the table ``t`` that is well, and Prometheus; nothing fires."""
+    server = fanout(directory / "server", dsn, "{ table = t }", extra, slot=slot)
+    with server.program:
+        server.program.wait_ready()
+        with watching(directory / "prometheus", laredo_fanout=server.program.http) as prometheus:
+            assert prometheus.firing() == {}
+            yield server, prometheus
+
+
+def test_the_server_is_killed(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
+        server.program.kill()
+        assert "doesn't answer" in prometheus.fires("LaredoServerDown")
+        server.program.start()
+        prometheus.is_over("LaredoServerDown")
+        server.program.wait_ready()
+
+
+def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
+    postgres = clusters.new()
+    database = clusters.lead_to(postgres)
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with rehearsed(tmp_path, database.dsn) as (server, prometheus):
+        postgres.stop()
+        prometheus.fires("LaredoSourceDisconnected")
+        assert server.problems
+        postgres.start()
+        prometheus.is_over("LaredoSourceDisconnected")
+
+
+def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None:
+    slot = f"s_{database.name}"
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        owner.execute("INSERT INTO t VALUES (1)")
+    with rehearsed(tmp_path, database.dsn, slot=slot) as (server, prometheus):
+        _drop(database, slot)
+        assert "was lost" in prometheus.fires("LaredoSlotLost")
+        server.program.wait_ready()
+        because = server.status["sources"]["pg"]["because"]
+        assert f"slot {slot} doesn't exist any more" in because
+        assert server.table("public.t")["rows"] == 1
+
+
+def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database: Database) -> None:
+    slot = f"s_{database.name}"
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    waits = "sources.pg.on_slot_lost = fail"
+    with rehearsed(tmp_path, database.dsn, waits, slot) as (server, prometheus):
+        _drop(database, slot)
+        prometheus.fires("LaredoSlotLost")
+        server.program.stop()
+        config = server.program.config
+        config.write_text(
+            config.read_text().replace("on_slot_lost = fail", "on_slot_lost = recreate")
+        )
+        server.program.start()
+        server.program.wait_ready()
+        prometheus.is_over("LaredoSlotLost")
+
+
+def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
+        with database.connect() as owner:
+            owner.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+        assert "public.t" in prometheus.fires("LaredoTableNotLive")
+        assert "no usable replica identity" in server.problems[0]
+        with database.connect() as owner:
+            owner.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
+        prometheus.is_over("LaredoTableNotLive")
+
+
+def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None:
+    postgres = clusters.new(max_slot_wal_keep_size="64MB", max_wal_size="1GB")
+    database = clusters.lead_to(postgres)
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with rehearsed(tmp_path, database.dsn) as (server, prometheus):
+        with psycopg.connect(database.dsn) as forgotten, database.connect() as other:
+            forgotten.execute("INSERT INTO t VALUES (1)")
+            for _ in range(4):
+                other.execute("SELECT pg_logical_emit_message(true, 'filler', 'x')")
+                other.execute("SELECT pg_switch_wal()")
+            assert "in danger" in prometheus.fires("LaredoSlotInDanger")
+            pid = server.status["sources"]["pg"]["slot"]["oldest_transaction"]["pid"]
+            other.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            prometheus.is_over("LaredoSlotInDanger")
+
+
+async def test_no_place_for_another_client(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    few = "fanout.grpc.max_clients = 1"
+    with rehearsed(tmp_path, database.dsn, few, f"s_{database.name}") as (server, prometheus):
+        async with server.follower("public.t"):
+            assert "has 1 clients" in prometheus.fires("LaredoClientsFull")
+        prometheus.is_over("LaredoClientsFull")
+
+
+def _drop(database: Database, slot: str) -> None:
+    """As an engineer does who takes it for one that isn't needed."""
+    with database.connect() as owner:
+        owner.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            " WHERE slot_name = %s AND active",
+            (slot,),
+        )
+        while True:
+            try:
+                owner.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+            except psycopg.errors.ObjectInUse:
+                owner.rollback()
+            else:
+                return
