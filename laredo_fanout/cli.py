@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
@@ -49,11 +50,11 @@ def _fail(code: int, message: str) -> NoReturn:
     sys.exit(code)
 
 
-_config_option = click.option(
+_config_option = partial(
+    click.option,
     "--config",
     "path",
     type=click.Path(path_type=Path),
-    envvar="LAREDO_CONFIG",
     help="The configuration file (HOCON); also LAREDO_CONFIG.",
 )
 _set_option = click.option(
@@ -70,8 +71,8 @@ _watch_option = click.option("--watch", is_flag=True, help="Refresh it every sec
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(invoke_without_command=True)
-@_config_option
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@_config_option(envvar="LAREDO_CONFIG")
 @_set_option
 @click.option(
     "--log-format",
@@ -80,7 +81,11 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
     help="auto: readable lines on a terminal, JSON lines otherwise.",
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Lines of this level and above.",
 )
 @click.version_option(package_name="laredo-snapshotter")
 @click.pass_context
@@ -107,7 +112,7 @@ def main(
 
 
 @main.command()
-@_config_option
+@_config_option()
 @_set_option
 @_json_option
 @click.pass_obj
@@ -130,7 +135,7 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
 
 
 @main.command()
-@_config_option
+@_config_option()
 @_set_option
 @_url_option
 @_watch_option
@@ -150,7 +155,7 @@ def status(
 
 
 @main.command()
-@_config_option
+@_config_option()
 @_set_option
 @_url_option
 @_watch_option
@@ -170,7 +175,7 @@ def clients(
 
 
 @main.command()
-@_config_option
+@_config_option()
 @_set_option
 @_url_option
 @click.pass_obj
@@ -190,7 +195,7 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
 
 @main.command()
 @click.argument("table", metavar="SCHEMA.TABLE")
-@_config_option
+@_config_option()
 @_set_option
 @_url_option
 @_watch_option

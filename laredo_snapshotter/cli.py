@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,21 +23,43 @@ CONFIG_ENV = "LAREDO_SNAPSHOTTER_CONFIG"
 USAGE = 2
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
+_config_option = partial(
+    click.option,
     "--config",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    envvar=CONFIG_ENV,
-    help=f"HOCON file (or {CONFIG_ENV}).",
+    help=f"The configuration file (HOCON); also {CONFIG_ENV}.",
 )
-@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override one setting.")
+_set_option = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Override one value, such as snapshotter.http.port=5000; may be repeated.",
+)
+
+
+class LogFormat(click.Choice[str]):
+    """The formats of the log; ``console`` is the former name of ``text``."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert("text" if value == "console" else value, param, ctx)
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@_config_option(envvar=CONFIG_ENV)
+@_set_option
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Default: info; of check, which shows all in its table: error.",
 )
-@click.option("--log-format", type=click.Choice(["auto", "console", "json"]), default="auto")
+@click.option(
+    "--log-format",
+    type=LogFormat(["auto", "json", "text"]),
+    default="auto",
+    help="auto: readable lines on a terminal, JSON lines otherwise.",
+)
 @click.option(
     "--flush-timeout",
     type=click.FloatRange(min=0),
@@ -70,8 +93,8 @@ def cli(
 
 
 @cli.command()
-@click.option("--config", "path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE")
+@_config_option()
+@_set_option
 @click.pass_obj
 def check(
     around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]

@@ -1,9 +1,13 @@
 """Tables of a laredo archive in PySpark."""
 
-from laredo_spark.frames.changes import read_changes
-from laredo_spark.frames.table import read_table, register
-from laredo_spark.source import LaredoDataSource
-from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from laredo_spark.frames.changes import read_changes
+    from laredo_spark.frames.table import read_table, register
+    from laredo_spark.source import LaredoDataSource
+    from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
 
 __all__ = [
     "LaredoDataSource",
@@ -14,3 +18,22 @@ __all__ = [
     "sync_tables",
     "synced_table",
 ]
+
+_HOMES = {
+    "LaredoDataSource": "source",
+    "read_changes": "frames.changes",
+    "read_table": "frames.table",
+    "register": "frames.table",
+    "sync_table": "sync.sync",
+    "sync_tables": "sync.sync",
+    "synced_table": "sync.sync",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: `laredo-spark --help` works without PySpark.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

@@ -9,7 +9,7 @@ from laredo_archive.cli.options import Commands
 from laredo_archive.cli.reading import export_table, list_artifacts, print_changes, print_rows
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="laredo-snapshotter")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and other details."

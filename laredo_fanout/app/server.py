@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from laredo_fanout.app import options
+from laredo_fanout.app import compiled, options
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import AnyIngest, IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
@@ -49,7 +49,7 @@ def run(config: Config, log_settings: LogSettings) -> int:
     """Run the server until SIGTERM or SIGINT; the process's exit code."""
     # The tables' rows are in what we write: no other user may read it, whatever the shell's umask.
     os.umask(0o077)
-    for warning in config.warnings():
+    for warning in (*config.warnings(), *compiled.warnings()):
         log.warning(warning)
     try:
         return asyncio.run(_run(config, log_settings))

@@ -13,7 +13,6 @@ import psycopg
 import structlog
 
 from laredo_fanout.copy.recopy import RecopyAsked
-from laredo_fanout.decode import plain_rows
 from laredo_fanout.ingest.session import IngestSession
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
@@ -68,11 +67,6 @@ class Ingest:
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises StoreError: if the store can't be written.
         """
-        if not plain_rows.COMPILED:
-            _log.warning(
-                "rows are taken apart in Python, several times slower: no C compiler was there when"
-                " this was installed; install it again with one"
-            )
         failures = 0
         while not self._stopping.is_set():
             streaming = None

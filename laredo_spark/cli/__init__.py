@@ -1,29 +1,27 @@
-"""``laredo-spark``: archives and Spark from the command line."""
+"""``laredo-spark``: archives and Spark from the command line.
+
+What needs PySpark is in :mod:`laredo_spark.cli.jobs`, imported when a command runs.
+"""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from pyspark.sql import SparkSession
 
 from laredo_archive.cli import logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
-from laredo_model.printable import printable, printable_lines
-from laredo_spark.cli.output import KINDS, TableOutput
+from laredo_model.printable import printable_lines
 from laredo_spark.errors import SparkReadError, own_message
-from laredo_spark.frames.table import read_table
-from laredo_spark.session import session
-from laredo_spark.sync import config as sync_config
-from laredo_spark.sync import delta_fit
-from laredo_spark.sync.config import SparkBlock
-from laredo_spark.sync.errors import DeltaMissing
-from laredo_spark.sync.sync import Done, sync_tables
+
+if TYPE_CHECKING:
+    from laredo_spark.cli import jobs
 
 FAILED = 1
-_S3 = ("region", "endpoint", "addressing", "profile", "role_arn", "external_id")
+KINDS = ("parquet", "csv", "jsonl", "show")
+_EXTRA = frozenset({"packaging", "pyarrow", "pyspark"})
+"""The packages of the extra ``spark``."""
 
 
 class SparkCommands(click.Group):
@@ -47,7 +45,7 @@ class SparkCommands(click.Group):
             _fail(message)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     click.echo(printable_lines(f"laredo-spark: {message}"), err=True)
     sys.exit(FAILED)
 
@@ -60,6 +58,18 @@ def _fail(message: str) -> None:
 def main(*, verbose: bool) -> None:
     """Read archives of laredo-snapshotter with Spark, and keep tables in step with them."""
     logs.set_up(verbose=verbose)
+
+
+def _job() -> "jobs.SparkJob":
+    """A command's work with Spark; the program ends here if PySpark isn't installed."""
+    try:
+        from laredo_spark.cli.jobs import SparkJob
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in _EXTRA:
+            raise
+        _fail(f"{package} isn't installed: pip install 'laredo-snapshotter[spark]'")
+    return SparkJob(verbose=click.get_current_context().find_root().params["verbose"])
 
 
 def _pairs(
@@ -80,7 +90,14 @@ def _pairs(
 @click.option("--columns", metavar="A,B", help="These columns only.")
 @click.option("--key-fields", metavar="A,B", help="The key, for archives that don't say.")
 @click.option("--verify", is_flag=True, help="Compare rows and checksum with the manifest's.")
-@click.option("--to", "kind", type=click.Choice(KINDS), default="show", show_default=True)
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(KINDS),
+    default="show",
+    show_default=True,
+    help="Files of a format, or its first rows on the terminal.",
+)
 @click.option("--out", metavar="DIR", help="The directory to make; jsonl: else stdout.")
 @click.option("--force", is_flag=True, help="Replace the directory if it is there.")
 @click.option("--rows", default=20, show_default=True, help="How many to show.")
@@ -116,19 +133,16 @@ def read(
     **given: Any,
 ) -> None:
     """Write the table at a boundary as files, or show its first rows."""
-    output = TableOutput.of(kind, out, replace=force, rows=rows)
-    asked = {name: value for name, value in given.items() if value is not None} | more
-    spark = _session(SparkBlock(master=master, conf=conf))
-    if output.wants_lines(columns):
-        asked["lines"] = "true"
-    frame = read_table(
-        spark, uri, as_of, columns=_listed(columns), key_fields=_listed(key_fields), **asked
+    _job().read(
+        uri,
+        as_of,
+        columns=columns,
+        key_fields=key_fields,
+        master=master,
+        conf=conf,
+        to=(kind, out, force, rows),
+        options={name: value for name, value in given.items() if value is not None} | more,
     )
-    output.write(frame)
-
-
-def _listed(names: str | None) -> list[str] | None:
-    return None if names is None else names.split(",")
 
 
 @main.command("sync")
@@ -142,36 +156,4 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
     A line for each table on stdout, or on stderr if it fails, which doesn't stop the others;
     then the status is 1.
     """
-    block = sync_config.load(config, sets)
-    jobs = [job for job in block.jobs(rebuild=rebuild) if not targets or job.target in targets]
-    if unknown := sorted({*targets} - {job.target for job in jobs}):
-        raise click.UsageError(f"{config} has no target {unknown[0]}")
-    spark = _session(block.spark, {} if all(job.to != "delta" for job in jobs) else _with_delta())
-    done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
-    if any(one.failure is not None for one in done):
-        sys.exit(FAILED)
-
-
-def _report_done(done: Done) -> None:
-    if done.failure is None:
-        line = f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else ""
-        click.echo(printable(line))
-    else:
-        click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
-
-
-def _with_delta() -> dict[str, str]:
-    """Without the Python package the tables that need it fail, each with a message."""
-    try:
-        return delta_fit.settings()
-    except DeltaMissing:
-        return {}
-
-
-def _session(block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with the block's settings, which override those of ``more``."""
-    made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
-    verbose = click.get_current_context().find_root().params.get("verbose")
-    # A task's failure is one message of ours; the log would add the JVM's stack, and Python's.
-    made.sparkContext.setLogLevel("WARN" if verbose else "OFF")
-    return made
+    _job().sync(config, sets, targets, rebuild=rebuild)

@@ -16,8 +16,6 @@ from laredo_model.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
 from laredo_spark.sync.spark import file_uri
 
-KINDS = ("parquet", "csv", "jsonl", "show")
-
 
 class OutputThere(SparkReadError):
     """The directory is there already."""
@@ -37,7 +35,7 @@ class OutputRefused(SparkReadError):
 class TableOutput:
     """Where and how ``laredo-spark read`` writes a table."""
 
-    #: One of KINDS.
+    #: parquet, csv, jsonl or show.
     kind: str
     #: The directory to make, with a file for each task; None: stdout.
     out: Path | None

@@ -12,7 +12,7 @@ import psycopg
 from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
-from laredo_fanout.app import options
+from laredo_fanout.app import compiled, options
 from laredo_fanout.app.check import ServerFinding, Verdict, role, tables, upstream
 from laredo_fanout.catalog import requirements
 from laredo_fanout.config import Config
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def findings(config: Config) -> Iterator[ServerFinding]:
     """Check everything; nothing is changed."""
-    for warning in config.warnings():
+    for warning in (*config.warnings(), *compiled.warnings()):
         path, _, detail = warning.partition(": ")
         yield ServerFinding(path, Verdict.WARNING, detail)
     yield from _files(config)

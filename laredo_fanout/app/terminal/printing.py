@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from rich.box import HEAVY_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -29,6 +30,8 @@ _REFUSAL_BYTES = 10_000
 _PATIENCE_S, _LONGER_PATIENCE_S = 5, 15
 # Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
 _WIDTH = None if sys.stdout.isatty() else 220
+# What reads a pipe takes columns apart at spaces: lines of boxes are for eyes.
+_BOX = HEAVY_HEAD if sys.stdout.isatty() else None
 
 
 class NoAnswer(FanoutError):
@@ -105,7 +108,7 @@ def show(what: str, status: dict[str, Any]) -> None:
 def show_findings(found: Sequence[ServerFinding]) -> None:
     """Print the findings as a table, then each cure on lines of its own."""
     console = Console(width=_WIDTH)
-    table = Table("", "what", "found", title="laredo-fanout check", title_justify="left")
+    table = Table("", "what", "found", title="laredo-fanout check", title_justify="left", box=_BOX)
     for finding in found:
         verdict = Text(finding.verdict.value, style=_STYLES[finding.verdict])
         table.add_row(verdict, cell(finding.what, None), cell(finding.detail, None))
@@ -221,7 +224,8 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
         for name, source in status["sources"].items()
         for warning in source.get("warnings", ())
     ]
-    tables = Table("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
+    columns = ("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
+    tables = Table(*columns, box=_BOX)
     for name, table in status["tables"].items():
         tables.add_row(
             cell(name),
@@ -303,7 +307,8 @@ def _headline(status: dict[str, Any]) -> Text:
 
 
 def _clients_view(status: dict[str, Any]) -> RenderableType:
-    table = Table("client", "table", "state", "sequence", "behind", "since", "peer", "form")
+    columns = ("client", "table", "state", "sequence", "behind", "since", "peer", "form")
+    table = Table(*columns, box=_BOX)
     for client in status["clients"]:
         table.add_row(
             cell(client["client_id"]),

@@ -1,0 +1,43 @@
+"""The C modules: which of them are missing from this installation, and what that costs.
+
+``python -m laredo_fanout.app.compiled`` fails if one is missing: an image's build runs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+MODULES = (
+    "laredo_fanout.decode._row_scan",
+    "laredo_fanout.catchup._frames",
+    "laredo_fanout.wire._repeated",
+    "laredo_fanout.serving._struct_rows",
+)
+
+
+def missing() -> list[str]:
+    """The C modules that can't be imported."""
+    found = []
+    for name in MODULES:
+        try:
+            import_module(name)
+        except ImportError:
+            found.append(name)
+    return found
+
+
+def warnings() -> list[str]:
+    """A warning, as ``what: text``, if C modules are missing."""
+    names = missing()
+    if not names:
+        return []
+    return [
+        f"C modules: {', '.join(names)} missing: rows are taken apart in Python, several times"
+        " slower. No C compiler was there when this was installed: install one (Debian: apt-get"
+        " install gcc libc6-dev), then pip install --no-cache-dir --force-reinstall --no-deps it"
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(warnings()) or 0)

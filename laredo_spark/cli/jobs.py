@@ -1,0 +1,100 @@
+"""What the commands of ``laredo-spark`` do with Spark."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from pyspark.sql import SparkSession
+
+from laredo_model.printable import printable, printable_lines
+from laredo_spark.cli.output import TableOutput
+from laredo_spark.frames.table import read_table
+from laredo_spark.session import session
+from laredo_spark.sync import config as sync_config
+from laredo_spark.sync import delta_fit
+from laredo_spark.sync.config import SparkBlock
+from laredo_spark.sync.errors import DeltaMissing
+from laredo_spark.sync.sync import Done, sync_tables
+
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class SparkJob:
+    """A command's work, in a Spark session of its own."""
+
+    #: Whether Spark's own log is shown.
+    verbose: bool
+
+    def read(
+        self,
+        uri: str,
+        as_of: str | None,
+        *,
+        columns: str | None,
+        key_fields: str | None,
+        master: str | None,
+        conf: Mapping[str, str],
+        to: tuple[str, str | None, bool, int],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Write the table at a boundary as files, or show its first rows.
+
+        ``columns`` and ``key_fields`` are names with commas between them.
+
+        :param to: kind, directory, whether that is replaced, and how many rows are shown.
+        """
+        kind, out, replace, rows = to
+        output = TableOutput.of(kind, out, replace=replace, rows=rows)
+        asked = dict(options)
+        spark = self._session(SparkBlock(master=master, conf=dict(conf)))
+        if output.wants_lines(columns):
+            asked["lines"] = "true"
+        output.write(read_table(spark, uri, as_of, columns=columns, key_fields=key_fields, **asked))
+
+    def sync(
+        self, config: Path, sets: tuple[str, ...], targets: Sequence[str], *, rebuild: bool
+    ) -> None:
+        """Bring targets of a configuration up to date; none chosen: all of them.
+
+        :raises SystemExit: with status 1 if a table failed, which was reported on stderr.
+        """
+        block = sync_config.load(config, sets)
+        jobs = [job for job in block.jobs(rebuild=rebuild) if not targets or job.target in targets]
+        if unknown := sorted({*targets} - {job.target for job in jobs}):
+            raise click.UsageError(f"{config} has no target {unknown[0]}")
+        with_delta = any(job.to == "delta" for job in jobs)
+        spark = self._session(block.spark, _delta_settings() if with_delta else {})
+        done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
+        if any(one.failure is not None for one in done):
+            sys.exit(FAILED)
+
+    def _session(self, block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
+        """A session with the block's settings, which override those of ``more``."""
+        made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
+        # A task's failure is one message of ours; the log would add the JVM's stack, and Python's.
+        made.sparkContext.setLogLevel("WARN" if self.verbose else "OFF")
+        return made
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else names.split(",")
+
+
+def _report_done(done: Done) -> None:
+    if done.failure is None:
+        line = f"{done.synced}, {done.synced.seconds:.1f} s" if done.synced else ""
+        click.echo(printable(line))
+    else:
+        click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
+
+
+def _delta_settings() -> Mapping[str, str]:
+    """Without the Python package the tables that need it fail, each with a message."""
+    try:
+        return delta_fit.settings()
+    except DeltaMissing:
+        return {}
