@@ -115,7 +115,7 @@ class Fanout(Section):
 
 
 class Http(HttpSettings):
-    """Where /health/live, /health/ready, /status and /metrics are, POST /catchup and recopies."""
+    """Where health, /status and /metrics are, POST /catchup and recopies."""
 
     port: int = Field(default=8081, ge=0, le=65535)
     """Port of the HTTP side; 0: any free one."""

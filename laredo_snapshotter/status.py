@@ -28,6 +28,11 @@ class WriterState(StrEnum):
     STOPPED = "stopped"
     """The last diff was flushed."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether its writer writes nothing more in this process."""
+        return self in (WriterState.FENCED, WriterState.FAILED, WriterState.STOPPED)
+
 
 @dataclass(frozen=True)
 class DestinationStatus:

@@ -1,5 +1,5 @@
-"""The HTTP endpoints of the server: /health/live, /health/ready, /status, /metrics; by POST
-/catchup and /tables/NAME/recopy."""
+"""The HTTP endpoints of the server: /health/live, /health/ready, /health/serving, /status,
+/metrics; by POST /catchup and /tables/NAME/recopy."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 def application(
     *,
     problems: Callable[[], list[str]],
+    unserved: Callable[[], list[str]],
     status: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
     catch_up: Callable[[], None] | None,
@@ -29,6 +30,7 @@ def application(
     """Make the HTTP application.
 
     :param problems: why the server isn't ready; empty if it is.
+    :param unserved: why the server can't serve the rows that it has; empty if it does.
     :param status: what /status shows, as JSON values.
     :param metrics: what /metrics shows, in Prometheus' text form.
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
@@ -45,6 +47,11 @@ def application(
     async def ready() -> Response:
         found = problems()
         return _json({"ready": not found, "problems": found}, 503 if found else 200)
+
+    @app.get("/health/serving")
+    async def serving() -> Response:
+        found = unserved()
+        return _json({"serving": not found, "problems": found}, 503 if found else 200)
 
     @app.get("/status")
     async def show_status() -> Response:

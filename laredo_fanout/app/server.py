@@ -187,6 +187,7 @@ class _Server:
         web = HttpServer(
             http.application(
                 problems=self.view.problems,
+                unserved=self.view.unserved,
                 status=self.view.status,
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,

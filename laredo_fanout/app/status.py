@@ -74,9 +74,25 @@ class ServerView:
             problem = self._table_problem(table.name, source)
             if problem is not None:
                 found.append(problem)
-        if not self._children.listening:
-            found.append(self._children.error or "no serving process listens yet")
+        return [*found, *self._not_listening()]
+
+    def unserved(self) -> list[str]:
+        """Why the rows that the server has aren't served; empty if they are, however old.
+
+        A source that is unavailable, or a table that is copied while another is served, is none.
+        """
+        if self.draining:
+            return ["draining"]
+        found = self._not_listening()
+        records = (self._record(table.name) for table in self._config.tables)
+        if not any(record is not None and record.shown for record in records):
+            found.append("no table has been copied yet")
         return found
+
+    def _not_listening(self) -> list[str]:
+        if self._children.listening:
+            return []
+        return [self._children.error or "no serving process listens yet"]
 
     def _source_error(self, source: IngestStatus) -> str | None:
         return self._ingest.error or source.error

@@ -26,7 +26,7 @@ MAX_BODY = 64 << 10
 """Bytes; no endpoint reads a body."""
 
 _PUBLIC: Mapping[str, frozenset[str]] = {
-    "health": frozenset({"/health/live", "/health/ready"}),
+    "health": frozenset({"/health/live", "/health/ready", "/health/serving"}),
     "metrics": frozenset({"/metrics"}),
 }
 _READING = frozenset({"GET", "HEAD"})

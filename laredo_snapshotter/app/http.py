@@ -41,6 +41,12 @@ def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
         body = {"ready": not missing, "not_ready": missing}
         return JSONResponse(body, 503 if missing else 200)
 
+    @api.get("/health/serving")
+    async def serving() -> JSONResponse:
+        ended = {s.table: s.problem or s.state.value for s in writers.statuses() if s.state.ended}
+        body = {"serving": not ended, "ended": ended}
+        return JSONResponse(body, 503 if ended else 200)
+
     @api.get("/status")
     async def status() -> dict[str, Any]:
         statuses = writers.statuses()

@@ -119,7 +119,7 @@ class TableWriter:
     @property
     def final(self) -> bool:
         """Whether it will never write again."""
-        return self.state in (WriterState.FENCED, WriterState.FAILED, WriterState.STOPPED)
+        return self.state.ended
 
     def cut(self, position: int) -> None:
         """Seal at ``position`` as soon as the stream has passed it."""
