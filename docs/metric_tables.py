@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 
 from docs import alert_tables, markdown
 from laredo_fanout.app import metrics as of_fanout
+from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts
 from laredo_snapshotter import metrics as of_snapshotter
 
@@ -26,7 +27,7 @@ def of_server() -> str:
 
 def of_writer() -> str:
     """laredo-snapshotter's."""
-    metrics = of_snapshotter.Metrics(tuple, specimen(HttpCounts))
+    metrics = of_snapshotter.Metrics(tuple, specimen(HttpCounts), CertificateWatch())
     labels = {
         each._name: tuple(each._labelnames)
         for each in vars(metrics).values()

@@ -20,6 +20,7 @@ from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
+from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts, families
 from laredo_snapshotter.status import TableWriterStatus
 
@@ -72,8 +73,13 @@ _GAUGES = (
 class Metrics:
     """One process's metrics, in a registry of its own."""
 
-    def __init__(self, tables: Callable[[], Iterable[TableWriterStatus]], http: HttpCounts) -> None:
-        """``tables`` and ``http`` are read at each scrape."""
+    def __init__(
+        self,
+        tables: Callable[[], Iterable[TableWriterStatus]],
+        http: HttpCounts,
+        certificates: CertificateWatch,
+    ) -> None:
+        """``tables``, ``http`` and ``certificates`` are read at each scrape."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -128,7 +134,7 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_TableCollector(tables))
-        self.registry.register(_HttpCollector(http))
+        self.registry.register(_HttpCollector(http, certificates))
 
     def called(self, called: Called) -> None:
         """A request to an AWS service was answered, or wasn't."""
@@ -200,14 +206,16 @@ class TableCounters(Observer):
 
 
 class _HttpCollector(Collector):
-    def __init__(self, counts: HttpCounts) -> None:
+    def __init__(self, counts: HttpCounts, certificates: CertificateWatch) -> None:
         self._counts = counts
+        self._certificates = certificates
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterator[Metric]:
         yield from families(self._counts, "snapshotter")
+        yield from self._certificates.families("snapshotter")
 
 
 class _TableCollector(Collector):

@@ -18,6 +18,7 @@ from laredo_fanout.relay.status import RelayStatus
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
+from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts, families
 
 
@@ -41,6 +42,7 @@ class Figures:
     archives: Mapping[str, ArchiveCheck]
     catchup: CatchupStatus | None
     http: HttpCounts
+    certificates: CertificateWatch
     relay: RelayStatus | None = None
 
 
@@ -65,6 +67,7 @@ class _Once(Collector):
         yield from _store(self._figures)
         yield from _archives(self._figures)
         yield from families(self._figures.http, "laredo")
+        yield from self._figures.certificates.families("laredo")
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:

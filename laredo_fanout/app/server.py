@@ -212,12 +212,14 @@ class _Server:
             tables=[table.name for table in self.config.tables],
         )
         announcing = supervised(self._announce_readiness(), "readiness", self._part_crashed)
+        expiry = supervised(self.view.certificates.run(), "expiry of certificates")
         bars = supervised(copy_bars.draw(self.view.status), "bars of copies")
         await self._stopping.wait()
         self.view.draining = True
         await self._stop()
         announcing.cancel()
         bars.cancel()
+        expiry.cancel()
         await web.stop()
         return self._exit_code
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from laredo_fanout.app import metrics
+from laredo_fanout.app import certificates, metrics
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
@@ -23,6 +23,7 @@ from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CopyProgress, IngestStatus, ReplicatedTableStatus
 from laredo_model import position
+from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts
 
 _WAITING = "waiting"
@@ -52,6 +53,7 @@ class ServerView:
         self._fall_behind = fall_behind
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
+        self.certificates = CertificateWatch(certificates.configured(config))
         self.draining = False
 
     @property
@@ -296,6 +298,7 @@ class ServerView:
             archives=self._archives.checks,
             catchup=None if self._fall_behind is None else self._fall_behind.status(),
             http=self.http,
+            certificates=self.certificates,
             relay=None if self._ingest.relay is None else self._ingest.relay.relay_status(),
         )
         for client in clients:

@@ -1,14 +1,26 @@
-"""The TLS files of the clients' ports: read and checked once, for gRPC and for Connect."""
+"""The TLS files of the clients' ports, for gRPC and for Connect; read again when they change.
+
+A new connection is answered with the files as they are then, if they can be used: while a
+certificate and its key are written one after the other, the pair read before stays. Open
+connections stay as they are.
+"""
 
 from __future__ import annotations
 
 import ssl
+import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
+import structlog
 
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import TlsFiles
+
+log = structlog.get_logger(__name__)
+
+_Stamp = tuple[tuple[int, int, int], ...]
 
 
 def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
@@ -16,12 +28,16 @@ def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     :raises CannotListen: a file can't be used; gRPC itself wouldn't say which.
     """
-    server_context(files)
-    client_ca = None if files.client_ca is None else _pem(files.client_ca, "client_ca")
-    return grpc.ssl_server_credentials(
-        [(_pem(files.key, "key"), _pem(files.cert, "cert"))],
-        root_certificates=client_ca,
-        require_client_auth=client_ca is not None,
+    followed = _Followed(files)
+
+    def fetch() -> Any:
+        """Ask for the files at a handshake, in a thread of gRPC's; None: as before."""
+        return _grpc_files(files) if followed.changed() else None
+
+    return grpc.dynamic_ssl_server_credentials(
+        _grpc_files(files),
+        fetch,
+        require_client_authentication=files.client_ca is not None,
     )
 
 
@@ -30,6 +46,70 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
     :raises CannotListen: a file can't be used.
     """
+    followed, context = _Followed(files), _context(files)
+    current = context
+
+    def choose(connection: Any, *_: Any) -> None:
+        nonlocal current
+        if followed.changed():
+            current = _context(files)
+        connection.context = current
+
+    # Called at each handshake, also without a name: authorities can't be taken out of a context.
+    context.set_servername_callback(choose)
+    return context
+
+
+class _Followed:
+    """The files' state on disk: whether other ones that can be used are there."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """:raises CannotListen: a file can't be used."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._refused: _Stamp | None = None
+        # First, for it says which one isn't there.
+        _context(files)
+        self._used = self._stamp()
+
+    def changed(self) -> bool:
+        """Whether they are others than those that were found good last, and are good."""
+        with self._lock:
+            try:
+                stamp = self._stamp()
+                if stamp in (self._used, self._refused):
+                    return False
+                _context(self._files)
+            except (CannotListen, OSError) as error:
+                return self._refuse(error)
+            self._used, self._refused = stamp, None
+            log.info("certificates read again", cert=str(self._files.cert))
+            return True
+
+    def _refuse(self, error: Exception) -> bool:
+        try:
+            stamp = self._stamp()
+        except OSError:
+            stamp = ()
+        if stamp != self._refused:
+            log.warning("new certificates not usable, the former ones stay", error=str(error))
+            self._refused = stamp
+        return False
+
+    def _stamp(self) -> _Stamp:
+        files = self._files
+        found = [p.stat() for p in (files.cert, files.key, files.client_ca) if p is not None]
+        return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
+
+
+def _grpc_files(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(_pem(files.key, "key"), _pem(files.cert, "cert"))],
+        root_certificates=None if files.client_ca is None else _pem(files.client_ca, "client_ca"),
+    )
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
     for name in ("cert", "key", "client_ca"):
         if (path := getattr(files, name)) is not None:
             _pem(path, name)

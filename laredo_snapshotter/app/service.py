@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 import structlog
 
+from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
@@ -23,6 +24,7 @@ from laredo_snapshotter.diff.cuts import cut_each
 from laredo_snapshotter.errors import PortTaken
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import TableWriterStatus
+from laredo_snapshotter.table import certificates
 from laredo_snapshotter.table import status as table_status
 from laredo_snapshotter.table.writer import TableWriter
 
@@ -46,7 +48,8 @@ class Service:
         self._settings = settings
         self._flush_timeout = flush_timeout
         self._http_counts = HttpCounts()
-        self._metrics = Metrics(self.statuses, self._http_counts)
+        self._certificates = CertificateWatch(certificates.configured(tables))
+        self._metrics = Metrics(self.statuses, self._http_counts, self._certificates)
         stores = Stores(self._metrics.called)
         self._writers = {
             table.name: TableWriter(
@@ -91,6 +94,7 @@ class Service:
             asyncio.create_task(cut_each(interval, writers, clock=time.monotonic))
             for interval, writers in self._by_interval().items()
         ]
+        cutting.append(asyncio.create_task(self._certificates.run()))
         running = [asyncio.create_task(writer.run()) for writer in self._writers.values()]
         await self._stopping.wait()
         for task in cutting:

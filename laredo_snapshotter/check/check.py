@@ -21,6 +21,7 @@ from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.column import key_columns
 from laredo_snapshotter import config_outputs
+from laredo_snapshotter.check import certificates
 from laredo_snapshotter.check.aws import SharedAwsChecks, TitledCheck, in_thread, title_of
 from laredo_snapshotter.check.finding import FindingsSection, WriterFinding, show
 from laredo_snapshotter.commit.destinations import Stores
@@ -42,6 +43,8 @@ async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
         sections = await _sections(tables, Stores())
     if dangers:
         sections.append(FindingsSection("http", dangers))
+    if found := list(certificates.findings(tables)):
+        sections.append(FindingsSection("certificates", found))
     show(sections, Console())
     return 0 if all(found.good for section in sections for found in section.findings) else 1
 

@@ -13,6 +13,7 @@ import orjson
 from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
+from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts
 from laredo_snapshotter import config
 from laredo_snapshotter.commit.destinations import Stores
@@ -75,7 +76,7 @@ class Writing:
         }
         block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
         (table,) = config.tables(block)
-        self.metrics = Metrics(lambda: [status.of(self.writer)], HttpCounts())
+        self.metrics = Metrics(lambda: [status.of(self.writer)], HttpCounts(), CertificateWatch())
         self.writer = TableWriter(
             table, TableCounters(self.metrics, table.name), Stores(), flush_timeout
         )

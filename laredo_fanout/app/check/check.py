@@ -13,7 +13,14 @@ from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import compiled, options
-from laredo_fanout.app.check import ServerFinding, Verdict, role, tables, upstream
+from laredo_fanout.app.check import (
+    ServerFinding,
+    Verdict,
+    certificates,
+    role,
+    tables,
+    upstream,
+)
 from laredo_fanout.catalog import requirements
 from laredo_fanout.config import Config
 from laredo_fanout.postgres import connections
@@ -34,6 +41,7 @@ def findings(config: Config) -> Iterator[ServerFinding]:
         path, _, detail = warning.partition(": ")
         yield ServerFinding(path, Verdict.WARNING, detail)
     yield from _files(config)
+    yield from certificates.findings(config)
     yield from _archives(config)
     if config.upstream is not None:
         yield from upstream.findings(config, config.upstream)
@@ -63,11 +71,7 @@ def _files(config: Config) -> Iterator[ServerFinding]:
     grpc = config.fanout.grpc
     wanted: list[tuple[str, Path | None]] = [("fanout.grpc.tokens_file", grpc.tokens_file)]
     if grpc.tls is not None:
-        wanted += [
-            ("fanout.grpc.tls.cert", grpc.tls.cert),
-            ("fanout.grpc.tls.key", grpc.tls.key),
-            ("fanout.grpc.tls.client_ca", grpc.tls.client_ca),
-        ]
+        wanted.append(("fanout.grpc.tls.key", grpc.tls.key))
     for path, file in wanted:
         if file is not None:
             yield _readable(path, file)

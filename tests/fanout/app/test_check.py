@@ -137,6 +137,7 @@ def test_a_server_that_is_away_and_files_that_cannot_be_used(tmp_path: Path) -> 
     assert missing(found) == {
         "sources.pg.connection",
         "fanout.grpc.tokens_file",
+        "fanout.grpc.tls.cert",
         "fanout.grpc.tls.key",
     }
     assert "hunter2" not in json.dumps(found)

@@ -57,7 +57,6 @@ class ConnectTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._context: ssl.SSLContext | None = None
 
     def check(self) -> None:
         """:raises BadEndpoint: if the TLS files can't be used."""
@@ -163,9 +162,8 @@ class ConnectTransport:
         }
 
     def _tls(self) -> ssl.SSLContext | None:
-        if self._context is None and self._endpoint.tls is not None:
-            self._context = self._endpoint.tls.context()
-        return self._context
+        # Made for each connection: the files may be others by then.
+        return None if self._endpoint.tls is None else self._endpoint.tls.context()
 
 
 class _Silence:
