@@ -36,12 +36,17 @@ class _Given:
         return _Given(path or self.path, (*self.sets, *sets))
 
     def load(self) -> Config:
-        if self.path is None:
+        if self.path is None and not self.sets and not _settings_in_environment():
             _fail(BAD_CONFIGURATION, "no configuration: give --config FILE or set LAREDO_CONFIG")
         try:
             return configuration.load(self.path, self.sets)
         except SettingsError as error:
             _fail(BAD_CONFIGURATION, str(error))
+
+
+def _settings_in_environment() -> bool:
+    prefix, others = configuration.ENV_PREFIX, (*configuration.ENV_IGNORE, TOKEN_ENV)
+    return any(name.startswith(prefix) and not name.startswith(others) for name in os.environ)
 
 
 def _fail(code: int, message: str) -> NoReturn:

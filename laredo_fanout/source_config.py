@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from laredo_model.settings import Duration, Secret, Section, Size
+from laredo_model.settings.secret_file import with_secret
 
 
 class PublicationConfig(Section):
@@ -146,6 +147,10 @@ class Source(Section):
     """The kind of database."""
     connection: Secret
     """Connection string of the one database; a password belongs in PGPASSFILE."""
+    password: Secret | None = None
+    """The role's password, beside a ``connection`` without one."""
+    password_file: Path | None = None
+    """A file with the password alone, in place of ``password``."""
     slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
     """The one replication slot; it is made when missing."""
     publication: PublicationConfig = PublicationConfig()
@@ -164,6 +169,11 @@ class Source(Section):
     # Removed; for one version it is an error of its own, not an unknown key.
     decode_workers: object = None
     catchup: Catchup = Catchup()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _password_from_file(cls, data: Any) -> Any:
+        return with_secret(data, "password")
 
     @field_validator("decode_workers")
     @classmethod

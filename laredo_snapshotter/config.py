@@ -7,7 +7,7 @@ around it.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,15 +16,8 @@ from laredo_archive.manifest import object_keys
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
 from laredo_model import settings
 from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import (
-    Duration,
-    SchemaName,
-    Secret,
-    Section,
-    SettingsError,
-    Size,
-    WrongAt,
-)
+from laredo_model.settings import Duration, SchemaName, Secret, Section, SettingsError, Size
+from laredo_model.settings.secret_file import with_secret
 from laredo_snapshotter.config_outputs import (
     CredentialsBlock,
     DestinationConfig,
@@ -81,6 +74,13 @@ class SourceBlock(Section):
     tls: TlsBlock | None = None
     token: Secret | None = None
     """The token that the server asks for."""
+    token_file: Path | None = None
+    """A file with the token alone, in place of ``token``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_from_file(cls, data: Any) -> Any:
+        return with_secret(data, "token")
 
 
 class DiffBlock(Section):
@@ -216,7 +216,7 @@ class SnapshotterBlock(TableBlock):
             try:
                 check_names(table.destinations, table.events, known)
             except WrongAt as wrong:
-                raise WrongAt(("tables", number, *wrong.path), str(wrong)) from None
+                raise settings.WrongAt(("tables", number, *wrong.path), str(wrong)) from None
         return self
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 
+from psycopg.conninfo import make_conninfo
+
 from laredo_fanout import source_options as source
 from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.relay.options import RelayOptions
 from laredo_fanout.serving import options as serving
-from laredo_fanout.source_config import Upstream
+from laredo_fanout.source_config import Source, Upstream
 
 
 def relay_options(configured: Upstream, source_name: str) -> RelayOptions:
@@ -32,7 +34,7 @@ def source_options(config: Config) -> source.SourceOptions:
     configured = config.source
     assert configured is not None, "it is another laredo-fanout"
     return source.SourceOptions(
-        connection=configured.connection.get_secret_value(),
+        connection=_connection(configured),
         slot_name=configured.slot_name,
         slot_name_given="slot_name" in configured.model_fields_set,
         publication=source.PublicationOptions(
@@ -50,6 +52,13 @@ def source_options(config: Config) -> source.SourceOptions:
         receive_timeout=configured.receive_timeout,
         on_slot_lost=source.OnSlotLost(configured.on_slot_lost),
     )
+
+
+def _connection(configured: Source) -> str:
+    connection = configured.connection.get_secret_value()
+    if configured.password is None:
+        return connection
+    return make_conninfo(connection, password=configured.password.get_secret_value())
 
 
 def catchup_options(config: Config) -> CatchupOptions | None:

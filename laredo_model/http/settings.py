@@ -1,12 +1,14 @@
 """The ``http`` block of both programs' configurations."""
 
 import re
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from laredo_model.http import exposure
 from laredo_model.settings import Secret, Section
+from laredo_model.settings.secret_file import with_secret
 
 _TOKEN = re.compile(r"[!-~]{1,512}")
 _NAME = re.compile(r"\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
@@ -21,6 +23,8 @@ class HttpSettings(Section):
     """Port of the HTTP side; 0: any free one."""
     token: Secret | None = None
     """Every request must bring it, as ``Authorization: Bearer``, but for ``public``."""
+    token_file: Path | None = None
+    """A file with the token alone, in place of ``token``."""
     public: tuple[Literal["health", "metrics"], ...] = ()
     """What is answered to everybody all the same: ``health``, ``metrics``."""
     allowed_hosts: tuple[str, ...] = ()
@@ -31,6 +35,11 @@ class HttpSettings(Section):
     def listening_host(self) -> str:
         """The address to bind."""
         return exposure.listening_host(self.host, protected=self.token is not None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_from_file(cls, data: Any) -> Any:
+        return with_secret(data, "token")
 
     @field_validator("token")
     @classmethod

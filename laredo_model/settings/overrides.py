@@ -136,6 +136,10 @@ def _candidates(words: str, kinds: list[Any], data: Any) -> list[tuple[str | int
         shape = re.sub(r"[^A-Z0-9]", "_", name.upper())
         if words == shape or words.startswith(f"{shape}_"):
             found.append((name, len(shape)))
+    if not found and any(schemas.is_free(kind) for kind in kinds):
+        # A name of the user's own that no file has, such as `pg` of `sources.pg`.
+        word = words.partition("_")[0]
+        found.append((word.lower(), len(word)))
     number = re.match(r"(\d+)(?=_|$)", words)
     if number and any(schemas.is_list(kind) for kind in kinds):
         found.append((int(number[1]), len(number[1])))
