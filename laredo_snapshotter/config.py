@@ -215,7 +215,7 @@ class SnapshotterBlock(TableBlock):
             known = {**self.credentials, **table.credentials}
             try:
                 check_names(table.destinations, table.events, known)
-            except WrongAt as wrong:
+            except settings.WrongAt as wrong:
                 raise settings.WrongAt(("tables", number, *wrong.path), str(wrong)) from None
         return self
 

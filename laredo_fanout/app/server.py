@@ -35,6 +35,7 @@ from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.write_batch import OnCommit
+from laredo_model.service_notify import ServiceNotifier
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
@@ -175,6 +176,7 @@ class _Server:
             self.config.http.listening_host, self.config.http.port, "http.port"
         )
         self._catch_signals()
+        notifier = ServiceNotifier()
         self.ingest.start(on_end=self._from_thread(self._stopping.set))
         self.children.start()
         self.snapshots.start()
@@ -212,14 +214,19 @@ class _Server:
             tables=[table.name for table in self.config.tables],
         )
         announcing = supervised(self._announce_readiness(), "readiness", self._part_crashed)
+        notifying = supervised(
+            notifier.run(lambda: self.children.listening > 0), "systemd", self._part_crashed
+        )
         expiry = supervised(self.view.certificates.run(), "expiry of certificates")
         bars = supervised(copy_bars.draw(self.view.status), "bars of copies")
         await self._stopping.wait()
         self.view.draining = True
+        notifier.stopping()
         await self._stop()
         announcing.cancel()
         bars.cancel()
         expiry.cancel()
+        notifying.cancel()
         await web.stop()
         return self._exit_code
 

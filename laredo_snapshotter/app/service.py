@@ -17,6 +17,7 @@ from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
+from laredo_model.service_notify import ServiceNotifier
 from laredo_snapshotter.app import http
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import HttpBlock, TableConfig
@@ -78,6 +79,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
+        notifier = ServiceNotifier()
         listener = self._listen()
         application = http.app(self, self._metrics, version("laredo-snapshotter"))
         server = HttpServer(application, self._settings, listener, self._http_counts)
@@ -95,8 +97,10 @@ class Service:
             for interval, writers in self._by_interval().items()
         ]
         cutting.append(asyncio.create_task(self._certificates.run()))
+        cutting.append(asyncio.create_task(notifier.run(lambda: True)))
         running = [asyncio.create_task(writer.run()) for writer in self._writers.values()]
         await self._stopping.wait()
+        notifier.stopping()
         for task in cutting:
             task.cancel()
         for writer in self._writers.values():
