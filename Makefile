@@ -11,7 +11,8 @@ DEMO := .venv-demo
 DEMO_STAMP := $(DEMO)/.installed
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")
 
-.PHONY: help venv demo test test-all test-long lint types check docs bench soak proto clean
+LOCK := build/lock
+.PHONY: help venv demo test test-all test-long lint types check docs bench soak proto lock clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -89,6 +90,13 @@ soak: $(STAMP)  ## upheavals of the source, faults, kills, rivals and hostile in
 
 proto: $(STAMP)  ## generate the protobuf code again
 	$(BIN)/python -m proto.generate
+
+lock:  ## what the image installs, to the version and hash, into requirements.lock; with the image's Python
+	$(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/pip install --quiet pip-tools
+	CUSTOM_COMPILE_COMMAND="make lock" $(LOCK)/bin/pip-compile --quiet --upgrade --allow-unsafe --strip-extras \
+		--extra aws --extra parquet --generate-hashes --no-emit-find-links --no-emit-index-url \
+		--output-file requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) $(DELTA) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
