@@ -13,9 +13,11 @@ from prometheus_client.registry import Collector
 
 from laredo_fanout.app.archive_watch import ArchiveCheck
 from laredo_fanout.app.processes.clients import deepest
+from laredo_fanout.app.store_space import StoreSpace
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.relay.status import RelayStatus
 from laredo_fanout.serving.ports import ClientState
+from laredo_fanout.slot.slot import Slot
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
 from laredo_model.files.certificates import CertificateWatch
@@ -33,7 +35,7 @@ class Figures:
     max_clients: int
     disconnects: Mapping[str, int]
     snapshots: Mapping[str, int]
-    store_bytes: int
+    store: StoreSpace | None
     pruned: int
     serving_restarts: int
     serving_spawn_failures: int
@@ -83,9 +85,15 @@ def _source(figures: Figures) -> Iterator[Metric]:
     connected = _gauge("laredo_source_connected", "Whether the slot's stream is read", "source")
     connected.add_metric(name, float(source.connected))
     yield connected
-    lag = _gauge("laredo_source_lag_bytes", "WAL written and not yet durable here", "source")
-    lag.add_metric(name, source.lag_bytes)
-    yield lag
+    durable = _gauge(
+        "laredo_position_bytes", "WAL position up to which everything is durable here", "source"
+    )
+    durable.add_metric(name, source.position)
+    yield durable
+    if source.connected or source.slot is not None or figures.relay is not None:
+        lag = _gauge("laredo_source_lag_bytes", "WAL written and not yet durable here", "source")
+        lag.add_metric(name, source.lag_bytes)
+        yield lag
     behind = _gauge(
         "laredo_source_lag_seconds", "Age of what was last made durable, 0 when caught up", "source"
     )
@@ -201,9 +209,28 @@ _KINDS = (
 
 
 def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
-    slot = source.slot
-    if slot is None:
-        return
+    """What PostgreSQL shows of the slot; nothing while it can't be asked."""
+    if source.slot_seen_at is not None:
+        seen = _gauge(
+            "laredo_slot_seen_timestamp_seconds",
+            "When PostgreSQL was last asked about the slot, Unix time",
+            "source",
+        )
+        seen.add_metric([name], source.slot_seen_at)
+        yield seen
+    if source.slot is not None:
+        yield from _kept(source.slot, name)
+    if source.slot is not None or source.slot_warnings:
+        kinds = {warning.kind for warning in source.slot_warnings}
+        warned = _gauge(
+            "laredo_slot_warning", "1 while the slot is in this danger", "source", "kind"
+        )
+        for kind in _KINDS:
+            warned.add_metric([name, kind], float(kind in kinds))
+        yield warned
+
+
+def _kept(slot: Slot, name: str) -> Iterator[Metric]:
     figures = (
         ("laredo_slot_retained_wal_bytes", "WAL that the slot keeps", slot.retained),
         ("laredo_slot_unconfirmed_wal_bytes", "WAL that wasn't confirmed", slot.unconfirmed),
@@ -223,11 +250,6 @@ def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
     for each in _WAL_STATUSES:
         status.add_metric([name, each], float(slot.wal_status == each))
     yield status
-    kinds = {warning.kind for warning in source.slot_warnings}
-    warned = _gauge("laredo_slot_warning", "1 while the slot is in this danger", "source", "kind")
-    for kind in _KINDS:
-        warned.add_metric([name, kind], float(kind in kinds))
-    yield warned
 
 
 def _tables(figures: Figures) -> Iterator[Metric]:
@@ -336,9 +358,20 @@ def _archives(figures: Figures) -> Iterator[Metric]:
 
 
 def _store(figures: Figures) -> Iterator[Metric]:
-    used = _gauge("laredo_store_bytes", "The store's data file, used part")
-    used.add_metric([], figures.store_bytes)
-    yield used
+    if figures.store is not None:
+        yield from _space(figures.store)
     pruned = _counter("laredo_fanout_journal_pruned", "Entries pruned from journals")
     pruned.add_metric([], figures.pruned)
     yield pruned
+
+
+def _space(store: StoreSpace) -> Iterator[Metric]:
+    for what, text, value in (
+        ("bytes", "The store's data file, used part", store.used),
+        ("allocated_bytes", "The store's data file, what it has of the disk", store.allocated),
+        ("max_bytes", "state.max_size: at this the store takes no more", store.most),
+        ("disk_free_bytes", "Free on the disk of the store", store.disk_free),
+    ):
+        gauge = _gauge(f"laredo_store_{what}", text)
+        gauge.add_metric([], value)
+        yield gauge

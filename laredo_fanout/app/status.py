@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from laredo_fanout.app import certificates, metrics
+from laredo_fanout.app import certificates, metrics, store_space
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
@@ -289,7 +289,9 @@ class ServerView:
             snapshots={
                 table.name: self._snapshots.written(table.name) for table in self._config.tables
             },
-            store_bytes=self._store.used_bytes,
+            store=store_space.measured(
+                self._config.state.path, self._store.used_bytes, self._config.state.max_size
+            ),
             pruned=self._pruning.pruned,
             serving_restarts=self._children.restarts,
             serving_spawn_failures=self._children.spawn_failures,
@@ -311,7 +313,7 @@ def _table_position(record: TableRecord | None, of_store: int) -> str:
 
 
 def _slot(source: IngestStatus) -> dict[str, Any]:
-    """The slot as the last catalog check saw it."""
+    """The slot as PostgreSQL showed it last; unknown while it can't be asked."""
     slot, seen_at = source.slot, source.slot_seen_at
     oldest = slot and slot.oldest
     return {

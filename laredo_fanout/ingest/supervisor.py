@@ -17,6 +17,7 @@ from laredo_fanout.ingest.session import IngestSession
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.slot import ownership
+from laredo_fanout.slot import slot as slot_
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_model.retry import Backoff
@@ -97,6 +98,7 @@ class Ingest:
             failures += 1
             pause = _RETRY.delay(failures)
             self._failed(error, pause)
+            self._read_slot()
             self._stopping.wait(pause)
 
     def _failed(self, error: SourceError, pause: float) -> None:
@@ -113,6 +115,26 @@ class Ingest:
                 retry_in_s=round(pause, 1),
                 attempts=self._counters.reconnects,
             )
+
+    def _read_slot(self) -> None:
+        """Ask another connection what the slot keeps, which nobody reads just now.
+
+        It needs no walsender, so that it often can be had when the stream can't. Why it can't be
+        had was logged with the stream's error.
+        """
+        known = self._store.source
+        if known is None or not self._store.position:
+            return
+        options = ownership.with_slot_name(self._options, known)
+        watch = self._counters.slot
+        try:
+            with (
+                connections.connect(options, role="slot") as connection,
+                connections.TimeLimit(connection, options.connect_timeout),
+            ):
+                watch.update(slot_.read(connection, options.slot_name))
+        except (SourceError, psycopg.Error):
+            watch.unknown()
 
     def stop(self) -> None:
         """Have :meth:`run` commit what it has and return; from any thread."""
@@ -153,9 +175,11 @@ class Ingest:
         """How it stands now; from any thread."""
         streaming, store = self._streaming, self._store
         connected = streaming is not None and streaming.connected
-        wal_end = streaming.wal_end if streaming is not None else 0
         watch = self._counters.slot
         slot = watch.slot
+        wal_end = streaming.wal_end if streaming is not None else 0
+        if not connected and slot is not None:
+            wal_end = max(wal_end, slot.wal_position or 0)
         caught_up = connected and streaming is not None and not streaming.busy
         behind = not caught_up and store.time_us > 0
         error = None if connected else self._error

@@ -126,7 +126,7 @@ def _gone(name: str) -> SlotWarning:
 
 
 class SlotWatch:
-    """The slot as the last catalog check saw it, and the warnings that were logged."""
+    """The slot as PostgreSQL showed it last, and the warnings that were logged."""
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
@@ -137,8 +137,12 @@ class SlotWatch:
         self._logged: set[str] = set()
         """Kinds of warnings that were logged, and whose end wasn't logged yet."""
 
+    def unknown(self) -> None:
+        """PostgreSQL can't be asked: what the slot keeps by now isn't known."""
+        self.slot, self.warnings = None, ()
+
     def update(self, slot: Slot | None) -> None:
-        """Take what a catalog check saw of the slot; new warnings are logged."""
+        """Take what PostgreSQL shows of the slot (None: there is none); new warnings are logged."""
         self.slot, self.seen_at = slot, time.time()
         self.warnings = (_gone(self._name),) if slot is None else tuple(warnings(slot))
         if slot is not None:

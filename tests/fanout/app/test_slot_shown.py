@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -136,3 +137,56 @@ def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Pa
     assert "s was made without failover: a promoted standby won't have it" in shown
     assert "ALTER_REPLICATION_SLOT s (FAILOVER true)" in shown
     assert "-1: WAL is kept without limit while this server is down" in shown
+
+
+def test_what_the_slot_keeps_is_shown_while_its_stream_cannot_be_had(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    server = made(clusters, tmp_path)
+    connected, seen = (
+        f'laredo_{what}{{source="pg"}}'
+        for what in ("source_connected", "slot_seen_timestamp_seconds")
+    )
+    known_by_asking = [
+        f'laredo_{what}{{source="pg"}}'
+        for what in ("source_lag_bytes", "slot_unconfirmed_wal_bytes", "slot_retained_wal_bytes")
+    ]
+    with started(server):
+        (former,) = clusters.servers
+        former.stop()
+        # It takes connections, but none that streams.
+        postgres = clusters.running(former.data, max_wal_senders="0")
+        database = clusters.lead_to(postgres)
+        wait_until(lambda: server.metrics[connected] == 0, "the stream is cut")
+        with database.connect() as writer:
+            for _ in range(20):
+                writer.execute(
+                    "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1 << 20))"
+                )
+        wait_until(
+            lambda: all(server.metrics.get(each, 0) > 20 << 20 for each in known_by_asking),
+            "what piles up is shown",
+        )
+        assert server.metrics[connected] == 0
+        assert server.metrics['laredo_slot_warning{kind="dropped",source="pg"}'] == 0
+        postgres.stop()
+        wait_until(
+            lambda: not any(each in server.metrics for each in known_by_asking),
+            "what can't be known is absent",
+        )
+        assert server.metrics[seen] > 0
+        assert server.status["sources"]["pg"]["slot"]["retained_bytes"] is None
+
+
+def test_the_store_and_its_disk(clusters: Clusters, tmp_path: Path) -> None:
+    server = made(clusters, tmp_path, "state.max_size = 1GiB")
+    with started(server):
+        metrics = server.metrics
+        used, allocated, most, free = (
+            metrics[f"laredo_store_{what}"]
+            for what in ("bytes", "allocated_bytes", "max_bytes", "disk_free_bytes")
+        )
+        assert 0 < used <= allocated <= most == 1 << 30
+        disk = psutil.disk_usage(str(server.directory))
+        assert free == pytest.approx(disk.free, abs=1 << 30)
+        assert metrics['laredo_position_bytes{source="pg"}'] > 0

@@ -137,5 +137,6 @@ async def test_segments_give_way_where_there_is_no_room(
             "the slot's own stream goes on",
         )
         told = server.status["sources"]["pg"]["catchup"]
-        assert told["given_up"] == given_up, told
+        # One that was seen too late may have been given up, as the disk was full for all of it.
+        assert given_up <= told["given_up"] < given_up + backlogs, told
     assert _GAVE_WAY in server.program.log.read_text()
