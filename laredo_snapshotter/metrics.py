@@ -66,6 +66,27 @@ _GAUGES = (
         "How long the next artifact has waited for a check of PostgreSQL's catalog",
         lambda t: 0.0 if t.unverified is None else t.unverified["seconds"],
     ),
+    _Gauge(
+        "last_commit_timestamp_seconds",
+        "When the archive's newest artifact was written, Unix time",
+        lambda t: None if t.committed_at is None else t.committed_at.timestamp(),
+    ),
+    _Gauge(
+        "seen_timestamp_seconds",
+        "When the archive was last known to be complete, Unix time: at a commit, or every"
+        " seen_interval while nothing changes",
+        lambda t: None if t.complete_at is None else t.complete_at.timestamp(),
+    ),
+    _Gauge(
+        "buffer_waiting_bytes",
+        "Memory of the changes that are cut and wait for their commit",
+        lambda t: t.waiting_bytes,
+    ),
+    _Gauge(
+        "rebase_failing_seconds",
+        "How long re-bases have come to nothing; 0 when the last one succeeded",
+        lambda t: t.rebase_failing_seconds,
+    ),
     _Gauge("table_ready", "1 if the table has its base and nothing is wrong", lambda t: t.ready),
 )
 
@@ -115,6 +136,12 @@ class Metrics:
             ["table"],
             registry=self.registry,
         )
+        self.fenced = Counter(
+            "snapshotter_fenced",
+            "Times that another writer took the archive over from this one",
+            ["table"],
+            registry=self.registry,
+        )
         self.objects_deleted = Counter(
             "snapshotter_objects_deleted",
             "Objects that no manifest needed any more, deleted",
@@ -157,6 +184,7 @@ class TableCounters(Observer):
         for kind in ("snapshot", "diff"):
             metrics.artifacts_written.labels(table, kind)
         metrics.restarts.labels(table)
+        metrics.fenced.labels(table)
 
     def artifact(self, kind: str) -> None:
         """One artifact was committed."""
@@ -192,6 +220,10 @@ class TableCounters(Observer):
     def restarted(self) -> None:
         """The table's writer began again."""
         self._metrics.restarts.labels(self._table).inc()
+
+    def fenced(self) -> None:
+        """Another writer took the archive over."""
+        self._metrics.fenced.labels(self._table).inc()
 
     def connected(self, handshake: Handshake) -> None:
         """A stream began."""
@@ -285,13 +317,19 @@ def _of_sinks(tables: Iterable[TableWriterStatus]) -> Iterator[Metric]:
         "How long the sink has refused notices",
         labels=labels,
     )
+    missed = CounterMetricFamily(
+        "snapshotter_notices_missed",
+        "Artifacts that left the manifest before the sink was notified of them",
+        labels=labels,
+    )
     for table in tables:
         for sink in table.sinks:
             names = [table.table, sink.name]
+            missed.add_metric(names, sink.missed)
             if sink.outstanding is not None:
                 backlog.add_metric(names, sink.outstanding)
             failing.add_metric(names, _seconds_since(sink.since))
-    yield from (backlog, failing)
+    yield from (backlog, failing, missed)
 
 
 def _seconds_since(moment: datetime | None) -> float:

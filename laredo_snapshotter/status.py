@@ -102,6 +102,10 @@ class TableWriterStatus:
     """Where the archive ends."""
     seen_position: int | None
     """Up to where the manifest says that nothing has changed since."""
+    committed_at: datetime | None
+    """When the archive's newest artifact was written."""
+    complete_at: datetime | None
+    """When the archive was last known to be complete: a commit, or ``seen_position`` raised."""
     stream_position: int | None
     """Every transaction up to here was taken from the stream."""
     history: str | None
@@ -136,6 +140,8 @@ class TableWriterStatus:
     """Rows of the base that is being written."""
     last_rebase_problem: str | None
     """Why the last re-base came to nothing."""
+    rebase_failing_seconds: float
+    """How long re-bases have come to nothing; 0.0: the last one succeeded, or there was none."""
     cuts_forgotten: int
     """Cuts that were given up because the stream didn't reach them in time."""
     writer_id: str | None
@@ -160,8 +166,9 @@ class TableWriterStatus:
         names = ("head_position", "seen_position", "stream_position", "boundary_position")
         for name in names:
             shown[name] = _text(shown[name])
-        if self.snapshot_created_at is not None:
-            shown["snapshot_created_at"] = self.snapshot_created_at.isoformat()
+        for name in ("snapshot_created_at", "committed_at", "complete_at"):
+            at = shown[name]
+            shown[name] = None if at is None else at.isoformat()
         shown["destinations"] = [each.to_json() for each in self.destinations]
         shown["sinks"] = [sink.to_json() for sink in self.sinks]
         return shown

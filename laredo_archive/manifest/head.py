@@ -45,6 +45,10 @@ class Head:
     snapshot_created_at: datetime
     #: Up to where the archive is known to be complete.
     seen_position: Position | None
+    #: When the newest artifact was written.
+    committed_at: datetime
+    #: When ``seen_position`` was; None: it never was.
+    seen_at: datetime | None
 
 
 def head_of(manifest: Manifest) -> Head | None:
@@ -76,4 +80,6 @@ def _head(manifest: Manifest, base: Artifact, diffs: list[Artifact]) -> Head:
         snapshot_rows=base.row_count or 0,
         snapshot_created_at=base.created_at,
         seen_position=manifest.seen_position,
+        committed_at=last.created_at,
+        seen_at=manifest.seen_at,
     )

@@ -90,6 +90,8 @@ class WriterSession:
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
         """Why the last re-base came to nothing."""
+        self.rebase_failing_since: float | None = None
+        """When the first of them did, by the monotonic clock; None: the last one succeeded."""
         self.left: Left | None = None
         """What was taken and never written, once it has ended."""
         self._last = LastFlush(
@@ -318,6 +320,8 @@ class WriterSession:
             delay = REBASE_AGAIN.delay(self._rebase_failures)
             self._not_before = time.monotonic() + delay
             self.rebase_problem = str(failure)
+            if self.rebase_failing_since is None:
+                self.rebase_failing_since = time.monotonic()
             expected = not isinstance(failure, AssertionError | TypeError | ValueError)
             self._log.warning(
                 "re-base failed",
@@ -329,7 +333,7 @@ class WriterSession:
             )
         else:
             self._rebase_failures = 0
-            self.rebase_problem = None
+            self.rebase_problem = self.rebase_failing_since = None
             self._log.info("re-based", epoch=epoch, reason=reason)
             self._epoch_committed(epoch, began)
         finally:

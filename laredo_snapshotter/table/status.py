@@ -95,6 +95,8 @@ def _of_head(head: Head | None) -> dict[str, Any]:
                 "epoch",
                 "head_position",
                 "seen_position",
+                "committed_at",
+                "complete_at",
                 "rows",
                 "state_checksum",
                 "snapshot_created_at",
@@ -107,6 +109,8 @@ def _of_head(head: Head | None) -> dict[str, Any]:
         "epoch": head.epoch,
         "head_position": head.position,
         "seen_position": head.seen_position,
+        "committed_at": head.committed_at,
+        "complete_at": max(head.committed_at, head.seen_at or head.committed_at),
         "rows": head.rows,
         "state_checksum": head.checksum,
         "snapshot_created_at": head.snapshot_created_at,
@@ -132,6 +136,7 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
             "rebase": None,
             "base_rows_written": None,
             "last_rebase_problem": None,
+            "rebase_failing_seconds": 0.0,
             "cuts_forgotten": 0,
             "holding": None,
             "boundary_position": None,
@@ -156,6 +161,9 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
         if session.rebase is not None
         else base_rows,
         "last_rebase_problem": session.rebase_problem,
+        "rebase_failing_seconds": 0.0
+        if session.rebase_failing_since is None
+        else time.monotonic() - session.rebase_failing_since,
         "cuts_forgotten": feed.cuts.cuts_forgotten,
         "holding": None
         if blocked is None

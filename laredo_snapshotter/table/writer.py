@@ -301,6 +301,8 @@ class TableWriter:
     def _end(self, state: WriterState, why: Exception) -> None:
         self.state = state
         self.problem = str(why)
+        if state is WriterState.FENCED:
+            self.counters.fenced()
         self._log.error("stopped for good", state=state.value, error=str(why))
         self._refuse_requests(f"{self.config.name} is {state}: {why}")
 
