@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from tests.end_to_end.archiving_programs import Named, configured
 from tests.support import drawn
 from tests.support.postgres import Database
 from tests.support.processes import BIN, PATIENCE_S, wait_until
+from tests.support.writer.archiving_programs import Named, configured
 
 NAMES = [
     'quo"te',

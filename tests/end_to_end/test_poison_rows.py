@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.end_to_end.archiving_programs import Named, configured
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
+from tests.support.writer.archiving_programs import Named, configured
 
 DEEP = 5000
 KEYS = [

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.archiving_programs import Named, Programs, configured
 from tests.rehearsals.prometheus import Prometheus, watching
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, wait_until
+from tests.support.writer.archiving_programs import Named, Programs, configured
 
 pytestmark = pytest.mark.thorough
 

@@ -92,9 +92,12 @@ def test_a_re_base_that_is_refused_a_second_stream_is_tried_again(
         wait_until(lambda: writer.status()["last_rebase_problem"], "problem told")
         writer.wait_head(served.commit("users", put(1, "diffs go on")))
         assert writer.program.is_ready()
+        failing = 'snapshotter_rebase_failing_seconds{table="public.users"}'
+        assert _metric(writer, failing) > 0
         served.registry.max_clients = 10
         writer.wait_epoch(2)
         wait_until(lambda: writer.status()["last_rebase_problem"] is None, "problem over")
+        assert _metric(writer, failing) == 0
         writer.assert_equal()
 
 
@@ -152,3 +155,10 @@ def test_keys_are_said_as_go_prints_them_too(tmp_path: Path, served: Served) -> 
         said = [b'"KEY":"1.000001e+06"' in line for line in lines]
         assert (said, [b'"KEY"' in line for line in lines]) == ([False, True], [False, True])
         writer.assert_equal()
+
+
+def _metric(writer: Writer, name: str) -> float:
+    answer = writer.program.get("/metrics")
+    assert answer is not None
+    (line,) = (line for line in answer.text.splitlines() if line.startswith(f"{name} "))
+    return float(line.rpartition(" ")[2])
