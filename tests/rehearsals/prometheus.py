@@ -18,6 +18,7 @@ from tests.support.processes import free_port, wait_until
 from tests.support.repository import ROOT
 
 PROGRAMS = Path(os.environ.get("LAREDO_TEST_PROMETHEUS", ROOT / "build/prometheus/usr/bin"))
+DASHBOARDS = sorted((ROOT / "examples" / "grafana").glob("*.json"))
 _OFTEN = "200ms"
 
 

@@ -12,11 +12,10 @@ import yaml
 
 from docs.alert_tables import METRIC, RULES, rules
 from docs.generate import TABLES
-from tests.rehearsals.prometheus import promtool
+from tests.rehearsals.prometheus import DASHBOARDS, promtool
 from tests.support.repository import ROOT
 
 TESTS = RULES.with_name("laredo.rules.test.yml")
-DASHBOARDS = sorted((ROOT / "examples" / "grafana").glob("*.json"))
 _PROCESS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rehearsals.prometheus import Prometheus, watching
-from tests.rehearsals.test_alerts import DASHBOARDS
+from tests.rehearsals.prometheus import DASHBOARDS, Prometheus, watching
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
 from tests.support.writer.archiving_programs import Named, configured
