@@ -1,5 +1,6 @@
 """Prometheus metrics: counters raised as things happen, the rest read at each scrape."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -22,7 +23,14 @@ from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
 from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts, families
-from laredo_snapshotter.status import TableWriterStatus
+from laredo_snapshotter.status import TableWriterStatus, WriterState
+
+
+def _unix(table: TableWriterStatus, moment: datetime | None) -> float | None:
+    """None of a writer that was fenced, too: how far the other one has come it doesn't know."""
+    if moment is None or table.state is WriterState.FENCED:
+        return None
+    return moment.timestamp()
 
 
 class _Gauge(NamedTuple):
@@ -68,14 +76,15 @@ _GAUGES = (
     ),
     _Gauge(
         "last_commit_timestamp_seconds",
-        "When the archive's newest artifact was written, Unix time",
-        lambda t: None if t.committed_at is None else t.committed_at.timestamp(),
+        "When the archive's newest artifact was written, Unix time; absent once another writer has"
+        " taken it over",
+        lambda t: _unix(t, t.committed_at),
     ),
     _Gauge(
         "seen_timestamp_seconds",
         "When the archive was last known to be complete, Unix time: at a commit, or every"
-        " seen_interval while nothing changes",
-        lambda t: None if t.complete_at is None else t.complete_at.timestamp(),
+        " seen_interval while nothing changes; absent once another writer has taken it over",
+        lambda t: _unix(t, t.complete_at),
     ),
     _Gauge(
         "buffer_waiting_bytes",
@@ -102,6 +111,7 @@ class Metrics:
     ) -> None:
         """``tables``, ``http`` and ``certificates`` are read at each scrape."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._certificates = certificates
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -168,8 +178,9 @@ class Metrics:
         status = "none" if called.status is None else str(called.status)
         self.aws_requests.labels(called.service, called.operation, status).inc()
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """What a scrape gets."""
+        await asyncio.to_thread(self._certificates.read)
         return generate_latest(self.registry)
 
 

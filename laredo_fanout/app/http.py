@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,7 +23,7 @@ def application(
     problems: Callable[[], list[str]],
     unserved: Callable[[], list[str]],
     status: Callable[[], dict[str, Any]],
-    metrics: Callable[[], bytes],
+    metrics: Callable[[], Awaitable[bytes]],
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
 ) -> FastAPI:
@@ -59,7 +59,7 @@ def application(
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
-        return Response(metrics(), media_type=_EXPOSITION)
+        return Response(await metrics(), media_type=_EXPOSITION)
 
     @app.post("/catchup")
     async def split_backlog() -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
+from laredo_fanout.app.store_space import StoreSpace
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
@@ -30,7 +32,7 @@ _WAITING = "waiting"
 
 
 class ServerView:
-    """Reads the state of the running server's parts, without touching PostgreSQL or the disk."""
+    """Reads the state of the running server's parts, without waiting for PostgreSQL or the disk."""
 
     def __init__(
         self,
@@ -271,8 +273,9 @@ class ServerView:
             "filtered": client.info.filtered,
         }
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """The text of /metrics."""
+        store = await asyncio.to_thread(self._read_files)
         source = self._ingest.status()
         clients = self._clients.of()
         figures = metrics.Figures(
@@ -289,9 +292,7 @@ class ServerView:
             snapshots={
                 table.name: self._snapshots.written(table.name) for table in self._config.tables
             },
-            store=store_space.measured(
-                self._config.state.path, self._store.used_bytes, self._config.state.max_size
-            ),
+            store=store,
             pruned=self._pruning.pruned,
             serving_restarts=self._children.restarts,
             serving_spawn_failures=self._children.spawn_failures,
@@ -306,6 +307,11 @@ class ServerView:
         for client in clients:
             figures.clients.setdefault(client.info.table, []).append(client)
         return metrics.exposition(figures)
+
+    def _read_files(self) -> StoreSpace | None:
+        self.certificates.read()
+        state = self._config.state
+        return store_space.measured(state.path, self._store.used_bytes, state.max_size)
 
 
 def _table_position(record: TableRecord | None, of_store: int) -> str:

@@ -58,7 +58,7 @@ def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
 
     @api.get("/metrics")
     async def scrape() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @api.post("/snapshot")
     async def snapshot(table: str | None = None, wait: bool = False) -> JSONResponse:

@@ -53,7 +53,10 @@ class SparkJob:
         spark = self._session(SparkBlock(master=master, conf=dict(conf)))
         if output.wants_lines(columns):
             asked["lines"] = "true"
-        output.write(read_table(spark, uri, as_of, columns=columns, key_fields=key_fields, **asked))
+        frame = read_table(
+            spark, uri, as_of, columns=_listed(columns), key_fields=_listed(key_fields), **asked
+        )
+        output.write(frame)
 
     def sync(
         self, config: Path, sets: tuple[str, ...], targets: Sequence[str], *, rebuild: bool

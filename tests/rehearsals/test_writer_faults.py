@@ -79,6 +79,8 @@ def test_a_second_writer_takes_over(tmp_path: Path, database: Database) -> None:
         with Program(first.script, config, http, log=tmp_path / "second.log") as second:
             second.wait_ready()
             assert "took over" in prometheus.fires("LaredoWriterFenced")
+            # How fresh the archive is by now, only the second one knows.
+            assert _SEEN not in metrics(first) and _SEEN in metrics(second)
             assert second.stop() == 0
         first.stop()
         first.start()
