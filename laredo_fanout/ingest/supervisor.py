@@ -19,7 +19,6 @@ from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailab
 from laredo_fanout.slot import ownership
 from laredo_fanout.slot import slot as slot_
 from laredo_fanout.source_options import OnSlotLost
-from laredo_fanout.store.errors import StoreError
 from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_model.retry import Backoff
 
@@ -89,10 +88,6 @@ class Ingest:
                 error = failed
             except psycopg.Error as failed:
                 error = connections.refusal(failed, "follow the source")
-            except StoreError:
-                # A full disk: what piles up in PostgreSQL meanwhile is to be seen.
-                self._read_slot()
-                raise
             if self._stopping.is_set():
                 return
             if isinstance(error, SlotLost) and self._options.on_slot_lost is OnSlotLost.FAIL:

@@ -46,9 +46,27 @@ def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(
             assert metrics[f'{backlog}{{sink="{good}",{table}}}'] == 0
             assert metrics[f'{failing}{{sink="{topic}",{table}}}'] > 0
             assert metrics[f'{failing}{{sink="{good}",{table}}}'] == 0
+            missed = "snapshotter_notices_missed_total"
+            assert metrics[f'{missed}{{sink="{topic}",{table}}}'] == 0
             # The commits went on meanwhile, and the table is ready.
             assert writer.program.is_ready()
             proxy.clear()
             wait_until(lambda: told(topic)["outstanding"] == 0, "told once it can be")
             assert told(topic)["problem"] is None
             assert writer.program.stop() == 0
+
+
+def test_artifacts_that_left_before_a_sink_was_notified_are_counted(
+    tmp_path: Path, served: Served, moto: AwsServer
+) -> None:
+    topic = moto.client("sns").create_topic(Name="missing")["TopicArn"]
+    with FaultProxy(moto.endpoint) as proxy:
+        proxy.add(Rule(answer(403, "AccessDenied"), "Publish", times=None))
+        more = f"""retention {{ keep_epochs = 1 }}
+            events = [{{ type = sns, topic_arn = "{topic}", endpoint = "{proxy.endpoint}" }}]"""
+        with Writer(tmp_path, served, more=more) as writer:
+            writer.program.wait_ready()
+            name = f'snapshotter_notices_missed_total{{sink="{topic}",table="public.users"}}'
+            assert writer.metrics()[name] == 0
+            assert writer.post("/snapshot?wait=true").status_code == 200
+            wait_until(lambda: writer.metrics()[name] == 1, "the first base is missed")

@@ -74,6 +74,9 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
             assert server.program.is_running()
             stored = server.table("public.a")["rows"]
             assert stored < 1 + 500 * written
+            owner.execute("SELECT pg_logical_emit_message(false, 'f', repeat('x', 20 << 20))")
+            unconfirmed = 'laredo_slot_unconfirmed_wal_bytes{source="pg"}'
+            wait_until(lambda: server.metrics[unconfirmed] > 20 << 20, "what piles up is shown")
             async with server.follower("public.a", "late") as late:
                 await late.until([str(n).encode() for n in range(stored)])
             # The server's own view of its disk.
