@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,10 @@ def environment(listener: socket.socket) -> dict[str, str]:
 
 def follow(program: Program, systemd: socket.socket) -> None:
     """Ready before it is asked to end, alive again and again, stopping in the end."""
-    received = []
+    received: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
     while received.count("WATCHDOG=1") < 4 or "READY=1" not in received:
+        assert time.monotonic() < deadline, received[-10:]
         received.append(systemd.recv(100).decode())
     assert received.count("READY=1") == 1
     assert program.stop() == 0
