@@ -7,6 +7,7 @@ from laredo_archive.cli.checking import collect_garbage, verify_archive
 from laredo_archive.cli.copying import copy_archive
 from laredo_archive.cli.options import Commands
 from laredo_archive.cli.reading import export_table, list_artifacts, print_changes, print_rows
+from laredo_archive.cli.repairing import repair_archive
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,5 +32,6 @@ for command in (
     collect_garbage,
     export_table,
     copy_archive,
+    repair_archive,
 ):
     main.add_command(command)

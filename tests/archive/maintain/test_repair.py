@@ -1,0 +1,325 @@
+"""Repairs: what one destination lost or damaged comes from another; nothing else is touched."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.errors import ArtifactDamaged, DestinationUnavailable, OfTheOriginal
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.errors import RepairRefused
+from laredo_archive.maintain.repair import RepairReport, repair
+from laredo_archive.maintain.verify import verify
+from laredo_archive.manifest.model import FormatEntry
+from laredo_archive.read import location
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.reader import Archive
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.write.table_archive import TableArchive
+from tests.support.archive.archiving import (
+    EMPTY,
+    ONE,
+    PREFIX,
+    TABLE,
+    THREE,
+    TWO,
+    anybodys,
+    diffed,
+    opened,
+    rebased,
+)
+from tests.support.archive.building import Builder, row, state
+from tests.support.archive.forked_child import in_child
+
+FORMATS = ("jsonl", "protobuf")
+AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
+LAST, BASE = -1, 0
+Damage = Callable[[Destination, str], None]
+NewDestination = Callable[[], Destination]
+
+
+def content(destination: Destination, key: str) -> bytes:
+    with closing(destination.open(key)) as source:
+        return source.read()
+
+
+def put(destination: Destination, key: str, data: bytes) -> None:
+    """``data`` instead of what is there, as another program would."""
+    destination.delete(key)
+    upload = destination.upload(key)
+    upload.write(data)
+    upload.finish()
+
+
+def deleted(destination: Destination, key: str) -> None:
+    destination.delete(key)
+
+
+def truncated(destination: Destination, key: str) -> None:
+    put(destination, key, content(destination, key)[:-7])
+
+
+def flipped(destination: Destination, key: str) -> None:
+    data = bytearray(content(destination, key))
+    data[len(data) // 2] ^= 0x10
+    put(destination, key, bytes(data))
+
+
+def grown(destinations: list[Destination]) -> TableArchive:
+    """Two epochs, on all destinations."""
+    archive = opened(destinations)
+    rebased(archive, 10, ONE, continues=False, formats=FORMATS)
+    diffed(archive, 10, 20, ONE, TWO, formats=FORMATS)
+    rebased(archive, 20, TWO, formats=FORMATS)
+    diffed(archive, 20, 30, TWO, THREE, formats=FORMATS)
+    return archive
+
+
+def found_at(destination: Destination) -> FoundArchive:
+    return Archive.open(destination, PREFIX).found
+
+
+def entry_of(destination: Destination, artifact: int, format_id: str = "jsonl") -> FormatEntry:
+    return found_at(destination).manifest.artifacts[artifact].formats[format_id]
+
+
+def objects(destination: Destination) -> dict[str, bytes]:
+    return {info.key: content(destination, info.key) for info in destination.list("")}
+
+
+def repaired(target: Destination, *others: Destination, **more: object) -> RepairReport:
+    return repair(found_at(target), [found_at(other) for other in others], **more)  # type: ignore[arg-type]
+
+
+def problems(destination: Destination) -> list[str]:
+    return verify(Archive.open(destination, PREFIX)).problems
+
+
+@pytest.fixture
+def two(new_destination: NewDestination) -> list[Destination]:
+    """Two destinations of the same archive; its writer is gone."""
+    both = [new_destination(), new_destination()]
+    grown(both).close()
+    return both
+
+
+@pytest.mark.parametrize("damage", [deleted, truncated, flipped])
+@pytest.mark.parametrize("artifact", [BASE, LAST])
+def test_what_one_lost_comes_from_the_other(
+    two: list[Destination], damage: Damage, artifact: int
+) -> None:
+    hurt, whole = two
+    entry = entry_of(hurt, artifact)
+    damage(hurt, entry.key)
+    assert problems(hurt) != []
+    before, others = objects(hurt), objects(whole)
+    report = repaired(hurt, whole)
+    assert (report.objects, len(report.repaired), report.lost) == (8, 1, [])
+    assert problems(hurt) == []
+    now = entry_of(hurt, artifact)
+    (done,) = report.repaired
+    assert entry.key in done.reason
+    assert done.uri == now.uri == hurt.uri_of(now.key)
+    assert done.origin == whole.uri_of(entry.key)
+    assert content(hurt, now.key) == others[entry.key]
+    after = objects(hurt)
+    assert objects(whole) == others
+    kept = before.keys() - {f"{PREFIX}manifest.json"}
+    assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
+    if damage is deleted:
+        assert now == entry
+        assert after.keys() - before.keys() == {entry.key}
+        assert after[f"{PREFIX}manifest.json"] == before[f"{PREFIX}manifest.json"]
+    else:
+        assert now == replace(entry, key=now.key, uri=now.uri)
+        assert after.keys() - before.keys() == {now.key}
+        assert found_at(hurt).manifest.retired_keys() == {entry.key}
+    assert repaired(hurt, whole).repaired == []
+
+
+@pytest.mark.parametrize("damage", [deleted, truncated, flipped])
+def test_a_dry_run_says_the_same_and_writes_nothing(two: list[Destination], damage: Damage) -> None:
+    damage(two[0], entry_of(two[0], LAST).key)
+    before = [objects(each) for each in two]
+    would = repaired(*two, dry_run=True)
+    assert [objects(each) for each in two] == before
+    done = repaired(*two)
+    assert [(one.reason, one.origin) for one in would.repaired] == [
+        (one.reason, one.origin) for one in done.repaired
+    ]
+    assert would.repaired[0].uri is None
+
+
+@pytest.mark.parametrize("damage", [deleted, truncated, flipped])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_what_both_lost_is_named_with_what_to_do(
+    two: list[Destination], damage: Damage, dry_run: bool
+) -> None:
+    lost, other = entry_of(two[0], LAST), entry_of(two[0], BASE)
+    damage(two[0], lost.key)
+    damage(two[0], other.key)
+    flipped(two[1], lost.key)
+    before = [objects(each) for each in two]
+    report = repaired(*two, dry_run=dry_run)
+    (told,) = map(str, report.lost)
+    assert told.startswith("diff 0/14..0/1E of epoch 2 (jsonl) is lost: ")
+    assert two[0].uri_of(lost.key) in told
+    assert f"{two[1].uri_of(lost.key)}: its sha256 is" in told
+    assert "Restore the object from a backup" in told
+    assert "POST /snapshot" in told
+    assert len(report.repaired) == 1, "the other object is restored all the same"
+    assert objects(two[1]) == before[1]
+    after = objects(two[0])
+    assert after.get(lost.key) == before[0].get(lost.key)
+
+
+def test_the_third_has_what_the_second_lost_too(new_destination: NewDestination) -> None:
+    three = [new_destination() for _ in range(3)]
+    grown(three).close()
+    key = entry_of(three[0], LAST).key
+    deleted(three[0], key)
+    truncated(three[1], key)
+    report = repaired(*three)
+    assert [done.origin for done in report.repaired] == [three[2].uri_of(key)]
+    assert problems(three[0]) == []
+
+
+def test_without_another_it_is_only_said_what_is_wrong(two: list[Destination]) -> None:
+    key = entry_of(two[0], LAST).key
+    deleted(two[0], key)
+    before = objects(two[0])
+    (told,) = map(str, repaired(two[0]).lost)
+    assert "no other destination of this archive is known here" in told
+    assert objects(two[0]) == before
+
+
+def test_a_writer_at_work_goes_on_with_what_was_repaired(new_destination: NewDestination) -> None:
+    both = [new_destination(), new_destination()]
+    with grown(both) as archive:
+        flipped(both[0], entry_of(both[0], LAST).key)
+        deleted(both[1], entry_of(both[1], BASE).key)
+        assert len(repaired(*both).repaired) == 1
+        assert len(repaired(both[1], both[0]).repaired) == 1
+        diffed(archive, 30, 40, THREE, EMPTY, formats=FORMATS)
+        rebased(archive, 40, EMPTY, formats=FORMATS)
+    with opened(both, "w2") as again:
+        diffed(again, 40, 50, EMPTY, ONE, formats=FORMATS)
+    assert [problems(each) for each in both] == [[], []]
+
+
+def test_what_was_damaged_is_collected(two: list[Destination]) -> None:
+    entry = entry_of(two[0], LAST)
+    flipped(two[0], entry.key)
+    repaired(*two)
+    for _ in range(2):
+        collect(two[0], TABLE, key_prefix=PREFIX, policy=AT_ONCE)
+    assert entry.key not in objects(two[0])
+    assert problems(two[0]) == []
+
+
+def test_what_leaves_the_manifest_meanwhile_is_not_restored(tmp_path: Path) -> None:
+    both: list[Destination] = [LocalDestination(tmp_path / name) for name in "ab"]
+    with opened(both, keep_epochs=1) as archive:
+        rebased(archive, 10, ONE, continues=False)
+        diffed(archive, 10, 20, ONE, TWO)
+        deleted(both[0], entry_of(both[0], BASE).key)
+        seen = [found_at(each) for each in both]
+        rebased(archive, 20, TWO)
+        before = objects(both[0])
+        report = repair(seen[0], seen[1:])
+        assert (report.repaired, report.lost) == ([], [])
+        assert objects(both[0]) == before
+
+
+def test_few_bytes_are_read_and_all_sizes_compared(two: list[Destination]) -> None:
+    sizes = [entry.size_bytes for entry in found_at(two[0]).manifest.named()]
+    newest, oldest = entry_of(two[0], LAST), entry_of(two[0], BASE)
+    report = repaired(*two, sums_bytes=sum(sizes))
+    assert (report.read, report.objects) == (8, 8)
+    deleted(two[0], oldest.key)
+    truncated(two[0], entry_of(two[0], 1).key)
+    flipped(two[0], newest.key)
+    report = repaired(*two, sums_bytes=0)
+    assert (report.read, len(report.repaired)) == (0, 2), "those of another size"
+    report = repaired(*two, sums_bytes=newest.size_bytes)
+    assert (report.read, len(report.repaired)) == (0, 1), "the newest is read first"
+    assert problems(two[0]) == []
+
+
+def test_a_destination_that_cannot_be_read_is_not_one_that_lost_something(tmp_path: Path) -> None:
+    both: list[Destination] = [LocalDestination(tmp_path / name) for name in "ab"]
+    grown(both).close()
+    file = tmp_path / "a" / entry_of(both[0], LAST).key
+    data = file.read_bytes()
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DestinationUnavailable, match="symbolic link"):
+        repaired(*both)
+    file.unlink()
+    file.write_bytes(data)
+    assert problems(both[0]) == []
+
+
+def test_what_cannot_be_repaired_from_is_refused(tmp_path: Path) -> None:
+    both: list[Destination] = [LocalDestination(tmp_path / name) for name in "ab"]
+    grown(both).close()
+    users = Builder(tmp_path / "users").base(100, state(row(1, "Ada"))).write()
+    with pytest.raises(RepairRefused, match=r"the archive of public\.users, not of public\.t"):
+        repair(found_at(both[0]), [location.find(str(users))])
+    with pytest.raises(RepairRefused, match="name another one"):
+        repaired(both[0], both[0])
+    moved = (tmp_path / "b" / TABLE).rename(tmp_path / "moved")
+    with pytest.raises(RepairRefused, match="was it moved"):
+        repair(location.find(str(moved)), [found_at(both[0])])
+    deleted(both[0], entry_of(both[0], LAST).key)
+    report = repair(found_at(both[0]), [location.find(str(moved))])
+    assert len(report.repaired) == 1, "a moved copy is as good to read from"
+    assert problems(both[0]) == []
+    original = Path(__file__).parents[2] / "golden" / "archives" / "original"
+    with pytest.raises(OfTheOriginal):
+        repair(location.find(str(original)), [])
+
+
+def test_killed_at_every_step_and_begun_again(tmp_path: Path) -> None:
+    for damage in (deleted, flipped):
+        for point in range(1, 100):
+            place = tmp_path / f"{damage.__name__} {point}"
+            both: list[Destination] = [LocalDestination(place / name) for name in "ab"]
+            grown(both).close()
+            key = entry_of(both[0], LAST).key
+            damage(both[0], key)
+            before = objects(both[1])
+
+            def in_one_go(both: list[Destination] = both) -> None:
+                repaired(*both)
+
+            status = in_child(in_one_go, point)
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            assert killed or status == 0
+            repaired(*both)
+            assert problems(both[0]) == []
+            assert objects(both[1]) == before
+            both[0].collect_unfinished("", timedelta(seconds=-1), anybodys)
+            if not killed:
+                break
+        assert point > 5, "points of a repair"
+
+
+def test_bytes_that_are_not_the_ones_are_not_taken(tmp_path: Path) -> None:
+    both: list[Destination] = [LocalDestination(tmp_path / name) for name in "ab"]
+    grown(both).close()
+    key = entry_of(both[0], LAST).key
+    deleted(both[0], key)
+    flipped(both[1], key)
+    with pytest.raises(ArtifactDamaged):
+        Archive.open(both[1], PREFIX).files.check_bytes(entry_of(both[1], LAST))
+    report = repaired(*both)
+    assert (report.repaired, len(report.lost)) == ([], 1)
+    assert key not in objects(both[0])
+    assert both[0].collect_unfinished("", timedelta(seconds=-1), anybodys) == 0
