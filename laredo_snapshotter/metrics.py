@@ -8,6 +8,7 @@ from typing import NamedTuple
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     disable_created_metrics,
     generate_latest,
 )
@@ -164,6 +165,19 @@ class Metrics:
             ["table", "destination", "outcome"],
             registry=self.registry,
         )
+        self.objects_restored = Counter(
+            "snapshotter_objects_restored",
+            "Objects that were missing or damaged, restored from another destination",
+            ["table", "destination"],
+            registry=self.registry,
+        )
+        self.objects_lost = Gauge(
+            "snapshotter_objects_lost",
+            "Objects that were missing or damaged at the writer's start, and no destination has"
+            " whole",
+            ["table", "destination"],
+            registry=self.registry,
+        )
         self.aws_requests = Counter(
             "snapshotter_aws_requests",
             "Requests to AWS services, by the answer's HTTP status",
@@ -216,6 +230,7 @@ class TableCounters(Observer):
 
     def destination(self, location: str) -> None:
         """There is a destination at ``location``; its counters begin at 0."""
+        self._metrics.objects_restored.labels(self._table, location)
         self._metrics.objects_deleted.labels(self._table, location)
         for outcome in ("done", "failed"):
             self._metrics.collections.labels(self._table, location, outcome)
@@ -227,6 +242,14 @@ class TableCounters(Observer):
     def object_deleted(self, location: str) -> None:
         """An object was deleted."""
         self._metrics.objects_deleted.labels(self._table, location).inc()
+
+    def objects_restored(self, location: str, count: int) -> None:
+        """Objects that were missing or damaged are whole again."""
+        self._metrics.objects_restored.labels(self._table, location).inc(count)
+
+    def objects_lost(self, location: str, count: int) -> None:
+        """So many objects are whole nowhere."""
+        self._metrics.objects_lost.labels(self._table, location).set(count)
 
     def restarted(self) -> None:
         """The table's writer began again."""

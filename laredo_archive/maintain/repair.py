@@ -169,7 +169,9 @@ class _Repair:
             self._progress.expect(sum(entry.size_bytes for _, _, entry in entries))
         else:
             prefix = object_keys.objects_prefix(self._store.key_prefix)
-            sizes = {info.key: info.size_bytes for info in self._destination.list(prefix)}
+            named = {entry.key for _, _, entry in entries}
+            listed = self._destination.list(prefix)
+            sizes = {info.key: info.size_bytes for info in listed if info.key in named}
         for artifact, format_id, entry in entries:
             self._progress.step(f"epoch {artifact.epoch}: {name_of(artifact)}")
             try:

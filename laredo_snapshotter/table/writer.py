@@ -17,12 +17,15 @@ import structlog
 from laredo_archive.aws.errors import AwsError
 from laredo_archive.errors import (
     ArchiveError,
+    ArtifactDamaged,
+    ArtifactMissing,
     ChecksumDiffers,
     CommitUnavailable,
     ConditionalWritesMissing,
     DestinationError,
     Fenced,
     HistoriesDiffer,
+    ManifestDamaged,
     ManifestError,
 )
 from laredo_archive.storage.destination import Destination
@@ -33,6 +36,7 @@ from laredo_model.files import private_directory
 from laredo_model.retry import Backoff
 from laredo_snapshotter.commit.collector import Collector
 from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.commit.restorer import Restorer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
 from laredo_snapshotter.events.build import build_all
@@ -94,7 +98,10 @@ class TableWriter:
         """What the archive counted, before it is open too."""
         self._stores = stores
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
-        self._collecting: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
+        """What keeps the destinations in order beside the writing."""
+        self._read_whole = False
+        """Whether the archive was once read whole to restore what it lacks."""
         # Configured once: resolving a directory's path asks its file system, which may hang later.
         self.locations = {each.location: each.uri for each in config.destinations}
         """URIs by location, as configured."""
@@ -176,6 +183,9 @@ class TableWriter:
                 await self._run_session()
             except _Stopped:
                 break
+            except ManifestDamaged as damaged:
+                failures += 1
+                await self._open_again_later(damaged, failures)
             except FINAL as final:
                 self._end(
                     WriterState.FENCED if isinstance(final, Fenced) else WriterState.FAILED, final
@@ -192,24 +202,39 @@ class TableWriter:
         if self.notifier is not None and self.state is not WriterState.FAILED:
             # Of a writer that was fenced, the one that took over sends the rest.
             self.notifier.stop()
-        if self._collecting is not None:
-            self._collecting.cancel()
-            await asyncio.wait([self._collecting])
+        await self._leave_archive()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _leave_archive(self) -> None:
+        """End what goes on beside a session, and give the archive's temporary files back."""
+        for keeping in self._keeping:
+            keeping.cancel()
+        if self._keeping:
+            await asyncio.wait(self._keeping)
         if self.archive is not None:
             loop = asyncio.get_running_loop()
             closing = loop.run_in_executor(self._executor, self.archive.close)
             await asyncio.wait([closing], timeout=CLOSE_S)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _open_again_later(self, damaged: ManifestDamaged, failures: int) -> None:
+        # Whoever mends the manifest may put an older one there: what is known of it is void.
+        if self.notifier is not None:
+            self.notifier.stop()
+        await self._leave_archive()
+        self.archive = self.notifier = self.collector = None
+        await self._wait_again(damaged, failures)
 
     async def _run_session(self) -> None:
         if self.archive is None or self.notifier is None:
             self.state = WriterState.STARTING
             destinations = await self._unless_stopped(self._destinations)
-            self.archive = await self._unless_stopped(self._open, destinations)
+            self.archive = await self._unless_stopped(self._opened, destinations)
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
-            self._collecting = asyncio.create_task(self.collector.run())
+            restorer = Restorer(self.config, destinations, self.counters)
+            beside = (self.collector.run(), restorer.run())
+            self._keeping = [asyncio.create_task(work) for work in beside]
         # A session that ended may have left a commit that isn't everywhere yet.
         await self._unless_stopped(self.archive.settle)
         self.problem = self._left = None
@@ -248,6 +273,18 @@ class TableWriter:
     def _has_base(self) -> bool:
         return self.archive is not None and self.archive.head is not None
 
+    def _opened(self, destinations: Sequence[Destination]) -> TableArchive:
+        try:
+            return self._open(destinations)
+        except (ArtifactMissing, ArtifactDamaged) as failure:
+            if self._read_whole or len(destinations) == 1:
+                raise
+            # A destination is to be filled from one that isn't whole itself.
+            self._read_whole = True
+            self._log.warning("reads the archive whole, to restore objects", error=str(failure))
+            Restorer(self.config, destinations, self.counters).restore(None)
+            return self._open(destinations)
+
     def _open(self, destinations: Sequence[Destination]) -> TableArchive:
         config = self.config
         if config.spill_directory is not None:
@@ -272,7 +309,7 @@ class TableWriter:
             raise
 
     async def _wait_again(self, failure: Exception, failures: int) -> None:
-        unavailable = isinstance(failure, DestinationError | CommitUnavailable)
+        unavailable = isinstance(failure, DestinationError | CommitUnavailable | ManifestDamaged)
         self.state = WriterState.HOLDING if unavailable else WriterState.CONNECTING
         self.problem = str(failure) or type(failure).__name__
         self.counters.restarted()

@@ -1,0 +1,133 @@
+"""A start restores what one destination lost; a mended manifest is gone on with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put
+from tests.support.writer.writing import Writer, integer
+
+
+def written(tmp_path: Path, served: Served, places: Sequence[Path], *changes: int) -> int:
+    """A base and a diff of each of ``changes`` on ``places``, by a writer that has ended."""
+    position = 0
+    with Writer(tmp_path, served, destinations=places, name="before") as writer:
+        writer.program.wait_ready()
+        for change in changes:
+            position = served.commit("users", put(change, f"change {change}"))
+            writer.wait_head(position)
+        assert writer.program.stop() == 0
+    return position
+
+
+def objects(writer: Writer, place: Path) -> list[Path]:
+    """What the manifest at ``place`` names, by position."""
+    writer.archive = place
+    return [place / entry["formats"]["jsonl"]["key"] for entry in writer.artifacts()]
+
+
+def damage(path: Path) -> None:
+    """Another byte in the middle, the size as it was."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def total(writer: Writer, name: str) -> float:
+    return sum(value for found, value in writer.metrics().items() if found.startswith(name))
+
+
+def test_each_destination_gets_from_the_other_what_it_lost(tmp_path: Path, served: Served) -> None:
+    both = (tmp_path / "archive", tmp_path / "second")
+    written(tmp_path, served, both, 1, 2, 3)
+    with_writer = Writer(tmp_path, served, destinations=both)
+    lost, damaged = objects(with_writer, both[0])[1], objects(with_writer, both[1])[2]
+    lost.unlink()
+    damage(damaged)
+    with with_writer as writer:
+        writer.program.wait_ready()
+        wait_until(
+            lambda: total(writer, "snapshotter_objects_restored_total") == 2, "both are restored"
+        )
+        assert lost.exists()
+        assert len(writer.logged("object restored")) == 2
+        assert total(writer, "snapshotter_objects_lost") == 0
+        writer.wait_head(served.commit("users", put(4, "goes on")))
+        assert writer.program.stop() == 0
+        for place in both:
+            writer.archive = place
+            writer.assert_equal()
+
+
+def test_what_no_destination_has_is_an_error_and_a_new_base_the_cure(
+    tmp_path: Path, served: Served
+) -> None:
+    written(tmp_path, served, (), 1, 2)
+    with_writer = Writer(tmp_path, served)
+    lost = objects(with_writer, tmp_path / "archive")[1]
+    lost.unlink()
+    with with_writer as writer:
+        writer.program.wait_ready()
+        wait_until(lambda: total(writer, "snapshotter_objects_lost") == 1, "it is counted")
+        (line,) = writer.logged("object lost")
+        assert str(lost) in line["error"] and "POST /snapshot" in line["error"]
+        assert writer.post("/snapshot?wait=true").status_code == 200
+        assert writer.kinds()[-1] == ("snapshot", 2)
+        assert writer.program.stop() == 0
+
+
+def test_a_new_destination_is_filled_though_the_one_ahead_isnt_whole(
+    tmp_path: Path, served: Served
+) -> None:
+    ahead, behind, new = (tmp_path / name for name in ("ahead", "behind", "new"))
+    written(tmp_path, served, (ahead, behind), 1, 2)
+    written(tmp_path, served, (ahead,), 3)
+    with_writer = Writer(tmp_path, served, destinations=(ahead, behind, new))
+    objects(with_writer, ahead)[1].unlink()
+    with with_writer as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(4, "goes on")))
+        assert len(writer.logged("object restored")) == 1
+        assert writer.program.stop() == 0
+        for place in (ahead, behind, new):
+            writer.archive = place
+            writer.assert_equal()
+
+
+def test_a_damaged_manifest_is_waited_for_until_it_is_mended(
+    tmp_path: Path, served: Served
+) -> None:
+    both = (tmp_path / "archive", tmp_path / "second")
+    manifest = both[1] / "users" / "manifest.json"
+    with Writer(tmp_path, served, destinations=both) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "before")))
+        whole = manifest.read_bytes()
+        manifest.write_bytes(whole[: len(whole) // 2])
+        served.commit("users", put(2, "meanwhile"))
+        status = writer.wait_status({"state": "holding", "ready": False})
+        assert str(manifest) in status["problem"] and "is damaged" in status["problem"]
+        assert manifest.read_bytes() == whole[: len(whole) // 2]
+        manifest.write_bytes(whole)
+        writer.wait_head(served.commit("users", put(3, "after")))
+        writer.program.wait_ready()
+        assert writer.program.stop() == 0
+        for place in both:
+            writer.archive = place
+            writer.assert_equal()
+            assert integer(writer.manifest()["head_position"]) == served.position
+
+
+def test_a_manifest_damaged_before_the_start_is_waited_for(tmp_path: Path, served: Served) -> None:
+    written(tmp_path, served, (), 1)
+    manifest = tmp_path / "archive" / "users" / "manifest.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    with Writer(tmp_path, served) as writer:
+        wait_until(lambda: writer.program.get("/status"), "HTTP")
+        writer.wait_status({"state": "holding", "ready": False})
+        manifest.write_bytes(whole)
+        writer.wait_head(served.commit("users", put(2, "after")))
+        assert writer.kinds() == [("snapshot", 1), ("diff", 1), ("diff", 1)]
+        assert writer.program.stop() == 0
+    writer.assert_equal()
