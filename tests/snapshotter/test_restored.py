@@ -7,6 +7,8 @@ from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer, integer
 
+DAMAGED = b'{"manifest_version": 1, "artifacts": ['
+
 
 def written(tmp_path: Path, served: Served, places: Sequence[Path], *changes: int) -> int:
     """A base and a diff of each of ``changes`` on ``places``, by a writer that has ended."""
@@ -102,12 +104,21 @@ def test_a_damaged_manifest_is_waited_for_until_it_is_mended(
     with Writer(tmp_path, served, destinations=both) as writer:
         writer.program.wait_ready()
         writer.wait_head(served.commit("users", put(1, "before")))
-        whole = manifest.read_bytes()
-        manifest.write_bytes(whole[: len(whole) // 2])
-        served.commit("users", put(2, "meanwhile"))
+        whole = b""
+
+        def noticed() -> bool:
+            nonlocal whole
+            if (found := manifest.read_bytes()) != DAMAGED:
+                # The writer may have replaced it at that very moment.
+                whole = found
+                manifest.write_bytes(DAMAGED)
+                served.commit("users", put(2, "meanwhile"))
+            return bool(writer.status()["state"] == "holding")
+
+        wait_until(noticed, "the damaged manifest is noticed")
         status = writer.wait_status({"state": "holding", "ready": False})
         assert str(manifest) in status["problem"] and "is damaged" in status["problem"]
-        assert manifest.read_bytes() == whole[: len(whole) // 2]
+        assert manifest.read_bytes() == DAMAGED
         manifest.write_bytes(whole)
         writer.wait_head(served.commit("users", put(3, "after")))
         writer.program.wait_ready()
@@ -122,7 +133,7 @@ def test_a_manifest_damaged_before_the_start_is_waited_for(tmp_path: Path, serve
     written(tmp_path, served, (), 1)
     manifest = tmp_path / "archive" / "users" / "manifest.json"
     whole = manifest.read_bytes()
-    manifest.write_bytes(b"{")
+    manifest.write_bytes(DAMAGED)
     with Writer(tmp_path, served) as writer:
         wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "holding", "ready": False})
