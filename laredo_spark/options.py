@@ -48,6 +48,7 @@ from laredo_archive import codec
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.codec.arrow.errors import TypingRefused
 from laredo_archive.codec.arrow.types import Special, Typing
+from laredo_archive.read import location
 from laredo_archive.storage.access import Addressing, S3Access, profiles
 from laredo_model import position as positions
 from laredo_model.errors import BadPosition
@@ -70,6 +71,7 @@ _KNOWN = frozenset(
         *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),
     }
 )
+_OF_CREATE_TABLE = "owner"
 _DEFAULT_TYPING = Typing()
 
 
@@ -135,8 +137,12 @@ class ReadOptions:
 
 
 def as_options(given: Mapping[str, object]) -> dict[str, str]:
-    """Python values as option texts; None is left out."""
-    return {name: _text(value) for name, value in given.items() if value is not None}
+    """Python values as option texts; None is left out, and a path is made absolute.
+
+    What plans a read, and the tasks on other machines, have other working directories.
+    """
+    texts = {name: _text(value) for name, value in given.items() if value is not None}
+    return texts | {name: location.absolute(texts[name]) for name in ("path",) if name in texts}
 
 
 def _text(value: object) -> str:
@@ -154,6 +160,13 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
     """
     options = {name.lower(): value for name, value in given.items()}
     for name, value in options.items():
+        if name == _OF_CREATE_TABLE:
+            raise OptionRefused(
+                name,
+                value,
+                "Spark gives it for CREATE TABLE, and a Python data source can't be a table of a"
+                " catalog; write CREATE TEMPORARY VIEW name USING laredo OPTIONS (path '...')",
+            )
         if name not in _KNOWN:
             near = get_close_matches(name, _KNOWN, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -162,7 +175,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         raise OptionRefused("path", "", "is required: .load(URI) of the archive")
     after = options.get("after")
     return ReadOptions(
-        path=options["path"],
+        path=location.absolute(options["path"]),
         as_of=_moment("as_of", options.get("as_of")),
         exact=_flag("exact", options.get("exact", "false")),
         epoch=_number("epoch", options.get("epoch")),

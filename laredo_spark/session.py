@@ -27,7 +27,8 @@ def session(
 
     :raises JavaMissing: if no Java that Spark could run on is found.
     """
-    check_java()
+    if not remote(settings or {}):
+        check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None:
@@ -37,6 +38,11 @@ def session(
     for setting, value in (settings or {}).items():
         builder = builder.config(setting, value)
     return builder.getOrCreate()
+
+
+def remote(settings: Mapping[str, str]) -> bool:
+    """Whether the session is one of Spark Connect, whose Spark runs elsewhere."""
+    return "spark.remote" in settings or "SPARK_REMOTE" in os.environ
 
 
 def check_java() -> None:

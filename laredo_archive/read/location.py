@@ -5,6 +5,7 @@ that are relative to the destination it was written to. An archive that was
 copied elsewhere, under another name, is read all the same.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -140,6 +141,18 @@ def found(location: ArchiveLocation) -> FoundArchive:
     return FoundArchive(root, object_keys.manifest_key(prefix), manifest, as_it_is)
 
 
+def absolute(uri: str) -> str:
+    """The same location for a process that has another working directory."""
+    if "://" in uri and not uri.startswith("file:"):
+        return uri
+    return os.path.abspath(Path(_local_path(uri)).expanduser())  # noqa: PTH100  # not symbolic links
+
+
+def _local_path(uri: str) -> str:
+    """The path that a path or a URI of the scheme ``file`` means: ``file:///a``, ``file:/a``."""
+    return unquote(urlsplit(uri).path) if uri.startswith("file:/") else uri
+
+
 def parse(uri: str, access: S3Access | None = None) -> ArchiveLocation:
     """Parse a path or URI, without a request.
 
@@ -148,15 +161,13 @@ def parse(uri: str, access: S3Access | None = None) -> ArchiveLocation:
     scheme = urlsplit(uri).scheme if "://" in uri else ""
     if f"{scheme}://" in s3.SCHEMES:
         return _parse_s3(uri, access or S3Access())
-    if scheme == "file":
-        return _parse_path(unquote(urlsplit(uri).path))
-    if scheme:
+    if scheme and scheme != "file":
         raise DestinationError(
             uri,
             f"{scheme}:// isn't known here; give a directory, or a URI that begins with file://"
             " or s3://",
         )
-    return _parse_path(uri)
+    return _parse_path(_local_path(uri))
 
 
 def _parse_path(path: str) -> ArchiveLocation:

@@ -12,7 +12,8 @@ import click
 from laredo_archive.cli import logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
-from laredo_model.printable import printable_lines
+from laredo_model.printable import printable, printable_lines
+from laredo_spark.cli import package
 from laredo_spark.errors import SparkReadError, own_message
 
 if TYPE_CHECKING:
@@ -157,3 +158,15 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
     then the status is 1.
     """
     _job().sync(config, sets, targets, rebuild=rebuild)
+
+
+@main.command("package")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def write_package(*, directory: Path) -> None:
+    """Write what spark-submit takes to a cluster into DIRECTORY, and show the command line.
+
+    Its workers need pyarrow and orjson beside it; for archives in S3 boto3 too.
+    """
+    modules, program = package.write(directory)
+    line = f"spark-submit --py-files {modules} {program} read URI --to parquet --out DIR"
+    click.echo(printable(line))

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from laredo_model.printable import printable, printable_lines
 from laredo_spark.cli.output import TableOutput
 from laredo_spark.frames.table import read_table
-from laredo_spark.session import session
+from laredo_spark.session import remote, session
 from laredo_spark.sync import config as sync_config
 from laredo_spark.sync import delta_fit
 from laredo_spark.sync.config import SparkBlock
@@ -78,8 +78,9 @@ class SparkJob:
     def _session(self, block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
         """A session with the block's settings, which override those of ``more``."""
         made = session("laredo-spark", block.master, {**(more or {}), **block.settings})
-        # A task's failure is one message of ours; the log would add the JVM's stack, and Python's.
-        made.sparkContext.setLogLevel("WARN" if self.verbose else "OFF")
+        if not remote(block.settings):
+            # A task's failure is one message of ours; the log adds the JVM's stack and Python's.
+            made.sparkContext.setLogLevel("WARN" if self.verbose else "OFF")
         return made
 
 

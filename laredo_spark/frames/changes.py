@@ -6,6 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from laredo_spark import options
 from laredo_spark.changes.changes_read import ChangesRead
+from laredo_spark.cores import cores
 from laredo_spark.frames.table import PUSH_FILTERS, TASKS_A_CORE, register
 from laredo_spark.options import ReadMode
 from laredo_spark.source import LaredoDataSource
@@ -45,7 +46,7 @@ def read_changes(
             "exact": exact,
             "on_gap": on_gap,
             "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
-            "partitions_at_least": spark.sparkContext.defaultParallelism * TASKS_A_CORE,
+            "partitions_at_least": cores(spark) * TASKS_A_CORE,
             **given,
         }
     )

@@ -7,6 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_spark import options
+from laredo_spark.cores import cores
 from laredo_spark.options import ReadMode
 from laredo_spark.read import proof, unsorted
 from laredo_spark.read.table_read import TableRead
@@ -69,7 +70,7 @@ def read_table(
         "columns": columns,
         "key_fields": key_fields,
         "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
-        "partitions_at_least": spark.sparkContext.defaultParallelism * TASKS_A_CORE,
+        "partitions_at_least": cores(spark) * TASKS_A_CORE,
         **given,
     }
     asked = options.as_options(wanted)

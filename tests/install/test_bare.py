@@ -43,6 +43,10 @@ def test_every_command_says_what_it_is(bare: Bare, command: str, option: str) ->
     assert ("version" if option == "--version" else "Usage: ") in ended.stdout
 
 
+def test_laredo_spark_is_a_module_too(bare: Bare) -> None:
+    assert bare.run("python", "-m", "laredo_spark", "--help").stdout.startswith("Usage: ")
+
+
 def test_the_extra_that_spark_needs_is_named_in_one_line(bare: Bare) -> None:
     for arguments in (["read", "somewhere"], ["sync", "some.conf"]):
         ended = bare.run("laredo-spark", *arguments)

@@ -61,3 +61,17 @@ def test_another_option_is_refused_with_the_nearest() -> None:
 def test_a_sync_takes_names_as_read_table_does(given: object) -> None:
     asked = given_options({"path": "-", "key_fields": given, "columns": ["id", "name"]})
     assert (asked["key_fields"], asked["columns"]) == ("id", "id,name")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("archive/users", f"{Path.cwd()}/archive/users"),
+        ("file:/data/a%20b", "/data/a b"),
+        ("file:///data/users/manifest.json", "/data/users/manifest.json"),
+        ("s3://bucket/users/", "s3://bucket/users/"),
+    ],
+)
+def test_a_path_means_the_same_wherever_a_task_runs(given: str, meant: str) -> None:
+    assert parse({"path": given}).path == meant
+    assert options.as_options({"path": given, "as_of": None}) == {"path": meant}

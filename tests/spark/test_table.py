@@ -65,6 +65,15 @@ def test_in_another_session_of_the_same_program(spark: SparkSession, archive: Pa
     assert SparkSession.getActiveSession() is active
 
 
+def test_create_table_is_refused_and_the_view_named(spark: SparkSession, archive: Path) -> None:
+    register(spark)
+    options = f"OPTIONS (path '{archive}')"
+    with pytest.raises(AnalysisException, match="write CREATE TEMPORARY VIEW name USING laredo"):
+        spark.sql(f"CREATE TABLE held USING laredo {options}")
+    spark.sql(f"CREATE TEMPORARY VIEW shown USING laredo {options}")
+    assert spark.sql("SELECT count(*) FROM shown").collect() == [(len(THIRD),)]
+
+
 def test_by_its_format(spark: SparkSession, archive: Path) -> None:
     register(spark)
     found = spark.read.format("laredo").option("as_of", "0/20").load(archive.as_uri())
