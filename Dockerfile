@@ -14,15 +14,17 @@ RUN python -m venv /opt/laredo
 # Dependencies change less often than code: their layer is kept while only code changes.
 COPY requirements.lock ./
 RUN /opt/laredo/bin/pip install --no-cache-dir --require-hashes --requirement requirements.lock
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md ./
 COPY laredo_model laredo_model
 COPY laredo_archive laredo_archive
 COPY laredo_fanout laredo_fanout
 COPY laredo_snapshotter laredo_snapshotter
+# What `--version`, /status and laredo_build_info name: the repository itself isn't copied.
+ARG SOURCE_COMMIT=unknown
 # laredo-spark isn't in the image, so its script isn't either. A module that wasn't compiled ends
 # the build here.
 RUN sed -i '/^laredo-spark = /d' pyproject.toml \
-    && /opt/laredo/bin/pip install --no-cache-dir --no-deps .
+    && SOURCE_COMMIT="$SOURCE_COMMIT" /opt/laredo/bin/pip install --no-cache-dir --no-deps .
 # Away from the sources, which would be imported in place of what was installed.
 WORKDIR /
 RUN /opt/laredo/bin/python -m laredo_fanout.app.compiled \

@@ -16,6 +16,7 @@ import click
 from laredo_fanout import config as configuration
 from laredo_fanout.config import Config
 from laredo_model.http import exposure
+from laredo_model.program.build import version_option
 from laredo_model.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
     show_default=True,
     help="Lines of this level and above.",
 )
-@click.version_option(package_name="laredo-snapshotter")
+@version_option()
 @click.pass_context
 def main(
     context: click.Context,

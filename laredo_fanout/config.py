@@ -172,7 +172,7 @@ class ClientBuffer(Section):
     """How far behind a live client may be, in transactions, and what happens beyond."""
 
     max_size: int = Field(default=50_000, ge=1)
-    """How many changes a live client may be behind; one transaction counts once."""
+    """How many transactions a live client may be behind, however many rows each changed."""
     policy: Literal["drop_disconnect", "slow_down"] = "drop_disconnect"
     """What happens beyond: ``drop_disconnect`` ends its stream, and it resumes by position;
     ``slow_down`` lets it go on, and sends a new snapshot in the same stream once the journal

@@ -10,6 +10,7 @@ import click
 import structlog
 
 from laredo_model.printable import printable, printable_lines
+from laredo_model.program.build import version_option
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
 from laredo_snapshotter.app import logs, malloc
@@ -69,7 +70,7 @@ class LogFormat(click.Choice[str]):
     help="How long what was read may take to be verified and written after SIGTERM or SIGINT; exit"
     " code 3 if it took longer.",
 )
-@click.version_option(package_name="laredo-snapshotter")
+@version_option()
 @click.pass_context
 def cli(
     context: click.Context,

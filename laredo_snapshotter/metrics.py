@@ -10,7 +10,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
@@ -24,6 +23,8 @@ from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
 from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts, families
+from laredo_model.http.exposition import Exposition, exposed
+from laredo_model.program.metrics import build_info, process_memory
 from laredo_snapshotter.status import TableWriterStatus, WriterState
 
 
@@ -153,6 +154,18 @@ class Metrics:
             ["table"],
             registry=self.registry,
         )
+        self.table_failures = Counter(
+            "snapshotter_table_failures",
+            "Errors that ended a table's session, or its writer for good, by the error's name",
+            ["table", "kind"],
+            registry=self.registry,
+        )
+        self.rebases = Counter(
+            "snapshotter_rebases",
+            "Re-bases that ended: done, or failed and tried again",
+            ["table", "outcome"],
+            registry=self.registry,
+        )
         self.objects_deleted = Counter(
             "snapshotter_objects_deleted",
             "Objects that no manifest needed any more, deleted",
@@ -185,17 +198,17 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_TableCollector(tables))
-        self.registry.register(_HttpCollector(http, certificates))
+        self.registry.register(_ProgramCollector(http, certificates))
 
     def called(self, called: Called) -> None:
         """A request to an AWS service was answered, or wasn't."""
         status = "none" if called.status is None else str(called.status)
         self.aws_requests.labels(called.service, called.operation, status).inc()
 
-    async def text(self) -> bytes:
-        """What a scrape gets."""
+    async def answer(self, accept: str) -> Exposition:
+        """What a scrape gets, in the format that the request's Accept header asks for."""
         await asyncio.to_thread(self._certificates.read)
-        return generate_latest(self.registry)
+        return exposed(self.registry, accept)
 
 
 class TableCounters(Observer):
@@ -210,6 +223,8 @@ class TableCounters(Observer):
             metrics.artifacts_written.labels(table, kind)
         metrics.restarts.labels(table)
         metrics.fenced.labels(table)
+        for outcome in ("done", "failed"):
+            metrics.rebases.labels(table, outcome)
 
     def artifact(self, kind: str) -> None:
         """One artifact was committed."""
@@ -259,6 +274,14 @@ class TableCounters(Observer):
         """Another writer took the archive over."""
         self._metrics.fenced.labels(self._table).inc()
 
+    def failed(self, failure: Exception) -> None:
+        """An error ended the table's session, or its writer for good."""
+        self._metrics.table_failures.labels(self._table, type(failure).__name__).inc()
+
+    def rebased(self, outcome: str) -> None:
+        """A re-base ended, done or failed."""
+        self._metrics.rebases.labels(self._table, outcome).inc()
+
     def connected(self, handshake: Handshake) -> None:
         """A stream began."""
         del handshake
@@ -271,7 +294,7 @@ class TableCounters(Observer):
         self._metrics.stream_errors.labels(self._table, type(error).__name__).inc()
 
 
-class _HttpCollector(Collector):
+class _ProgramCollector(Collector):
     def __init__(self, counts: HttpCounts, certificates: CertificateWatch) -> None:
         self._counts = counts
         self._certificates = certificates
@@ -280,6 +303,8 @@ class _HttpCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        yield build_info("snapshotter")
+        yield process_memory("snapshotter", ())
         yield from families(self._counts, "snapshotter")
         yield from self._certificates.families("snapshotter")
 

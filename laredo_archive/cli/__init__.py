@@ -8,10 +8,11 @@ from laredo_archive.cli.copying import copy_archive
 from laredo_archive.cli.options import Commands
 from laredo_archive.cli.reading import export_table, list_artifacts, print_changes, print_rows
 from laredo_archive.cli.repairing import repair_archive
+from laredo_model.program.build import version_option
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="laredo-snapshotter")
+@version_option()
 @click.option(
     "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and other details."
 )

@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Header, Response
 
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.errors import SourceUnavailable
+from laredo_model.http.exposition import Exposition
 
 _RECOPY_PATIENCE = 10.0
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def application(
@@ -23,7 +23,7 @@ def application(
     problems: Callable[[], list[str]],
     unserved: Callable[[], list[str]],
     status: Callable[[], dict[str, Any]],
-    metrics: Callable[[], Awaitable[bytes]],
+    metrics: Callable[[str], Awaitable[Exposition]],
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
 ) -> FastAPI:
@@ -32,7 +32,7 @@ def application(
     :param problems: why the server isn't ready; empty if it is.
     :param unserved: why the server can't serve the rows that it has; empty if it does.
     :param status: what /status shows, as JSON values.
-    :param metrics: what /metrics shows, in Prometheus' text form.
+    :param metrics: what /metrics answers to a request with this Accept header.
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
     """
@@ -58,8 +58,9 @@ def application(
         return _json(status())
 
     @app.get("/metrics")
-    async def show_metrics() -> Response:
-        return Response(await metrics(), media_type=_EXPOSITION)
+    async def show_metrics(accept: Annotated[str, Header()] = "") -> Response:
+        answer = await metrics(accept)
+        return Response(answer.body, media_type=answer.content_type)
 
     @app.post("/catchup")
     async def split_backlog() -> Response:

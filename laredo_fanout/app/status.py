@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-from laredo_fanout.app import certificates, metrics, store_space
+from laredo_fanout.app import certificates
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app.metrics.scrape import Scrape
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
-from laredo_fanout.app.store_space import StoreSpace
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
@@ -27,6 +25,8 @@ from laredo_fanout.tables.status import CopyProgress, IngestStatus, ReplicatedTa
 from laredo_model import position
 from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts
+from laredo_model.http.exposition import Exposition
+from laredo_model.program import build
 
 _WAITING = "waiting"
 
@@ -56,6 +56,20 @@ class ServerView:
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
         self.certificates = CertificateWatch(certificates.configured(config))
+        self._scrape = Scrape(
+            config,
+            store,
+            clients,
+            ingest,
+            children,
+            pruning,
+            snapshots,
+            archives,
+            fall_behind,
+            self.http,
+            self.certificates,
+            self._record,
+        )
         self.draining = False
 
     @property
@@ -125,7 +139,8 @@ class ServerView:
         return {
             "ready": not problems,
             "problems": problems,
-            "version": version("laredo-snapshotter"),
+            "version": build.version(),
+            "commit": build.commit(),
             "started_at": _time(self._started),
             "store": {
                 "path": str(self._config.state.path),
@@ -273,45 +288,9 @@ class ServerView:
             "filtered": client.info.filtered,
         }
 
-    async def metrics(self) -> bytes:
-        """The text of /metrics."""
-        store = await asyncio.to_thread(self._read_files)
-        source = self._ingest.status()
-        clients = self._clients.of()
-        figures = metrics.Figures(
-            source_name=self._config.source_name,
-            source=source,
-            tables={
-                table.name: record
-                for table in self._config.tables
-                if (record := self._record(table.name)) is not None
-            },
-            clients={table.name: [] for table in self._config.tables},
-            max_clients=self._config.max_clients,
-            disconnects=self._clients.left(),
-            snapshots={
-                table.name: self._snapshots.written(table.name) for table in self._config.tables
-            },
-            store=store,
-            pruned=self._pruning.pruned,
-            serving_restarts=self._children.restarts,
-            serving_spawn_failures=self._children.spawn_failures,
-            ingest_restarts=self._ingest.given_up,
-            replays=self._children.replays,
-            archives=self._archives.checks,
-            catchup=None if self._fall_behind is None else self._fall_behind.status(),
-            http=self.http,
-            certificates=self.certificates,
-            relay=None if self._ingest.relay is None else self._ingest.relay.relay_status(),
-        )
-        for client in clients:
-            figures.clients.setdefault(client.info.table, []).append(client)
-        return metrics.exposition(figures)
-
-    def _read_files(self) -> StoreSpace | None:
-        self.certificates.read()
-        state = self._config.state
-        return store_space.measured(state.path, self._store.used_bytes, state.max_size)
+    async def metrics(self, accept: str) -> Exposition:
+        """What /metrics answers to a request with this Accept header."""
+        return await self._scrape.answer(accept)
 
 
 def _table_position(record: TableRecord | None, of_store: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
+
+from laredo_fanout.store.writer import Store
 
 _BLOCK = 512
 """What st_blocks counts, whatever the file system's own blocks are."""
@@ -17,20 +18,24 @@ class StoreSpace(NamedTuple):
     used: int
     #: What the data file has of the disk: part of it was reserved ahead.
     allocated: int
+    #: What it can still take: unused pages of the data file, and what it may grow.
+    free: int
     #: state.max_size.
     most: int
     #: What the server's user may still take of the disk.
     disk_free: int
 
 
-def measured(directory: Path, used: int, most: int) -> StoreSpace | None:
-    """The space of the store in ``directory``, of which ``used`` bytes are in use.
+def measured(store: Store, most: int) -> StoreSpace | None:
+    """The space of the store, of which it may take ``most`` bytes.
 
     None: the directory or its data file is gone.
     """
     try:
-        allocated = (directory / "data.mdb").stat().st_blocks * _BLOCK
-        disk = os.statvfs(directory)
+        allocated = (store.path / "data.mdb").stat().st_blocks * _BLOCK
+        disk = os.statvfs(store.path)
     except FileNotFoundError:
         return None
-    return StoreSpace(used, allocated, most, disk.f_bavail * disk.f_frsize)
+    return StoreSpace(
+        store.used_bytes, allocated, store.free_bytes, most, disk.f_bavail * disk.f_frsize
+    )

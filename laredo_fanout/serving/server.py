@@ -20,6 +20,7 @@ from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.serving.service import ReplicationService
 from laredo_fanout.serving.shared import Drain, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
@@ -66,13 +67,14 @@ async def serve(
     on_replay: Callable[[str, Outcome], None] = _ignore,
     request_check: Callable[[], None] = _no_check,
     readiness: Readiness | None = None,
+    sent: SentCounts | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
     `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the
     table and the outcome of each replay from an archive. `request_check` is called when a client
     waits for a catalog check; it must not block. `readiness` is what the main process says of the
-    server; without it a process that listens is ready.
+    server; without it a process that listens is ready. `sent` counts what is sent to clients.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -94,6 +96,7 @@ async def serve(
         StructRows(),
         SpoolDirectory(listener.spool_path or reader.path, listener.spool_max_bytes),
         archives,
+        SentCounts() if sent is None else sent,
     )
     tails = Tails(options.tables, reader, wakeups, request_check)
     service = ReplicationService(shared, options.tables, tails, registry, tokens)

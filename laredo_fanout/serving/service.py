@@ -139,9 +139,12 @@ class ReplicationService:
                 messages = self._snapshots.fetch(snapshot_id, self._shared.structs)
                 async with aclosing(messages):
                     async for some in messages:
+                        size = 0
                         for packed in exchange.packed(some):
                             await exchange.send(packed)
+                            size += len(packed)
                             guard.moved()
+                        self._shared.sent.add(size, len(some))
             finally:
                 guard.stop()
 

@@ -8,6 +8,7 @@ from laredo_fanout.serving.journal.recent import RecentRecords
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.serving.replay.archives import Archives
+from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
@@ -42,3 +43,4 @@ class ServingResources:
     structs: StructRows
     spool: SpoolDirectory
     archives: Archives
+    sent: SentCounts

@@ -25,6 +25,7 @@ MIN_SIZE = 1 << 20
 FILES = ("data.mdb", "lock.mdb", "server.lock")
 """What is in a store's directory, by which it is known to be one."""
 _PAGE = disk.PAGE
+_META_PAGES = 2
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 
@@ -121,6 +122,16 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
         raise StoreMissing(str(directory)) from missing
     except lmdb.Error as failed:
         raise _what_failed(directory, failed) from failed
+
+
+def free_bytes(environment: Any, databases: Databases) -> int:
+    """Size of the pages that hold nothing: the data file's that were given back, and those by which
+    it may grow. Of them LMDB takes some for its list of free pages."""
+    with environment.begin() as transaction:
+        stats = [environment.stat(), *(transaction.stat(each) for each in databases.all)]
+        pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
+    size: int = environment.info()["map_size"] - (_META_PAGES + pages) * _PAGE
+    return max(0, size)
 
 
 def what_failed(directory: Path, failed: OSError) -> StoreError:

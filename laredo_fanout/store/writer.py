@@ -145,6 +145,11 @@ class Store:
         """The data file's used part (laredo_store_bytes)."""
         return self._disk.used_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """What the store can still take (laredo_store_free_bytes)."""
+        return environment.free_bytes(self._environment, self._databases)
+
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """One atomic, durable step: committed and synced when the block ends without an error.

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 
+from laredo_model.program import build
 from laredo_snapshotter.errors import SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
@@ -25,7 +26,7 @@ class Writers(Protocol):
         """
 
 
-def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
+def app(writers: Writers, metrics: Metrics) -> FastAPI:
     """The application."""
     # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -51,14 +52,16 @@ def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
     async def status() -> dict[str, Any]:
         statuses = writers.statuses()
         return {
-            "version": version,
+            "version": build.version(),
+            "commit": build.commit(),
             "ready": all(table.ready for table in statuses),
             "tables": {table.table: table.to_json() for table in statuses},
         }
 
     @api.get("/metrics")
-    async def scrape() -> Response:
-        return Response(await metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def scrape(accept: Annotated[str, Header()] = "") -> Response:
+        answer = await metrics.answer(accept)
+        return Response(answer.body, media_type=answer.content_type)
 
     @api.post("/snapshot")
     async def snapshot(table: str | None = None, wait: bool = False) -> JSONResponse:

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 
 import structlog
 
@@ -17,6 +16,7 @@ from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
+from laredo_model.program import build
 from laredo_model.service_notify import ServiceNotifier
 from laredo_snapshotter.app import http
 from laredo_snapshotter.commit.destinations import Stores
@@ -81,14 +81,15 @@ class Service:
             loop.add_signal_handler(number, self._stop, number)
         notifier = ServiceNotifier()
         listener = self._listen()
-        application = http.app(self, self._metrics, version("laredo-snapshotter"))
+        application = http.app(self, self._metrics)
         server = HttpServer(application, self._settings, listener, self._http_counts)
         server.start()
         for danger in self._settings.dangers:
             log.warning(danger)
         log.info(
             "started",
-            version=version("laredo-snapshotter"),
+            version=build.version(),
+            commit=build.commit(),
             http=exposure.local_url(self._settings.listening_host, listener.getsockname()[1]),
             tables=list(self._writers),
         )

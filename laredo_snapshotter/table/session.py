@@ -65,6 +65,7 @@ class WriterSession:
         self._archive = archive
         self._executor = executor
         self._notifier = notifier
+        self._counters = counters
         self._epoch_committed = epoch_committed
         self._wanted = wanted
         self._log = log.bind(table=config.name)
@@ -313,10 +314,12 @@ class WriterSession:
         try:
             epoch = await self.rebase.run()
         except (Fenced, ChecksumDiffers) as final:
+            self._counters.rebased("failed")
             if not self._failed.done():
                 self._failed.set_exception(final)
         except Exception as failure:  # noqa: BLE001  # tried again; the epoch goes on meanwhile
             self._rebase_failures += 1
+            self._counters.rebased("failed")
             delay = REBASE_AGAIN.delay(self._rebase_failures)
             self._not_before = time.monotonic() + delay
             self.rebase_problem = str(failure)
@@ -333,6 +336,7 @@ class WriterSession:
             )
         else:
             self._rebase_failures = 0
+            self._counters.rebased("done")
             self.rebase_problem = self.rebase_failing_since = None
             self._log.info("re-based", epoch=epoch, reason=reason)
             self._epoch_committed(epoch, began)

@@ -313,6 +313,7 @@ class TableWriter:
         self.state = WriterState.HOLDING if unavailable else WriterState.CONNECTING
         self.problem = str(failure) or type(failure).__name__
         self.counters.restarted()
+        self.counters.failed(failure)
         delay = AGAIN.delay(failures)
         expected = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
         self._log.error(
@@ -340,6 +341,8 @@ class TableWriter:
         self.problem = str(why)
         if state is WriterState.FENCED:
             self.counters.fenced()
+        else:
+            self.counters.failed(why)
         self._log.error("stopped for good", state=state.value, error=str(why))
         self._refuse_requests(f"{self.config.name} is {state}: {why}")
 

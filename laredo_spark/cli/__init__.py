@@ -13,6 +13,7 @@ from laredo_archive.cli import logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
 from laredo_model.printable import printable, printable_lines
+from laredo_model.program.build import version_option
 from laredo_spark.cli import package
 from laredo_spark.errors import SparkReadError, own_message
 
@@ -52,7 +53,7 @@ def _fail(message: str) -> NoReturn:
 
 
 @click.group(cls=SparkCommands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="laredo-snapshotter")
+@version_option()
 @click.option(
     "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and Spark's log."
 )

@@ -15,7 +15,10 @@ COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spa
 def source(directory: Path) -> Path:
     """The repository's files as they are now, where a build leaves nothing in the work tree."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "pyproject.toml", "README.md", "laredo_*", "pyspark_laredo"],
+        [
+            *("git", "ls-files", "-z", "pyproject.toml", "setup.py", "README.md"),
+            *("laredo_*", "pyspark_laredo"),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -29,6 +29,7 @@ from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
+from laredo_fanout.serving.sent import SentCounts
 from laredo_model.retry import Backoff
 
 _RETRY = Backoff(initial=0.1, maximum=10.0)
@@ -58,6 +59,8 @@ class _Child:
     """One running serving process."""
 
     number: int
+    #: serving-0, serving-1, ...: a process that is restarted keeps it.
+    name: str
     process: asyncio.subprocess.Process
     control: Control
     wake: socket.socket
@@ -87,6 +90,8 @@ class ServingChildren:
     error: str | None = None
     #: Clients that an archive was to catch up, by table and outcome.
     replays: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: What was sent to clients, by the processes' names.
+    sent: dict[str, SentCounts] = field(default_factory=dict)
     _children: dict[int, _Child] = field(default_factory=dict)
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=lambda: count(1))
@@ -96,7 +101,8 @@ class ServingChildren:
     def start(self) -> None:
         """Start them all; returns at once."""
         self._keepers = [
-            supervised(self._keep(), "serving processes", self.crashed) for _ in range(self.workers)
+            supervised(self._keep(f"serving-{each}"), "serving processes", self.crashed)
+            for each in range(self.workers)
         ]
 
     @property
@@ -108,6 +114,11 @@ class ServingChildren:
     def pids(self) -> list[int]:
         """The pids of the running serving processes."""
         return [child.process.pid for child in self._children.values()]
+
+    @property
+    def named_pids(self) -> dict[str, int]:
+        """The same, by the processes' names."""
+        return {child.name: child.process.pid for child in self._children.values()}
 
     def update_ready(self, ready: bool) -> None:
         """Have the serving processes answer probes with this from now on."""
@@ -131,15 +142,16 @@ class ServingChildren:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
-    async def _keep(self) -> None:
+    async def _keep(self, name: str) -> None:
         failures = 0
+        self.sent[name] = SentCounts()
         loop = asyncio.get_running_loop()
         while not self._draining.is_set():
             started = loop.time()
             failures += 1
             pause = _RETRY.delay(failures)
             try:
-                await self._run_one()
+                await self._run_one(name)
             except SpawnFailed as failed:
                 self.spawn_failures += 1
                 self.error = str(failed)
@@ -154,8 +166,8 @@ class ServingChildren:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), pause)
 
-    async def _run_one(self) -> None:
-        child = await self._spawn()
+    async def _run_one(self, name: str) -> None:
+        child = await self._spawn(name)
         self._configure(child)
         self._children[child.number] = child
         self.wake_ups.add(child.wake)
@@ -185,7 +197,7 @@ class ServingChildren:
         child.control.send({"op": "options", "state": str(self.state), "serving": serving})
         child.control.send({"op": "health", "ready": self._ready})
 
-    async def _spawn(self) -> _Child:
+    async def _spawn(self, name: str) -> _Child:
         """Start one.
 
         :raises SpawnFailed: the system has no room for it; nothing of it stays.
@@ -202,7 +214,7 @@ class ServingChildren:
             undo.pop_all()
         theirs.close()
         wake_theirs.close()
-        return _Child(next(self._numbers), process, control, wake_ours)
+        return _Child(next(self._numbers), name, process, control, wake_ours)
 
     async def _start_process(self, *ends: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -242,6 +254,8 @@ class ServingChildren:
                 return {}
             case "replay":
                 self.replays[message["table"], message["outcome"]] += 1
+            case "sent":
+                self.sent[child.name].add(message["bytes"], message["messages"])
             case "check":
                 self.request_check()
             case "clients":

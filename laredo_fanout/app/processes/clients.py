@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from laredo_fanout.serving.ports import REASONS, ClientInfo, ClientState, TooManyClients
@@ -133,8 +132,3 @@ class Clients:
 def _same_client(one: ClientInfo, other: ClientInfo) -> bool:
     """Whether owner and client id are the same, so that a stranger can't use up another's share."""
     return (one.client_id, one.owner, one.host) == (other.client_id, other.owner, other.host)
-
-
-def deepest(clients: Iterable[ClientState]) -> int:
-    """How many changes the slowest of the clients is behind."""
-    return max((client.depth for client in clients), default=0)

@@ -9,6 +9,7 @@ serving -> main
     {"op": "close", "lease": l, "reason": r}
     {"op": "clients", "call": c, "table": name}                  answered
     {"op": "replay", "table": name, "outcome": o}
+    {"op": "sent", "bytes": b, "messages": m}                    since the last one
     {"op": "check"}                                              a client waits for a catalog check
 main -> serving
     {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain

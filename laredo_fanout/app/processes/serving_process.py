@@ -21,12 +21,14 @@ from laredo_fanout.app.processes.remote_registry import RemoteRegistry
 from laredo_fanout.app.processes.wake_up import SocketWakeups
 from laredo_fanout.serving.errors import ServingError
 from laredo_fanout.serving.probes.readiness import Readiness
+from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 
 MAIN_IS_GONE = 3
 CANT_SERVE = 4
+_REPORT_S = 1.0
 
 log = structlog.get_logger("laredo_fanout.serving")
 
@@ -39,8 +41,9 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     if options["op"] == "drain":
         return 0
     registry = RemoteRegistry(control)
-    drain, readiness = asyncio.Event(), Readiness()
+    drain, readiness, sent = asyncio.Event(), Readiness(), SentCounts()
     listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness))
+    reporting = asyncio.create_task(_keep_reporting(control, sent))
     try:
         reader = StoreReader.open(Path(options["state"]))
         await serve(
@@ -55,6 +58,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
             ),
             request_check=lambda: control.send({"op": "check"}),
             readiness=readiness,
+            sent=sent,
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})
@@ -62,9 +66,23 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
         return CANT_SERVE
     finally:
         listener.cancel()
+        reporting.cancel()
         await registry.flush()
+        _report(control, sent)
         await control.close()
     return 0
+
+
+async def _keep_reporting(control: Control, sent: SentCounts) -> None:
+    while True:
+        await asyncio.sleep(_REPORT_S)
+        _report(control, sent)
+
+
+def _report(control: Control, sent: SentCounts) -> None:
+    size, messages = sent.take()
+    if messages:
+        control.send({"op": "sent", "bytes": size, "messages": messages})
 
 
 async def _listen_to_main(

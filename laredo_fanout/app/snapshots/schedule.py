@@ -52,6 +52,7 @@ class SnapshotSchedule:
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _process: asyncio.subprocess.Process | None = None
 
     def start(self) -> None:
         """Start the schedules; returns at once."""
@@ -83,6 +84,11 @@ class SnapshotSchedule:
         """How many of the table's snapshots were written since the start."""
         plan = self._plans.get(table)
         return 0 if plan is None else plan.written
+
+    @property
+    def named_pids(self) -> dict[str, int]:
+        """The process that takes a snapshot now, if one does."""
+        return {} if self._process is None else {"snapshot": self._process.pid}
 
     async def _keep(self, table: ReplicatedTableConfig) -> None:
         plan, snapshot = self._plans[table.name], table.target.snapshot
@@ -147,6 +153,7 @@ class SnapshotSchedule:
             stdout=asyncio.subprocess.PIPE,
             process_group=0,
         )
+        self._process = process
         try:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(orjson.dumps(order) + b"\n")
@@ -159,6 +166,8 @@ class SnapshotSchedule:
                 process.kill()
             await process.wait()
             raise
+        finally:
+            self._process = None
         return _answer(code, output)
 
 

@@ -8,12 +8,18 @@ once for all sessions, when there are more changes than the limit.
 from __future__ import annotations
 
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.journal.record import Record
 from laredo_fanout.store.reader import StoreReader
 
 _READ_BYTES = 256 << 10
 READS_A_TURN = 4
 """How much is counted before others have their turn: about 5 ms."""
 _REMEMBERED = 20_000
+
+
+def transactions_of(record: Record) -> int:
+    """How many transactions begin in the record; one that goes on in it counted before."""
+    return len(record.decode().counts) - record.continues
 
 
 class Backlog:
@@ -62,6 +68,5 @@ class Backlog:
         while len(self._counted) > _REMEMBERED:
             del self._counted[next(iter(self._counted))]
         for record in records:
-            transactions = len(record.decode().counts) - record.continues
-            self._counted[record.first_sequence - 1] = record.last_sequence, transactions
+            self._counted[record.first_sequence - 1] = record.last_sequence, transactions_of(record)
         return bool(records)

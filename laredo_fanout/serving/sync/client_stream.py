@@ -121,9 +121,12 @@ class ClientStream:
 
     async def send_all(self, messages: Sequence[bytes]) -> None:
         """Send the messages; returns when the client's side has taken them."""
+        size = 0
         for packed in self.exchange.packed(messages):
             await self.exchange.send(packed)
+            size += len(packed)
             self.moved()
+        self.shared.sent.add(size, len(messages))
 
     async def send_handshake(
         self, mode: wire.SyncMode, sequence: int, position: int, snapshot_id: str = ""

@@ -179,7 +179,7 @@ class LiveGroup:
     def _send_records(self, records: Sequence[Encoded]) -> None:
         messages = [message for record in records for message in record.messages]
         if messages:
-            self._write(self._frame(messages))
+            self._write(messages)
         self._cursor = records[-1].last_sequence
         for record in records:
             if record.complete is not None:
@@ -198,9 +198,11 @@ class LiveGroup:
             heartbeat = self._messages.heartbeat(
                 sequence=self._cursor, position=position, boundary=boundary
             )
-            self._write(self._frame([heartbeat]))
+            self._write([heartbeat])
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, messages: Sequence[bytes]) -> None:
+        frame, clients = self._frame(messages), len(self._members)
+        self._shared.sent.add(clients * len(frame), clients * len(messages))
         for member in self._members.values():
             member.output.write(frame)
 

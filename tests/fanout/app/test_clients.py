@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from laredo_fanout.app.processes.clients import Clients, deepest
+from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import SocketWakeups, WakeUps
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from tests.support.processes import PATIENCE_S
@@ -53,7 +53,6 @@ def test_figures_per_table() -> None:
     found = clients.of("public.a")
     assert [client.info.client_id for client in found] == ["early", "late"]
     assert (found[1].sequence, found[1].depth, found[1].state) == (50, 4, "live")
-    assert deepest(clients.of()) == 4
 
 
 async def test_every_wait_that_began_before_a_notification_is_woken() -> None:

@@ -1,4 +1,4 @@
-"""The server's metrics in Prometheus' text format, for /metrics."""
+"""The figures of the server as metrics, for /metrics."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from laredo_fanout.app.archive_watch import ArchiveCheck
-from laredo_fanout.app.processes.clients import deepest
+from laredo_fanout.app.metrics import buffers, processes
+from laredo_fanout.app.metrics.buffers import BufferFigures
 from laredo_fanout.app.store_space import StoreSpace
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.relay.status import RelayStatus
 from laredo_fanout.serving.ports import ClientState
+from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.slot.slot import Slot
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
 from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http.counts import HttpCounts, families
+from laredo_model.http.exposition import Exposition, exposed
+from laredo_model.program.metrics import build_info
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Figures:
     source: IngestStatus
     tables: Mapping[str, TableRecord]
     clients: dict[str, list[ClientState]]
+    buffers: Mapping[str, BufferFigures]
     max_clients: int
     disconnects: Mapping[str, int]
     snapshots: Mapping[str, int]
@@ -43,17 +48,24 @@ class Figures:
     replays: Mapping[tuple[str, str], int]
     archives: Mapping[str, ArchiveCheck]
     catchup: CatchupStatus | None
+    #: By their names, without the main one.
+    pids: Mapping[str, int]
+    #: By serving processes' names.
+    sent: Mapping[str, SentCounts]
     http: HttpCounts
     certificates: CertificateWatch
     relay: RelayStatus | None = None
 
 
-def exposition(figures: Figures) -> bytes:
-    """The metrics of these figures, and of the main process (memory, CPU, descriptors)."""
+def exposition(figures: Figures, accept: str) -> Exposition:
+    """The metrics of these figures, and of the main process (memory, CPU, descriptors).
+
+    ``accept`` is the request's Accept header.
+    """
     registry = CollectorRegistry()
     registry.register(_Once(figures))
     ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    return exposed(registry, accept)
 
 
 class _Once(Collector):
@@ -68,6 +80,8 @@ class _Once(Collector):
         yield from _fanout(self._figures)
         yield from _store(self._figures)
         yield from _archives(self._figures)
+        yield from processes.families(self._figures.pids, self._figures.sent)
+        yield build_info("laredo")
         yield from families(self._figures.http, "laredo")
         yield from self._figures.certificates.families("laredo")
 
@@ -313,13 +327,10 @@ def _copies(figures: Figures) -> Iterator[Metric]:
 
 def _fanout(figures: Figures) -> Iterator[Metric]:
     connected = _gauge("laredo_fanout_connected_clients", "Clients, over all processes", "table")
-    depth = _gauge(
-        "laredo_fanout_client_buffer_depth", "Changes the slowest client is behind", "table"
-    )
     for table, clients in figures.clients.items():
         connected.add_metric([table], len(clients))
-        depth.add_metric([table], deepest(clients))
-    yield from (connected, depth)
+    yield connected
+    yield from buffers.families(figures.buffers)
     most = _gauge("laredo_fanout_max_clients", "fanout.grpc.max_clients")
     most.add_metric([], figures.max_clients)
     yield most
@@ -369,6 +380,11 @@ def _space(store: StoreSpace) -> Iterator[Metric]:
     for what, text, value in (
         ("bytes", "The store's data file, used part", store.used),
         ("allocated_bytes", "The store's data file, what it has of the disk", store.allocated),
+        (
+            "free_bytes",
+            "What the store can still take: unused pages of its data file, and up to its max_size",
+            store.free,
+        ),
         ("max_bytes", "state.max_size: at this the store takes no more", store.most),
         ("disk_free_bytes", "Free on the disk of the store", store.disk_free),
     ):

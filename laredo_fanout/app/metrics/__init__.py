@@ -1,0 +1,1 @@
+"""The server's metrics, read from its parts at each scrape."""

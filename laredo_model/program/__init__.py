@@ -1,0 +1,1 @@
+"""What a running program says of itself: its build, its memory."""

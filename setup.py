@@ -1,0 +1,52 @@
+"""What pyproject.toml can't say: the commit that is built is written beside the code, so that every
+installation can name it (laredo_model/program/build.py reads it)."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+ROOT = Path(__file__).resolve().parent
+FILE = Path("laredo_model", "program", "commit.txt")
+
+
+def built_commit() -> str:
+    """The commit: what SOURCE_COMMIT says, git's, that of a source distribution; else unknown."""
+    given = os.environ.get("SOURCE_COMMIT", "").strip()
+    if given:
+        return given
+    # Only of the project's own repository: its files may lie within another one.
+    if (ROOT / ".git").exists():
+        describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        try:
+            asked = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)
+            return asked.stdout.strip()
+        except (OSError, subprocess.CalledProcessError) as failed:
+            print(f"warning: git doesn't say which commit is built: {failed}")
+    carried = ROOT / FILE
+    return carried.read_text().strip() if carried.exists() else "unknown"
+
+
+class BuildNamingCommit(build_py):
+    """Copies the modules, and writes the commit beside them."""
+
+    def run(self) -> None:
+        super().run()
+        # An editable installation runs the work tree, whose commit changes.
+        if not self.editable_mode:
+            self.mkpath(str(Path(self.build_lib) / FILE.parent))
+            (Path(self.build_lib) / FILE).write_text(f"{built_commit()}\n")
+
+
+class SdistNamingCommit(sdist):
+    """A source distribution carries the commit: it has no repository."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        (Path(base_dir) / FILE).write_text(f"{built_commit()}\n")
+
+
+setup(cmdclass={"build_py": BuildNamingCommit, "sdist": SdistNamingCommit})

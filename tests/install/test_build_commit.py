@@ -1,0 +1,98 @@
+"""Every installation names the commit that it was built from, or says that it doesn't know."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from laredo_model.program import build
+from tests.install.bare import ROOT, source, wheel
+from tests.support.processes import BIN, PATIENCE_S
+
+COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spark")
+WRITTEN = "laredo_model/program/commit.txt"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The sources without what is compiled: what is asked here is quick to build."""
+    tree = source(tmp_path / "tree")
+    text = (tree / "pyproject.toml").read_text()
+    without, _, rest = text.partition("# Without a C compiler")
+    (tree / "pyproject.toml").write_text(without + rest[rest.index("[tool.ruff]") :])
+    return tree
+
+
+def git(tree: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    asked = subprocess.run(
+        ["git", *who, *arguments], cwd=tree, capture_output=True, text=True, check=True
+    )
+    return asked.stdout.strip()
+
+
+def committed(tree: Path) -> str:
+    """The tree as a repository with one commit; its name in twelve letters."""
+    git(tree, "init", "-q")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "x")
+    return git(tree, "rev-parse", "--short=12", "HEAD")
+
+
+def named(made: Path) -> str:
+    """The commit in a wheel."""
+    with zipfile.ZipFile(made) as opened:
+        return opened.read(WRITTEN).decode().strip()
+
+
+def test_a_wheel_names_the_repository_s_commit(tree: Path, tmp_path: Path) -> None:
+    commit = committed(tree)
+    made, _ = wheel(tree, tmp_path / "clean")
+    assert named(made) == commit
+    readme = tree / "README.md"
+    readme.write_text(readme.read_text() + "\n")
+    made, _ = wheel(tree, tmp_path / "dirty")
+    assert named(made) == f"{commit}-dirty"
+
+
+def test_a_build_without_a_repository_is_given_it_or_says_unknown(
+    tree: Path, tmp_path: Path
+) -> None:
+    made, _ = wheel(tree, tmp_path / "given", SOURCE_COMMIT="0123456789ab")
+    assert named(made) == "0123456789ab"
+    # Within another project's repository, whose commit isn't ours.
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "another's")
+    made, _ = wheel(tree, tmp_path / "unknown")
+    assert named(made) == "unknown"
+
+
+def test_a_source_distribution_carries_it_to_the_wheel(tree: Path, tmp_path: Path) -> None:
+    commit = committed(tree)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "sdist", "-d", tmp_path / "dist"],
+        cwd=tree,
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    made, _ = wheel(next((tmp_path / "unpacked").iterdir()), tmp_path / "wheel")
+    assert named(made) == commit
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_four_commands_show_version_and_commit(command: str) -> None:
+    shown = subprocess.run(
+        [BIN / command, "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown == f"{command}, version {build.version()}, commit {build.commit()}\n"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a work tree")
+def test_a_work_tree_runs_its_own_commit() -> None:
+    assert build.commit().removesuffix("-dirty") == git(ROOT, "rev-parse", "--short=12", "HEAD")
