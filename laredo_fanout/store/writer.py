@@ -78,14 +78,16 @@ class Store:
     def _load(self) -> None:
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
-        self._head = environment.check_format(self.path, stored)
-        if not self._head.server_id:
-            self._head = replace(self._head, server_id=secrets.token_hex(16))
+        found = environment.check_format(self.path, stored)
+        server_id = found.server_id or secrets.token_hex(16)
+        self._head = replace(found, format=meta.FORMAT, server_id=server_id)
         self._environment.reader_check()
         with self._step() as transaction:
             # Written at every opening: readers learn the size of the map from it.
             transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
             relaxed.repair(WriteContext(transaction, self._databases, self._disk, self._head, {}))
+        if found.format < meta.FORMAT:
+            log.info("store upgraded", path=str(self.path), before=found.format, now=meta.FORMAT)
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
