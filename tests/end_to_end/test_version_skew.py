@@ -1,0 +1,147 @@
+"""Programs of an earlier commit beside those of this one: what the upgrade page says goes together.
+
+The earlier ones are real processes from their own sources, in the same virtual environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import older
+from tests.support.postgres import Database
+from tests.support.processes import BIN, Program, wait_until
+from tests.support.server.fanout_program import fanout, relay
+from tests.support.writer.archiving_programs import Named, Programs, configured
+
+pytestmark = pytest.mark.thorough
+
+EARLIER = ("0c3b150", "64cf4bc")
+"""The last commit before alerts, probes and reload; and the last one before relays."""
+TABLE = Named("public", "users", None)
+
+
+@pytest.fixture(params=EARLIER)
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return older.checked_out(request.param, tmp_path / "earlier")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, database: Database) -> Programs:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
+        owner.execute("INSERT INTO users SELECT i, 'name ' || i FROM generate_series(1, 500) i")
+    return configured(tmp_path, database, [TABLE])
+
+
+def changed(database: Database, mark: str) -> None:
+    with database.connect() as owner:
+        owner.execute("INSERT INTO users SELECT max(id) + 1, %s FROM users", (mark,))
+        owner.execute("UPDATE users SET name = %s WHERE id <= 10", (mark,))
+        owner.execute("DELETE FROM users WHERE id = (SELECT min(id) FROM users)")
+
+
+def as_now(program: Program) -> None:
+    program.environment = {}
+
+
+def epoch(programs: Programs) -> int:
+    return programs.archive(TABLE).manifest.epoch
+
+
+@pytest.mark.parametrize("earlier", ["writer", "server"])
+def test_a_writer_and_a_server_of_two_versions(
+    programs: Programs, database: Database, tree: Path, earlier: str
+) -> None:
+    older.run_as(programs.writer if earlier == "writer" else programs.server, tree)
+    with programs.running():
+        for number in range(3):
+            changed(database, f"change {number}")
+        programs.equal(TABLE)
+        assert epoch(programs) == 1
+    earlier_reads_it = subprocess.run(
+        [BIN / "laredo-archive", "verify", programs.directory / "archive" / "users"],
+        env={**os.environ, **older.environment(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert earlier_reads_it.returncode == 0, earlier_reads_it.stderr
+
+
+def test_upgraded_in_the_order_of_the_page(
+    programs: Programs, database: Database, tree: Path
+) -> None:
+    """Server first, then the writer: nothing is copied again, and no epoch begins."""
+    older.run_as(programs.server, tree)
+    older.run_as(programs.writer, tree)
+    with programs.running():
+        changed(database, "both earlier")
+        programs.equal(TABLE)
+        programs.server.stop()
+        changed(database, "while the server was down")
+        as_now(programs.server)
+        programs.server.start()
+        programs.server.wait_ready()
+        changed(database, "server of now")
+        programs.equal(TABLE)
+        programs.writer.stop()
+        changed(database, "while the writer was down")
+        as_now(programs.writer)
+        programs.writer.start()
+        programs.writer.wait_ready()
+        changed(database, "both of now")
+        programs.equal(TABLE)
+        assert epoch(programs) == 1
+        status = programs.server.get("/status")
+        assert status is not None
+        assert status.json()["tables"]["public.users"]["copied_rows"] == 0
+
+
+def test_the_earlier_server_refuses_the_store_that_was_upgraded(
+    programs: Programs, database: Database, tree: Path
+) -> None:
+    with programs.server:
+        programs.server.wait_ready()
+    older.run_as(programs.server, tree)
+    programs.server.start()
+    wait_until(lambda: not programs.server.is_running(), "the earlier server ends")
+    assert "has format 2, this version knows 1" in programs.server.tail()
+    as_now(programs.server)
+    with programs.server:
+        programs.server.wait_ready()
+
+
+def test_a_relay_and_its_upstream_of_two_versions(tmp_path: Path, database: Database) -> None:
+    """Relays are newer than the earliest of the commits."""
+    tree = older.checked_out(EARLIER[0], tmp_path / "earlier")
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
+        owner.execute("INSERT INTO users SELECT i, 'x' FROM generate_series(1, 100) i")
+    upstream = fanout(tmp_path / "up", database.dsn, "{ table = users }", slot=f"s_{database.name}")
+    below = relay(tmp_path / "relay", upstream.grpc_port, "{ table = users }")
+    for earlier, now in ((upstream, below), (below, upstream)):
+        older.run_as(earlier.program, tree)
+        as_now(now.program)
+        # What each has was written by the other version, or isn't there yet.
+        for server in (upstream, below):
+            for file in (server.directory / "state").glob("*.mdb"):
+                file.unlink()
+        with database.connect() as owner:
+            owner.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE slot_name = %s",
+                (f"s_{database.name}",),
+            )
+        with upstream.program, below.program:
+            upstream.program.wait_ready()
+            below.program.wait_ready()
+            with database.connect() as owner:
+                owner.execute("DELETE FROM users WHERE id = (SELECT min(id) FROM users)")
+                (left,) = owner.execute("SELECT count(*) FROM users").fetchone() or (0,)
+            wait_until(
+                lambda left=left: below.table("public.users")["rows"] == left, "the change is there"
+            )
