@@ -1,0 +1,30 @@
+"""The upgrade page and the list of changes are those of this version."""
+
+import re
+import tomllib
+
+from laredo_archive.manifest.model import VERSION as MANIFEST_VERSION
+from laredo_fanout.store import meta
+from tests.support.repository import DOCS, ROOT
+
+PAGE = (DOCS / "operations" / "upgrade.md").read_text()
+CHANGES = (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_page_has_each_format_of_the_store() -> None:
+    _, _, section = PAGE.partition("## The store's format\n")
+    assert [int(number) for number in re.findall(r"^\| (\d+) \|", section, re.M)] == list(
+        range(1, meta.FORMAT + 1)
+    )
+    assert f"has format {meta.FORMAT}, this version knows {meta.FORMAT - 1}" in PAGE
+    assert f"format is {meta.FORMAT}." in CHANGES, "users aren't warned of the new format"
+
+
+def test_the_page_names_the_manifest_s_version() -> None:
+    assert f"while `manifest_version` is {MANIFEST_VERSION} " in PAGE
+
+
+def test_the_changes_begin_with_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    first = re.search(r"^## (.+)$", CHANGES, re.M)
+    assert first is not None and version in first[1]
