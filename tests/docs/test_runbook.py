@@ -15,6 +15,8 @@ OTHERS = {
     "all replication slots are in use",
     # The operating system's.
     "Too many open files",
+    # OpenSSL's.
+    "certificate has expired",
 }
 
 
