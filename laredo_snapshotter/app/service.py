@@ -7,8 +7,9 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
@@ -17,6 +18,7 @@ from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_model.program import build
+from laredo_model.program.supervised import supervised
 from laredo_model.service_notify import ServiceNotifier
 from laredo_snapshotter.app import http
 from laredo_snapshotter.commit.destinations import Stores
@@ -34,6 +36,8 @@ log = structlog.get_logger(__name__)
 HANG_S = 7.0
 """What a table's writer may take to end, beside its last diffs: with 20 s for those all is over
 before the 30 s that Kubernetes waits."""
+CRASHED = 1
+"""Exit code: a defect ended a part of the program, so that its supervisor starts it again."""
 NOT_WRITTEN = 3
 """Exit code: something that was taken isn't in its archive."""
 
@@ -59,6 +63,7 @@ class Service:
             for table in tables
         }
         self._stopping = asyncio.Event()
+        self._crashed = False
 
     def statuses(self) -> list[TableWriterStatus]:
         """Every table's."""
@@ -72,7 +77,8 @@ class Service:
         return self._writers[table].request_snapshot(datetime.now(UTC))
 
     async def run(self) -> int:
-        """Write until SIGTERM or SIGINT; the exit code: 0 if all that was taken is written.
+        """Write until SIGTERM or SIGINT, or until a part crashes; the exit code: 0 if nothing did
+        and all that was taken is written.
 
         :raises PortTaken: if the HTTP port can't be listened on.
         """
@@ -94,12 +100,17 @@ class Service:
             tables=list(self._writers),
         )
         cutting = [
-            asyncio.create_task(cut_each(interval, writers, clock=time.monotonic))
+            self._supervised(
+                cut_each(interval, writers, clock=time.monotonic), f"cuts every {interval:g} s"
+            )
             for interval, writers in self._by_interval().items()
         ]
-        cutting.append(asyncio.create_task(self._certificates.run()))
-        cutting.append(asyncio.create_task(notifier.run(lambda: True)))
-        running = [asyncio.create_task(writer.run()) for writer in self._writers.values()]
+        cutting.append(self._supervised(self._certificates.run(), "expiry of certificates"))
+        cutting.append(self._supervised(notifier.run(lambda: True), "systemd"))
+        running = [
+            self._supervised(writer.run(), f"writer of {name}")
+            for name, writer in self._writers.items()
+        ]
         await self._stopping.wait()
         notifier.stopping()
         for task in cutting:
@@ -110,6 +121,14 @@ class Service:
         await asyncio.wait(running, timeout=self._flush_timeout + HANG_S)
         await server.stop()
         return self._exit_code()
+
+    def _supervised(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        return supervised(work, what, self._part_crashed, log, "a part of the writer crashed")
+
+    def _part_crashed(self, what: str, why: BaseException) -> None:
+        """End the program: without its cuts it would stand still and seem to be well."""
+        self._crashed = True
+        self._stopping.set()
 
     def _listen(self) -> socket.socket:
         host, port = self._settings.listening_host, self._settings.port
@@ -139,4 +158,6 @@ class Service:
         for name, left in unwritten.items():
             left.log(name)
         log.info("stopped", not_written=list(unwritten))
-        return NOT_WRITTEN if unwritten else 0
+        if unwritten:
+            return NOT_WRITTEN
+        return CRASHED if self._crashed else 0

@@ -1,0 +1,101 @@
+"""A part of the writer that ends by a defect ends the program, which says so."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import Writer
+
+DEFECT = """
+import inspect
+import sys
+import laredo_snapshotter.{module} as module
+from laredo_snapshotter.cli import main
+
+original = module.{name}
+
+
+def broken(*given, **named):
+    {when}
+    raise RuntimeError("a defect")
+
+
+async def broken_task(*given, **named):
+    broken(*given, **named)
+
+
+module.{name} = broken_task if inspect.iscoroutinefunction(original) else broken
+sys.argv = sys.argv[1:]
+main()
+"""
+"""The program with a defect: a function that raises, once the table is ready where it must be."""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        server.add("users", rows(0, 20))
+        server.start()
+        yield server
+
+
+def crashed(writer: Writer, part: str) -> int:
+    """The exit code, after the log's line about this part."""
+    code = writer.program.wait()
+    (line,) = writer.logged("a part of the writer crashed")
+    assert line["part"] == part and line["level"] == "error"
+    assert "a defect" in line["error"] and "RuntimeError" in line["exception"]
+    assert writer.logged("stopped")
+    return code
+
+
+def broken(writer: Writer, module: str, name: str, when: str = "pass") -> Writer:
+    code = DEFECT.format(module=module, name=name, when=when)
+    writer.program.wrapper = (sys.executable, "-c", code)
+    return writer
+
+
+def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None:
+    """Without them nothing would be archived any more, and every table would be ready."""
+    when = "if not any(table.stream for table in given[0]): return original(*given)"
+    with broken(Writer(tmp_path, served), "diff.cuts", "cut_together", when) as writer:
+        assert crashed(writer, "cuts every 0.2 s") == 1
+    last = served.commit("users", put(1, "x"))
+    with Writer(tmp_path, served) as again:
+        again.program.wait_ready()
+        again.wait_head(last)
+        again.assert_equal()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "part"),
+    [
+        ("app.service", "CertificateWatch.run", "expiry of certificates"),
+        ("app.service", "ServiceNotifier.run", "systemd"),
+        ("app.service", "TableWriter.run", "writer of public.users"),
+    ],
+)
+def test_so_does_every_other_part(
+    tmp_path: Path, served: Served, module: str, name: str, part: str
+) -> None:
+    with broken(Writer(tmp_path, served), module, name) as writer:
+        assert crashed(writer, part) == 1
+
+
+def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served) -> None:
+    mark = tmp_path / "now"
+    when = (
+        f"import pathlib\n    if not pathlib.Path({str(mark)!r}).exists(): return original(*given)"
+    )
+    writer = Writer(tmp_path, served, interval="1s")
+    with broken(writer, "diff.cuts", "cut_together", when):
+        writer.program.wait_ready()
+        last = served.commit("users", put(1, "read"))
+        wait_until(lambda: writer.status()["stream_position"] == f"0/{last:X}", "read")
+        mark.touch()
+        assert crashed(writer, "cuts every 1 s") == 1
+        writer.wait_head(last)
