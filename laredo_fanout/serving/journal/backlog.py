@@ -48,16 +48,20 @@ class Backlog:
         """
         if upto - after <= limit:
             return False
-        transactions = 0
+        start, transactions = after, 0
         while after < upto and transactions <= limit:
             known = self._counted.get(after)
             if known is None:
                 self._reads += 1
                 if self.unfinished or not self._count(after):
-                    return False
+                    break
                 known = self._counted[after]
             after, count = known
             transactions += count
+        if after != start:
+            # As one range, and the newest: a backlog has more records than are remembered.
+            self._counted.pop(start, None)
+            self._counted[start] = after, transactions
         return transactions > limit
 
     def _count(self, after: int) -> bool:
