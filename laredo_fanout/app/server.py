@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import structlog
@@ -23,6 +23,7 @@ from laredo_fanout.app.processes import listener_port
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.reload.reload import Reload, ReloadRefused, RunningParts
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.supervised import supervised
@@ -46,24 +47,29 @@ _POLL_WHILE_READY = 1.0
 log = structlog.get_logger("laredo_fanout")
 
 
-def run(config: Config, log_settings: LogSettings) -> int:
-    """Run the server until SIGTERM or SIGINT; the process's exit code."""
+def run(config: Config, log_settings: LogSettings, load: Callable[[], Config]) -> int:
+    """Run the server until SIGTERM or SIGINT; the process's exit code.
+
+    ``load`` reads the configuration again, for a reload.
+    """
+    # One that comes before the server runs must not end it: the configuration was read just now.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # The tables' rows are in what we write: no other user may read it, whatever the shell's umask.
     os.umask(0o077)
     for warning in (*config.warnings(), *compiled.warnings()):
         log.warning(warning)
     try:
-        return asyncio.run(_run(config, log_settings))
+        return asyncio.run(_run(config, log_settings, load))
     except (FanoutError, SourceError, StoreError) as error:
         log.error("the server can't run", error=str(error))
         return FAILED
 
 
-async def _run(config: Config, log_settings: LogSettings) -> int:
+async def _run(config: Config, log_settings: LogSettings, load: Callable[[], Config]) -> int:
     with ExitStack() as held:
         ports = await _reserve_ports(config, held)
         store = held.enter_context(_open_store(config))
-        return await _Server(config, store, ports, log_settings).run()
+        return await _Server(config, store, ports, log_settings, load).run()
 
 
 class _Ports(NamedTuple):
@@ -105,7 +111,12 @@ class StateUnusable(FanoutError):
 
 class _Server:
     def __init__(
-        self, config: Config, store: Store, ports: _Ports, log_settings: LogSettings
+        self,
+        config: Config,
+        store: Store,
+        ports: _Ports,
+        log_settings: LogSettings,
+        load: Callable[[], Config],
     ) -> None:
         self.config = config
         self.store = store
@@ -151,6 +162,20 @@ class _Server:
             archives=self.archives,
             fall_behind=self.fall_behind,
         )
+        self.reload = Reload(
+            config,
+            load,
+            RunningParts(
+                children=self.children,
+                clients=self.clients,
+                pruning=pruning,
+                snapshots=self.snapshots,
+                archives=self.archives,
+                view=self.view,
+                ingest=self.ingest,
+            ),
+        )
+        self._reloading: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
@@ -194,6 +219,7 @@ class _Server:
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
+                reload=self.reload.run,
             ),
             self.config.http,
             listener,
@@ -271,6 +297,17 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
+
+    def _reload_signalled(self) -> None:
+        log.info("signal received", signal="SIGHUP")
+        task = supervised(self._reload(), "reload", self._part_crashed)
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _reload(self) -> None:
+        with suppress(ReloadRefused):  # it is logged
+            await self.reload.run()
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stopping.is_set():

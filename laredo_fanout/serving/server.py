@@ -24,6 +24,7 @@ from laredo_fanout.serving.service import ReplicationService
 from laredo_fanout.serving.shared import Drain, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.serving.table_changes import TableOptionChanges
 from laredo_fanout.store.reader import StoreReader
 
 log = structlog.get_logger(__name__)
@@ -66,13 +67,15 @@ async def serve(
     on_replay: Callable[[str, Outcome], None] = _ignore,
     request_check: Callable[[], None] = _no_check,
     readiness: Readiness | None = None,
+    changes: TableOptionChanges | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
     `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the
     table and the outcome of each replay from an archive. `request_check` is called when a client
     waits for a catalog check; it must not block. `readiness` is what the main process says of the
-    server; without it a process that listens is ready.
+    server; without it a process that listens is ready. `changes` brings other tables, or
+    other options of theirs.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -109,6 +112,8 @@ async def serve(
     if on_listening is not None:
         on_listening(endpoints[0].port)
     following = [asyncio.create_task(tails.run())]
+    if changes is not None:
+        following.append(asyncio.create_task(changes.follow(service.change_tables)))
     if tokens is not None:
         following.append(asyncio.create_task(tokens.follow(service.check_tokens)))
     draining = asyncio.create_task(drain.wait())

@@ -22,6 +22,7 @@ from laredo_fanout.app.processes.wake_up import SocketWakeups
 from laredo_fanout.serving.errors import ServingError
 from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.server import serve
+from laredo_fanout.serving.table_changes import TableOptionChanges
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 
@@ -39,8 +40,8 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     if options["op"] == "drain":
         return 0
     registry = RemoteRegistry(control)
-    drain, readiness = asyncio.Event(), Readiness()
-    listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness))
+    drain, readiness, changes = asyncio.Event(), Readiness(), TableOptionChanges()
+    listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness, changes))
     try:
         reader = StoreReader.open(Path(options["state"]))
         await serve(
@@ -55,6 +56,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
             ),
             request_check=lambda: control.send({"op": "check"}),
             readiness=readiness,
+            changes=changes,
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})
@@ -68,7 +70,11 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
 
 
 async def _listen_to_main(
-    control: Control, registry: RemoteRegistry, drain: asyncio.Event, readiness: Readiness
+    control: Control,
+    registry: RemoteRegistry,
+    drain: asyncio.Event,
+    readiness: Readiness,
+    changes: TableOptionChanges,
 ) -> None:
     while True:
         try:
@@ -80,6 +86,9 @@ async def _listen_to_main(
             drain.set()
         elif message["op"] == "health":
             readiness.update(ready=message["ready"])
+        elif message["op"] == "change_tables":
+            tables = options_from_json(message["serving"]).tables
+            changes.put(tables, lambda: control.send({"op": "tables_changed"}))
         elif message["op"] == "answer":
             registry.answered(message)
 
@@ -92,6 +101,7 @@ def main() -> int:
     # The main process decides when to drain; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return asyncio.run(
         run(socket.socket(fileno=int(control_fd)), socket.socket(fileno=int(wake_fd)))
     )

@@ -1,0 +1,60 @@
+"""What a reload changes: tables, and what of the rest can be taken up without a restart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from laredo_fanout.config import Config
+from laredo_model.settings.difference import below, take_up
+from laredo_model.settings.errors import Path
+
+_NEEDS_RESTART = below(
+    ("state",),
+    ("sources",),
+    ("fanout",),
+    ("http",),
+)
+_TAKEN_UP = below(
+    ("fanout", "grpc", "max_clients"),
+    ("fanout", "grpc", "max_clients_per_identity"),
+    ("fanout", "grpc", "max_clients_per_client_id"),
+)
+
+
+class ReloadPlan(NamedTuple):
+    """The configuration that the server goes on with, and how it differs from the one before."""
+
+    config: Config
+    changed: tuple[str, ...]
+    """Paths of what is taken up, but for tables."""
+    needs_restart: tuple[str, ...]
+    """Paths of what stays as it was until a restart."""
+    added: tuple[str, ...]
+    """Tables."""
+    removed: tuple[str, ...]
+    """Tables."""
+    altered: tuple[str, ...]
+    """Tables that stay, with other settings."""
+
+
+def plan(before: Config, new: Config) -> ReloadPlan:
+    """What becomes of a running server's configuration when it is to take up a new one."""
+    taken = take_up(before, new, _needs_restart)
+    kept = list(taken.needs_restart)
+    if new.port != before.port and "fanout.grpc.port" not in kept:
+        # A target's short form sets it, too.
+        kept.append("fanout.grpc.port")
+    former = {table.name: table for table in before.tables}
+    now = {table.name: table for table in new.tables}
+    return ReloadPlan(
+        taken.config,
+        tuple(path for path in taken.changed if path != "tables"),
+        tuple(kept),
+        added=tuple(now.keys() - former.keys()),
+        removed=tuple(former.keys() - now.keys()),
+        altered=tuple(name for name in former if name in now and now[name] != former[name]),
+    )
+
+
+def _needs_restart(path: Path) -> bool:
+    return _NEEDS_RESTART(path) and not _TAKEN_UP(path)
