@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -36,7 +36,11 @@ from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.write_batch import OnCommit
+from laredo_model.http.settings import HttpSettings
 from laredo_model.service_notify import ServiceNotifier
+
+if TYPE_CHECKING:
+    from laredo_model.http.server import HttpServer
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
@@ -173,8 +177,11 @@ class _Server:
                 archives=self.archives,
                 view=self.view,
                 ingest=self.ingest,
+                fall_behind=self.fall_behind,
+                change_http=self._change_http,
             ),
         )
+        self._web: HttpServer | None = None
         self._reloading: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -226,6 +233,7 @@ class _Server:
             self.view.http,
         )
         web.start()
+        self._web = web
         # What is there now stays: a full collection over it would hold the ingest for 50 ms.
         gc.freeze()
         gc.enable()
@@ -258,7 +266,8 @@ class _Server:
 
     async def _stop(self) -> None:
         """Stop, clients first: they may stay for the grace, and are served changes until then."""
-        log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
+        grace = self.children.options.listener.drain_grace_s
+        log.info("draining", clients=len(self.clients), grace_s=grace)
         await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
             log.error("the ingest doesn't end; leaving it", patience_s=_INGEST_PATIENCE)
@@ -298,6 +307,10 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
+
+    def _change_http(self, settings: HttpSettings) -> None:
+        if self._web is not None:
+            self._web.change(settings)
 
     def _reload_signalled(self) -> None:
         log.info("signal received", signal="SIGHUP")

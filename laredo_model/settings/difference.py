@@ -19,7 +19,11 @@ class TakenUp(NamedTuple, Generic[S]):
     """The paths of what differs and isn't."""
 
 
-def take_up(before: S, new: S, needs_restart: Callable[[Path], bool]) -> TakenUp[S]:
+NeedsRestart = Callable[[Path, object, object], bool]
+"""Whether a path's value can't be taken up; called with its values before and now."""
+
+
+def take_up(before: S, new: S, needs_restart: NeedsRestart) -> TakenUp[S]:
     """Take everything of ``new`` but for the paths that need a restart, which stay as they are.
 
     ``needs_restart`` is asked about each value that differs, never about a section that both have.
@@ -44,7 +48,7 @@ def below(*prefixes: Iterable[str | int]) -> Callable[[Path], bool]:
 
 
 class _Merging:
-    def __init__(self, needs_restart: Callable[[Path], bool]) -> None:
+    def __init__(self, needs_restart: NeedsRestart) -> None:
         self._needs_restart = needs_restart
         self.changed: list[str] = []
         self.kept: list[str] = []
@@ -62,7 +66,7 @@ class _Merging:
             return self.section(before, new, path)
         if isinstance(before, dict) and isinstance(new, dict) and before.keys() == new.keys():
             return {name: self._named(before[name], new[name], (*path, name)) for name in new}
-        if self._needs_restart(path):
+        if self._needs_restart(path, before, new):
             self.kept.append(path_text(path))
             return before
         self.changed.append(path_text(path))

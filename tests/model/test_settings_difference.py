@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from laredo_model.settings import Section
-from laredo_model.settings.difference import below, take_up
+from laredo_model.settings.difference import NeedsRestart, below, take_up
 
 
 class Listener(Section):
@@ -20,6 +20,11 @@ class Box(Section):
     tables: tuple[str, ...] = ()
 
 
+def restart(*prefixes: tuple[str, ...]) -> NeedsRestart:
+    is_below = below(*prefixes)
+    return lambda path, before, new: is_below(path)
+
+
 def test_what_needs_a_restart_stays_and_all_is_named() -> None:
     before = Box(named={"a": Listener()}, tables=("x",))
     new = Box.model_validate(
@@ -30,7 +35,7 @@ def test_what_needs_a_restart_stays_and_all_is_named() -> None:
             "tables": ("x", "y"),
         }
     )
-    found = take_up(before, new, below(("listener", "port"), ("named", "*", "port")))
+    found = take_up(before, new, restart(("listener", "port"), ("named", "*", "port")))
     assert found.changed == ("listener.shown", "other", "named.a.shown", "tables")
     assert found.needs_restart == ("listener.port", "named.a.port")
     assert found.config.listener == Listener(port=1, shown=3)  # type: ignore[call-arg]
@@ -40,11 +45,11 @@ def test_what_needs_a_restart_stays_and_all_is_named() -> None:
 
 
 def test_other_names_are_one_difference() -> None:
-    found = take_up(Box(named={"a": Listener()}), Box(named={"b": Listener()}), below(("named",)))
+    found = take_up(Box(named={"a": Listener()}), Box(named={"b": Listener()}), restart(("named",)))
     assert found.needs_restart == ("named",)
     assert list(found.config.named) == ["a"]
 
 
 def test_the_same_is_no_difference() -> None:
-    found = take_up(Box(), Box(listener=Listener(port=1)), below(("listener",)))
+    found = take_up(Box(), Box(listener=Listener(port=1)), restart(("listener",)))
     assert (found.changed, found.needs_restart) == ((), ())

@@ -6,9 +6,9 @@ import asyncio
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from laredo_fanout.app.processes.control_wire import (
 from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.errors import FanoutError
-from laredo_fanout.serving.options import ServingOptions, ServingTableOptions
+from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 from laredo_model.retry import Backoff
 
@@ -63,11 +63,11 @@ class _Child:
     control: Control
     wake: socket.socket
     listening: bool = False
-    #: Done when it serves the tables that it was sent last, or is gone.
+    #: Done when it serves with the options that it was sent last, or is gone.
     changed: asyncio.Future[None] | None = None
 
     def has_changed(self) -> None:
-        """It serves the tables that it was sent last."""
+        """It serves with the options that it was sent last."""
         if self.changed is not None and not self.changed.done():
             self.changed.set_result(None)
 
@@ -123,25 +123,25 @@ class ServingChildren:
         for child in self._children.values():
             child.control.send({"op": "health", "ready": ready})
 
-    async def change_tables(self, tables: Mapping[str, ServingTableOptions]) -> None:
-        """Have all of them serve these tables, and start others with them.
+    async def change(self, options: ServingOptions) -> None:
+        """Have all of them serve with these options, and start others with them.
 
         Returns when no stream of another table is open any more: a process that doesn't answer is
         killed, and its clients resume at another one.
         """
-        self.options = replace(self.options, tables=tables)
+        self.options = options
         loop, message = asyncio.get_running_loop(), options_to_json(self.options)
         waiting = {}
         for child in self._children.values():
             child.changed = loop.create_future()
-            child.control.send({"op": "change_tables", "serving": message})
+            child.control.send({"op": "change", "serving": message})
             waiting[child.changed] = child
         if not waiting:
             return
         _, late = await asyncio.wait(waiting, timeout=_CHANGED_WITHIN)
         for changed in late:
             process = waiting[changed].process
-            log.error("serving process doesn't take other tables; killing it", pid=process.pid)
+            log.error("serving process doesn't take other options; killing it", pid=process.pid)
             with suppress(ProcessLookupError):
                 process.kill()
         if late:
@@ -277,7 +277,7 @@ class ServingChildren:
                 self.replays[message["table"], message["outcome"]] += 1
             case "check":
                 self.request_check()
-            case "tables_changed":
+            case "changed":
                 child.has_changed()
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}

@@ -10,11 +10,11 @@ serving -> main
     {"op": "clients", "call": c, "table": name}                  answered
     {"op": "replay", "table": name, "outcome": o}
     {"op": "check"}                                              a client waits for a catalog check
-    {"op": "tables_changed"}                                     answers change_tables
+    {"op": "changed"}                                            answers change
 main -> serving
     {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain
     {"op": "health", "ready": bool}                              what /health/ready says now
-    {"op": "change_tables", "serving": {...}}                    other tables, or options of theirs
+    {"op": "change", "serving": {...}}                           other options, as of a reload
     {"op": "drain"}
     {"op": "answer", "call": c, ...}
 """

@@ -20,9 +20,9 @@ from laredo_fanout.app.processes.control_wire import Control, ControlClosed, opt
 from laredo_fanout.app.processes.remote_registry import RemoteRegistry
 from laredo_fanout.app.processes.wake_up import SocketWakeups
 from laredo_fanout.serving.errors import ServingError
+from laredo_fanout.serving.option_changes import ServingOptionChanges
 from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.server import serve
-from laredo_fanout.serving.table_changes import TableOptionChanges
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 
@@ -40,7 +40,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     if options["op"] == "drain":
         return 0
     registry = RemoteRegistry(control)
-    drain, readiness, changes = asyncio.Event(), Readiness(), TableOptionChanges()
+    drain, readiness, changes = asyncio.Event(), Readiness(), ServingOptionChanges()
     listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness, changes))
     try:
         reader = StoreReader.open(Path(options["state"]))
@@ -74,7 +74,7 @@ async def _listen_to_main(
     registry: RemoteRegistry,
     drain: asyncio.Event,
     readiness: Readiness,
-    changes: TableOptionChanges,
+    changes: ServingOptionChanges,
 ) -> None:
     while True:
         try:
@@ -86,9 +86,9 @@ async def _listen_to_main(
             drain.set()
         elif message["op"] == "health":
             readiness.update(ready=message["ready"])
-        elif message["op"] == "change_tables":
-            tables = options_from_json(message["serving"]).tables
-            changes.put(tables, lambda: control.send({"op": "tables_changed"}))
+        elif message["op"] == "change":
+            options = options_from_json(message["serving"])
+            changes.put(options, lambda: control.send({"op": "changed"}))
         elif message["op"] == "answer":
             registry.answered(message)
 

@@ -8,17 +8,36 @@ from laredo_fanout.config import Config
 from laredo_model.settings.difference import below, take_up
 from laredo_model.settings.errors import Path
 
-_NEEDS_RESTART = below(
-    ("state",),
-    ("sources",),
-    ("fanout",),
-    ("http",),
-)
+_SOURCE = ("sources", "*")
+_GRPC = ("fanout", "grpc")
+_NEEDS_RESTART = below(("state",), ("sources",), ("fanout",), ("http",))
 _TAKEN_UP = below(
-    ("fanout", "grpc", "max_clients"),
-    ("fanout", "grpc", "max_clients_per_identity"),
-    ("fanout", "grpc", "max_clients_per_client_id"),
+    *(
+        (*_SOURCE, key)
+        for key in (
+            # The next session of the stream has them, and checks all that a start does.
+            "connection",
+            "password",
+            "password_file",
+            "copy",
+            "heartbeat_interval",
+            "receive_timeout",
+            "on_slot_lost",
+            # Of a relay.
+            "token",
+            "token_file",
+        )
+    ),
+    (*_GRPC, "max_clients"),
+    (*_GRPC, "max_clients_per_identity"),
+    (*_GRPC, "max_clients_per_client_id"),
+    ("fanout", "drain_grace"),
+    ("http", "token_file"),
+    ("http", "public"),
+    ("http", "allowed_hosts"),
 )
+_REPLACED = below((*_GRPC, "tokens_file"), ("http", "token"))
+"""Taken up where there was one and is one: whether one is asked for says where to listen."""
 
 
 class ReloadPlan(NamedTuple):
@@ -56,5 +75,7 @@ def plan(before: Config, new: Config) -> ReloadPlan:
     )
 
 
-def _needs_restart(path: Path) -> bool:
+def _needs_restart(path: Path, before: object, new: object) -> bool:
+    if _REPLACED(path):
+        return before is None or new is None
     return _NEEDS_RESTART(path) and not _TAKEN_UP(path)

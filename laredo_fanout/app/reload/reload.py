@@ -22,8 +22,11 @@ from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.reload.plan import ReloadPlan, plan
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
+from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
+from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
+from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import SettingsError
 
 _TAKEN_WITHIN_S = 5.0
@@ -47,6 +50,8 @@ class RunningParts:
     archives: ArchiveWatch
     view: ServerView
     ingest: IngestThread
+    fall_behind: FallBehind | None
+    change_http: Callable[[HttpSettings], None]
 
 
 class Reload:
@@ -68,11 +73,21 @@ class Reload:
             try:
                 new = await asyncio.to_thread(self._load)
             except SettingsError as wrong:
-                log.error("configuration not taken up; nothing has changed", error=str(wrong))
-                raise ReloadRefused(str(wrong)) from wrong
+                raise _refused(str(wrong)) from wrong
             planned = plan(self._config, new)
+            self._check_tokens(planned.config)
             waits_for = await self._take_up(planned)
         return _logged(planned, waits_for)
+
+    def _check_tokens(self, config: Config) -> None:
+        """:raises ReloadRefused: another tokens file can't be used."""
+        path = config.fanout.grpc.tokens_file
+        if path is None or path == self._config.fanout.grpc.tokens_file:
+            return
+        try:
+            Tokens(path)
+        except BadTokensFile as wrong:
+            raise _refused(str(wrong)) from wrong
 
     async def _take_up(self, planned: ReloadPlan) -> str | None:
         """Have all parts take it up; what the tables wait for, if the ingest hasn't yet."""
@@ -84,12 +99,18 @@ class Reload:
         # Shown as waiting at once, and no longer shown before their state goes.
         parts.view.change_config(config)
         listener = parts.children.options.listener
-        serving = options.serving_options(config, listener.port)
-        await parts.children.change_tables(serving.tables)
+        connect = listener.connect
+        serving = options.serving_options(
+            config, listener.port, None if connect is None else connect.port
+        )
+        await parts.children.change(serving)
+        parts.change_http(config.http)
         parts.pruning.change(config)
         await asyncio.gather(parts.snapshots.change(config), parts.archives.change(config))
-        if options.source_tables(before) == options.source_tables(config):
+        if not _follows_otherwise(before, config):
             return None
+        if parts.fall_behind is not None:
+            parts.fall_behind.change_source(options.source_options(config))
         taken = asyncio.wrap_future(parts.ingest.change(config))
         await asyncio.wait({taken}, timeout=_TAKEN_WITHIN_S)
         return None if taken.done() else self._waits_for()
@@ -100,6 +121,17 @@ class Reload:
             return "the end of a split backlog"
         status = ingest.status()
         return f"the source: {ingest.error or status.error or status.phase}"
+
+
+def _follows_otherwise(before: Config, now: Config) -> bool:
+    """Whether the ingest needs another session: for other tables, or to connect otherwise."""
+    tables = options.source_tables
+    return tables(before) != tables(now) or before.sources != now.sources
+
+
+def _refused(why: str) -> ReloadRefused:
+    log.error("configuration not taken up; nothing has changed", error=why)
+    return ReloadRefused(why)
 
 
 def _logged(planned: ReloadPlan, waits_for: str | None) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_a_wrong_configuration_changes_nothing(server: Fanout) -> None:
 def test_what_needs_a_restart_is_named_and_the_rest_is_taken_up(server: Fanout) -> None:
     extra = (
         "state.max_size = 1 GB\nsources.pg.slot_name = other\nfanout.grpc.max_clients = 3\n"
-        "http.public = [health]\n"
+        "fanout.grpc.workers = 2\n"
     )
     with started(server):
         processes = {each.pid for each in psutil.Process(server.program.pid).children()}
@@ -73,7 +73,7 @@ def test_what_needs_a_restart_is_named_and_the_rest_is_taken_up(server: Fanout) 
             "changed: fanout.grpc.max_clients",
             "needs a restart, as it was until then: state.max_size",
             "needs a restart, as it was until then: sources.pg.slot_name",
-            "needs a restart, as it was until then: http.public",
+            "needs a restart, as it was until then: fanout.grpc.workers",
         ]
         assert logged(server, "needs a restart; until then") == 1
         wait_until(lambda: is_live(server, "public.b"), "the table is live")
@@ -81,7 +81,11 @@ def test_what_needs_a_restart_is_named_and_the_rest_is_taken_up(server: Fanout) 
         assert server.status["store"]["max_bytes"] == 64 * 10**9
         # They are named until they hold, and what is taken up isn't again.
         again = reload(server)
-        assert again["needs_restart"] == ["state.max_size", "sources.pg.slot_name", "http.public"]
+        assert again["needs_restart"] == [
+            "state.max_size",
+            "sources.pg.slot_name",
+            "fanout.grpc.workers",
+        ]
         assert again["added"] == again["changed"] == []
         assert processes == {each.pid for each in psutil.Process(server.program.pid).children()}
 
