@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from laredo_model.printable import printable, printable_lines
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
 from laredo_snapshotter.app import logs, malloc
+from laredo_snapshotter.app.ask_reload import NoReload, ask_reload
+from laredo_snapshotter.app.reload import Loaded
 from laredo_snapshotter.app.service import Service
 from laredo_snapshotter.check.check import check_tables
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
@@ -89,7 +93,14 @@ def cli(
     if context.invoked_subcommand is None:
         malloc.give_back()
         block, tables = _loaded(path, sets)
-        _finish(asyncio.run(_run(tables, block.http, flush_timeout)))
+        # One that comes before the writer runs must not end it: the configuration was read now.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        def load() -> Loaded:
+            again = config_.load(path, sets)
+            return again.http, config_.tables(again)
+
+        _finish(asyncio.run(_run(tables, block.http, flush_timeout, load)))
 
 
 @cli.command()
@@ -107,16 +118,42 @@ def check(
     _finish(asyncio.run(check_tables(tables, block.http)))
 
 
+@cli.command()
+@_config_option()
+@_set_option
+@click.pass_obj
+def reload(
+    around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]
+) -> None:
+    """Have the running writer take up its changed configuration, as SIGHUP does.
+
+    Tables are added, removed and altered while the others go on; what needs a restart is named.
+    The writer reads the file that it was started with. If that is wrong nothing changes, and it
+    exits with 2.
+    """
+    block, _ = _loaded(path or around[0], (*around[1], *sets))
+    try:
+        lines = ask_reload(block.http)
+    except NoReload as refused:
+        click.echo(printable_lines(str(refused)), err=True)
+        sys.exit(1)
+    for line in lines:
+        click.echo(printable(line))
+
+
 def main() -> None:
     """The console script."""
     cli()
 
 
 async def _run(
-    tables: list[config_.TableConfig], http: config_.HttpBlock, flush_timeout: float
+    tables: list[config_.TableConfig],
+    http: config_.HttpBlock,
+    flush_timeout: float,
+    load: Callable[[], Loaded],
 ) -> int:
     try:
-        return await Service(tables, http, flush_timeout).run()
+        return await Service(tables, http, flush_timeout, load).run()
     except PortTaken as taken:
         click.echo(printable(str(taken)), err=True)
         return 1

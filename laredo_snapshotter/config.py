@@ -16,7 +16,7 @@ from laredo_archive.manifest import object_keys
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
 from laredo_model import settings
 from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import Duration, SchemaName, Secret, Section, SettingsError, Size
+from laredo_model.settings import Duration, SchemaName, Secret, Section, Size
 from laredo_model.settings.secret_file import with_secret
 from laredo_snapshotter.config_outputs import (
     CredentialsBlock,
@@ -241,7 +241,7 @@ class TableConfig:
             raise ConfigRefused(f"{path}.source.table: is required")
         if not block.destinations:
             raise ConfigRefused(f"{path}.destinations: is required; at least one")
-        self.path = path
+        self.path, self._block = path, block
         self.schema_name = source.schema_name
         self.table_name = source.table
         self.name = f"{source.schema_name}.{source.table}"
@@ -279,6 +279,11 @@ class TableConfig:
     def triggers(self) -> Triggers:
         """When a new base is due."""
         return Triggers(**self.snapshot.model_dump())
+
+    def is_as(self, other: "TableConfig") -> bool:
+        """Whether both say the same, wherever they stand."""
+        own, others = self._block, other._block
+        return all(getattr(own, key) == getattr(others, key) for key in TableBlock.model_fields)
 
     def __repr__(self) -> str:
         return f"TableConfig({self.name})"
@@ -391,6 +396,3 @@ def _check_own(
                 f'{table.path}.key_prefix: the archives at "{path}" and "{other_path}" (of '
                 f"{other}) lie within one another in {store}; give each its own key_prefix"
             )
-
-
-__all__ = ["ConfigRefused", "SettingsError", "SnapshotterBlock", "TableConfig", "load", "tables"]

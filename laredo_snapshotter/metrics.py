@@ -178,6 +178,20 @@ class Metrics:
         status = "none" if called.status is None else str(called.status)
         self.aws_requests.labels(called.service, called.operation, status).inc()
 
+    def forget(self, table: str) -> None:
+        """A table isn't written any more."""
+        for counter in (
+            self.artifacts_written,
+            self.event_errors,
+            self.notices_sent,
+            self.stream_errors,
+            self.restarts,
+            self.fenced,
+            self.objects_deleted,
+            self.collections,
+        ):
+            counter.remove_by_labels({"table": table})
+
     async def text(self) -> bytes:
         """What a scrape gets."""
         await asyncio.to_thread(self._certificates.read)

@@ -1,4 +1,4 @@
-"""HTTP: health, status, metrics, and POST /snapshot."""
+"""HTTP: health, status, metrics, POST /snapshot and POST /reload."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from laredo_snapshotter.errors import SnapshotNotReady
+from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
 
@@ -22,6 +22,12 @@ class Writers(Protocol):
         """Ask for a new base; the future brings its epoch once committed.
 
         :raises SnapshotNotReady: if the table can't make any.
+        """
+
+    async def reload(self) -> dict[str, Any]:
+        """Take up the configuration as it is now; what was done.
+
+        :raises ReloadImpossible: if it is wrong.
         """
 
 
@@ -68,6 +74,13 @@ def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
         if table is None:
             return await _snapshot_all(writers, known, wait=wait)
         return await _snapshot_one(writers, table, wait=wait)
+
+    @api.post("/reload")
+    async def reload() -> JSONResponse:
+        try:
+            return JSONResponse(await writers.reload())
+        except ReloadImpossible as wrong:
+            return JSONResponse({"error": str(wrong)}, 422)
 
     return api
 
