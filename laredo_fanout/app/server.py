@@ -8,9 +8,9 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -23,10 +23,12 @@ from laredo_fanout.app.processes import listener_port
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.reload import expansion
 from laredo_fanout.app.reload.reload import Reload, ReloadRefused, RunningParts
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.supervised import supervised
+from laredo_fanout.catalog.discovery import TableDiscovery
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
@@ -38,6 +40,7 @@ from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.write_batch import OnCommit
 from laredo_model.http.settings import HttpSettings
 from laredo_model.service_notify import ServiceNotifier
+from laredo_model.settings.table_pattern import TableName
 
 if TYPE_CHECKING:
     from laredo_model.http.server import HttpServer
@@ -122,8 +125,11 @@ class _Server:
         log_settings: LogSettings,
         load: Callable[[], Config],
     ) -> None:
-        self.config = config
+        found = expansion.known(store)
+        self.configured, self.config = config, expansion.expand(config, found)
+        config = self.config
         self.store = store
+        self.discovery = self._make_discovery(found)
         self.clients = Clients(
             config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
         )
@@ -167,7 +173,9 @@ class _Server:
             fall_behind=self.fall_behind,
         )
         self.reload = Reload(
+            self.configured,
             config,
+            found,
             load,
             RunningParts(
                 children=self.children,
@@ -178,6 +186,7 @@ class _Server:
                 view=self.view,
                 ingest=self.ingest,
                 fall_behind=self.fall_behind,
+                discovery=self.discovery,
                 change_http=self._change_http,
             ),
         )
@@ -201,7 +210,27 @@ class _Server:
             self.store,
             on_commit,
             change_source=self.fall_behind,
+            discovery=self.discovery,
         )
+
+    def _make_discovery(self, known: frozenset[TableName]) -> TableDiscovery | None:
+        """What follows patterns, those of a later reload too; a relay has none."""
+        if self.config.source is None:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def found(names: frozenset[TableName]) -> None:
+            loop.call_soon_threadsafe(self._follow_patterns, names)
+
+        return TableDiscovery(
+            expansion.patterns(self.configured),
+            known,
+            self.config.source.heartbeat_interval,
+            found,
+        )
+
+    def _follow_patterns(self, found: frozenset[TableName]) -> None:
+        self._supervise(self.reload.follow_patterns(found), "patterns of tables")
 
     async def run(self) -> int:
         listener = listener_port.listen(
@@ -314,7 +343,10 @@ class _Server:
 
     def _reload_signalled(self) -> None:
         log.info("signal received", signal="SIGHUP")
-        task = supervised(self._reload(), "reload", self._part_crashed)
+        self._supervise(self._reload(), "reload")
+
+    def _supervise(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = supervised(work, what, self._part_crashed)
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
 

@@ -37,6 +37,7 @@ from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
+    from laredo_fanout.catalog.discovery import TableDiscovery
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
@@ -64,10 +65,12 @@ class IngestSession:
         counters: Counters,
         stopping: threading.Event,
         change_source: ChangeSource | None = None,
+        discovery: TableDiscovery | None = None,
         connected: Callable[[], None] | None = None,
     ) -> None:
         """``connected`` is called when the stream begins."""
         self._on_connected = connected
+        self._discovery = discovery
         self._began_at = time.monotonic()
         self._options = options = replace(options, run=wal_message.new_token())
         self._store = store
@@ -189,6 +192,10 @@ class IngestSession:
         feed = self._start(side, stream, opened)
         self._counters.slot.update(snapshot.slot)
         self._preparing = None
+        if self._discovery is not None:
+            # Only now: what it finds is of the history that is followed.
+            discovery = self._discovery
+            self._side_connection.every(discovery.interval, discovery.check, at_once=True)
         self._side_connection.start(side)
         self._keepalive.begin(feed)
         self.connected = self.was_connected = True

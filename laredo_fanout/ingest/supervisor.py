@@ -24,6 +24,7 @@ from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, Repl
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
+    from laredo_fanout.catalog.discovery import TableDiscovery
     from laredo_fanout.ingest.change_source import ChangeSource
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
@@ -51,8 +52,10 @@ class Ingest:
         on_commit: OnCommit,
         *,
         change_source: ChangeSource | None = None,
+        discovery: TableDiscovery | None = None,
     ) -> None:
         self._options = options
+        self._discovery = discovery
         self._change: PendingSourceChange[SourceOptions] = PendingSourceChange()
         self._change_source = change_source
         self._tables = tuple(tables)
@@ -83,6 +86,7 @@ class Ingest:
                     counters=self._counters,
                     stopping=self._stopping,
                     change_source=self._change_source,
+                    discovery=self._discovery,
                     connected=self._change.followed,
                 )
                 if self._change.waits:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
+from laredo_fanout.app.reload.expansion import expand, followed
 from laredo_fanout.config import Config
 from laredo_model.settings.difference import below, take_up
 from laredo_model.settings.errors import Path
+from laredo_model.settings.table_pattern import TableName
 
 _SOURCE = ("sources", "*")
 _GRPC = ("fanout", "grpc")
@@ -43,7 +46,10 @@ _REPLACED = below((*_GRPC, "tokens_file"), ("http", "token"))
 class ReloadPlan(NamedTuple):
     """The configuration that the server goes on with, and how it differs from the one before."""
 
+    configured: Config
+    """With patterns."""
     config: Config
+    """With the tables that they stand for."""
     changed: tuple[str, ...]
     """Paths of what is taken up, but for tables."""
     needs_restart: tuple[str, ...]
@@ -56,17 +62,25 @@ class ReloadPlan(NamedTuple):
     """Tables that stay, with other settings."""
 
 
-def plan(before: Config, new: Config) -> ReloadPlan:
-    """What becomes of a running server's configuration when it is to take up a new one."""
-    taken = take_up(before, new, _needs_restart)
+def plan(
+    configured: Config, running: Config, new: Config, found: Collection[TableName]
+) -> ReloadPlan:
+    """What becomes of a running server's configuration when it is to take up a new one.
+
+    It was ``configured``, which came to the ``running`` one; ``found`` are the tables that are
+    known in the catalog.
+    """
+    taken = take_up(configured, new, _needs_restart)
+    config = expand(taken.config, found, followed(running))
     kept = list(taken.needs_restart)
-    if new.port != before.port and "fanout.grpc.port" not in kept:
+    if new.port != configured.port and "fanout.grpc.port" not in kept:
         # A target's short form sets it, too.
         kept.append("fanout.grpc.port")
-    former = {table.name: table for table in before.tables}
-    now = {table.name: table for table in new.tables}
+    former = {table.name: table for table in running.tables}
+    now = {table.name: table for table in config.tables}
     return ReloadPlan(
         taken.config,
+        config,
         tuple(path for path in taken.changed if path != "tables"),
         tuple(kept),
         added=tuple(now.keys() - former.keys()),

@@ -19,15 +19,18 @@ from laredo_fanout.app.ingest_thread import IngestThread
 from laredo_fanout.app.journal_pruning import JournalPruning
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.reload.expansion import patterns
 from laredo_fanout.app.reload.plan import ReloadPlan, plan
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
+from laredo_fanout.catalog.discovery import TableDiscovery
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
 from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import SettingsError
+from laredo_model.settings.table_pattern import TableName
 
 _TAKEN_WITHIN_S = 5.0
 """How long a reload waits for the ingest to take up other tables, before it answers."""
@@ -51,15 +54,25 @@ class RunningParts:
     view: ServerView
     ingest: IngestThread
     fall_behind: FallBehind | None
+    discovery: TableDiscovery | None
     change_http: Callable[[HttpSettings], None]
 
 
 class Reload:
     """Takes up changed configurations, one after the other."""
 
-    def __init__(self, config: Config, load: Callable[[], Config], parts: RunningParts) -> None:
-        """``load`` reads the configuration again, as it was read at the start."""
-        self._config, self._load, self._parts = config, load, parts
+    def __init__(
+        self,
+        configured: Config,
+        config: Config,
+        found: frozenset[TableName],
+        load: Callable[[], Config],
+        parts: RunningParts,
+    ) -> None:
+        """``configured`` came to ``config`` with the tables that were ``found``. ``load`` reads the
+        configuration again, as it was read at the start."""
+        self._configured, self._config, self._found = configured, config, found
+        self._load, self._parts = load, parts
         self._one = asyncio.Lock()
 
     async def run(self) -> dict[str, Any]:
@@ -74,10 +87,24 @@ class Reload:
                 new = await asyncio.to_thread(self._load)
             except SettingsError as wrong:
                 raise _refused(str(wrong)) from wrong
-            planned = plan(self._config, new)
+            planned = plan(self._configured, self._config, new, self._found)
             self._check_tokens(planned.config)
             waits_for = await self._take_up(planned)
         return _logged(planned, waits_for)
+
+    async def follow_patterns(self, found: frozenset[TableName]) -> None:
+        """Take up the tables that the catalog has now, of those that patterns stand for."""
+        async with self._one:
+            self._found = found
+            planned = plan(self._configured, self._config, self._configured, found)
+            if self._parts.view.draining or not (planned.added or planned.removed):
+                return
+            log.info(
+                "tables come and go with the database's",
+                added=sorted(planned.added),
+                removed=sorted(planned.removed),
+            )
+            await self._take_up(planned)
 
     def _check_tokens(self, config: Config) -> None:
         """:raises ReloadRefused: another tokens file can't be used."""
@@ -92,7 +119,11 @@ class Reload:
     async def _take_up(self, planned: ReloadPlan) -> str | None:
         """Have all parts take it up; what the tables wait for, if the ingest hasn't yet."""
         before, parts = self._config, self._parts
-        self._config = config = planned.config
+        other_patterns = patterns(self._configured) != patterns(planned.configured)
+        self._configured, self._config = planned.configured, planned.config
+        config = planned.config
+        if parts.discovery is not None:
+            parts.discovery.change(patterns(planned.configured))
         parts.clients.limit(
             config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
         )
@@ -107,7 +138,8 @@ class Reload:
         parts.change_http(config.http)
         parts.pruning.change(config)
         await asyncio.gather(parts.snapshots.change(config), parts.archives.change(config))
-        if not _follows_otherwise(before, config):
+        # A session begins with a check of what the patterns stand for.
+        if not (other_patterns or _follows_otherwise(before, config)):
             return None
         if parts.fall_behind is not None:
             parts.fall_behind.change_source(options.source_options(config))
