@@ -157,8 +157,8 @@ class Reload:
 
 def _follows_otherwise(before: Config, now: Config) -> bool:
     """Whether the ingest needs another session: for other tables, or to connect otherwise."""
-    tables = options.source_tables
-    return tables(before) != tables(now) or before.sources != now.sources
+    tables = set(options.source_tables(before)), set(options.source_tables(now))
+    return tables[0] != tables[1] or before.sources != now.sources
 
 
 def _refused(why: str) -> ReloadRefused:
