@@ -14,11 +14,11 @@ import structlog
 from laredo_model.printable import printable, printable_lines
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
+from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import logs, malloc
 from laredo_snapshotter.app.ask_reload import NoReload, ask_reload
-from laredo_snapshotter.app.reload import Loaded
 from laredo_snapshotter.app.service import Service
-from laredo_snapshotter.check.check import check_tables
+from laredo_snapshotter.check.patterns import check_block
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
 
 log = structlog.get_logger(__name__)
@@ -92,15 +92,11 @@ def cli(
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
         malloc.give_back()
-        block, tables = _loaded(path, sets)
+        block = _loaded(path, sets)
         # One that comes before the writer runs must not end it: the configuration was read now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-        def load() -> Loaded:
-            again = config_.load(path, sets)
-            return again.http, config_.tables(again)
-
-        _finish(asyncio.run(_run(tables, block.http, flush_timeout, load)))
+        load = partial(config_.load, path, sets)
+        _finish(asyncio.run(_run(block, flush_timeout, load)))
 
 
 @cli.command()
@@ -114,8 +110,8 @@ def check(
 
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
-    block, tables = _loaded(path or around[0], (*around[1], *sets))
-    _finish(asyncio.run(check_tables(tables, block.http)))
+    block = _loaded(path or around[0], (*around[1], *sets))
+    _finish(asyncio.run(check_block(block)))
 
 
 @cli.command()
@@ -131,7 +127,7 @@ def reload(
     The writer reads the file that it was started with. If that is wrong nothing changes, and it
     exits with 2.
     """
-    block, _ = _loaded(path or around[0], (*around[1], *sets))
+    block = _loaded(path or around[0], (*around[1], *sets))
     try:
         lines = ask_reload(block.http)
     except NoReload as refused:
@@ -147,27 +143,26 @@ def main() -> None:
 
 
 async def _run(
-    tables: list[config_.TableConfig],
-    http: config_.HttpBlock,
+    block: config_.SnapshotterBlock,
     flush_timeout: float,
-    load: Callable[[], Loaded],
+    load: Callable[[], config_.SnapshotterBlock],
 ) -> int:
     try:
-        return await Service(tables, http, flush_timeout, load).run()
+        return await Service(block, flush_timeout, load).run()
     except PortTaken as taken:
         click.echo(printable(str(taken)), err=True)
         return 1
 
 
-def _loaded(
-    path: Path | None, sets: tuple[str, ...]
-) -> tuple[config_.SnapshotterBlock, list[config_.TableConfig]]:
+def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBlock:
     if path is None and not sets and not _settings_in_environment():
         click.echo(f"no configuration: give --config FILE or set {CONFIG_ENV}", err=True)
         sys.exit(USAGE)
     try:
         block = config_.load(path, sets)
-        return block, config_.tables(block)
+        table_patterns.patterns(block)
+        table_patterns.tables(block, {})
+        return block
     except (SettingsError, ConfigRefused) as wrong:
         click.echo(printable_lines(str(wrong)), err=True)
         sys.exit(USAGE)

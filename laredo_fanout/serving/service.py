@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 
 import structlog
 
@@ -25,6 +26,7 @@ from laredo_fanout.serving.errors import (
     NotServed,
     Refused,
     SessionFailed,
+    TokenForbids,
 )
 from laredo_fanout.serving.filters.conditions import read as read_conditions
 from laredo_fanout.serving.forms.form import now_us
@@ -39,7 +41,12 @@ from laredo_fanout.serving.periodic import (
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
 from laredo_fanout.serving.request import parse_sync
 from laredo_fanout.serving.shared import ServingResources
-from laredo_fanout.serving.status import parse_status, server_path, status_response
+from laredo_fanout.serving.status import (
+    parse_status,
+    server_path,
+    status_response,
+    tables_response,
+)
 from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.session import Session
 from laredo_fanout.snapshots.info import table_of
@@ -230,6 +237,8 @@ class ReplicationService:
         try:
             call = self._single(caller)
             table, is_relay = parse_status(request)
+            if table is None:
+                return tables_response(filter(partial(self._may_read, caller), self._tables))
             self._served(call, table)
         except Refused as refused:
             _log_bad_request(refused, caller)
@@ -302,6 +311,13 @@ class ReplicationService:
             self._tokens.check(caller.authorization, table)
         else:
             self._tokens.known(caller.authorization)
+
+    def _may_read(self, caller: Caller, table: str) -> bool:
+        try:
+            self._authorize(caller, table)
+        except TokenForbids:
+            return False
+        return True
 
     async def _register(self, call: Call, *, batch: bool, filtered: bool) -> Lease:
         """Register the client; the call's end removes it."""

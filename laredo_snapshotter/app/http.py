@@ -24,6 +24,10 @@ class Writers(Protocol):
         :raises SnapshotNotReady: if the table can't make any.
         """
 
+    @property
+    def waiting_patterns(self) -> Mapping[str, str]:
+        """The patterns whose server hasn't answered yet: path and reason."""
+
     async def reload(self) -> dict[str, Any]:
         """Take up the configuration as it is now; what was done.
 
@@ -44,6 +48,7 @@ def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
     async def ready() -> JSONResponse:
         statuses = writers.statuses()
         missing = {s.table: s.problem or s.state.value for s in statuses if not s.ready}
+        missing.update(writers.waiting_patterns)
         body = {"ready": not missing, "not_ready": missing}
         return JSONResponse(body, 503 if missing else 200)
 

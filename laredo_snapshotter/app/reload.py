@@ -11,13 +11,13 @@ from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import SettingsError
 from laredo_model.settings.difference import take_up
 from laredo_model.settings.errors import Path
+from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app.table_writers import TableWriters
-from laredo_snapshotter.config import HttpBlock, TableConfig
+from laredo_snapshotter.config import SnapshotterBlock, TableConfig
 from laredo_snapshotter.errors import ConfigRefused, ReloadImpossible
+from laredo_snapshotter.table_patterns import Found, ServedPattern
 
 log = structlog.get_logger(__name__)
-
-Loaded = tuple[HttpBlock, list[TableConfig]]
 
 
 class RunningWriter(NamedTuple):
@@ -30,6 +30,8 @@ class RunningWriter(NamedTuple):
     #: Called with the tables once they are taken up.
     changed: Callable[[list[TableConfig]], None]
     is_stopping: Callable[[], bool]
+    #: Called with the patterns, each with its path.
+    change_patterns: Callable[[dict[ServedPattern, str]], None]
 
 
 class WriterReload:
@@ -37,13 +39,15 @@ class WriterReload:
 
     def __init__(
         self,
-        http: HttpBlock,
+        block: SnapshotterBlock,
         tables: list[TableConfig],
-        load: Callable[[], Loaded],
+        load: Callable[[], SnapshotterBlock],
         running: RunningWriter,
     ) -> None:
         """``load`` reads the configuration again, as it was read at the start."""
-        self._http, self._tables = http, {table.name: table for table in tables}
+        self._block, self._http = block, block.http
+        self._tables = {table.name: table for table in tables}
+        self._found: Found = {}
         self._load = load
         self._running = running
         self._one = asyncio.Lock()
@@ -57,13 +61,42 @@ class WriterReload:
             if self._running.is_stopping():
                 raise ReloadImpossible("the writer is stopping")
             try:
-                http, tables = await asyncio.to_thread(self._load)
-                return await self._take_up(http, {table.name: table for table in tables})
+                block = await asyncio.to_thread(self._load)
+                patterns = table_patterns.patterns(block)
+                done = await self._take_up(block, self._of(block))
+                self._running.change_patterns(patterns)
+                return _logged(done)
             except (SettingsError, ConfigRefused, AwsError) as wrong:
                 log.error("configuration not taken up; nothing has changed", error=str(wrong))
                 raise ReloadImpossible(str(wrong)) from wrong
 
-    async def _take_up(self, http: HttpBlock, tables: dict[str, TableConfig]) -> dict[str, Any]:
+    async def follow_patterns(self, found: Found) -> None:
+        """Write the tables that the servers have now, of those that patterns stand for."""
+        async with self._one:
+            self._found = found
+            if self._running.is_stopping():
+                return
+            try:
+                done = await self._take_up(self._block, self._of(self._block))
+            except (ConfigRefused, AwsError) as wrong:
+                log.error("patterns can't be followed; nothing changes", error=str(wrong))
+                return
+            if done["added"] or done["removed"]:
+                log.info(
+                    "tables come and go with the server's",
+                    added=done["added"],
+                    removed=done["removed"],
+                )
+
+    def _of(self, block: SnapshotterBlock) -> dict[str, TableConfig]:
+        """:raises ConfigRefused: the tables don't go together."""
+        written = {table_patterns.name_of(table) for table in self._tables.values()}
+        tables = table_patterns.tables(block, self._found, written)
+        return {table.name: table for table in tables}
+
+    async def _take_up(
+        self, block: SnapshotterBlock, tables: dict[str, TableConfig]
+    ) -> dict[str, Any]:
         """:raises AwsError: a table's sink can't be asked as it is configured."""
         before, writers = self._tables, self._running.writers
         added = sorted(tables.keys() - before.keys())
@@ -73,8 +106,8 @@ class WriterReload:
         )
         # All of them before anything is ended: what fails changes nothing.
         made = [writers.make(tables[name]) for name in (*added, *altered)]
-        taken = take_up(self._http, http, _needs_restart)
-        self._http, self._tables = taken.config, tables
+        taken = take_up(self._http, block.http, _needs_restart)
+        self._block, self._http, self._tables = block, taken.config, tables
         self._running.change_http(self._http)
         await writers.end((*removed, *altered))
         self._running.forget(removed)
@@ -82,15 +115,13 @@ class WriterReload:
             for writer in made:
                 writers.begin(writer)
         self._running.changed(list(tables.values()))
-        return _logged(
-            {
-                "added": added,
-                "removed": removed,
-                "altered": altered,
-                "changed": _full(taken.changed),
-                "needs_restart": _full(taken.needs_restart),
-            }
-        )
+        return {
+            "added": added,
+            "removed": removed,
+            "altered": altered,
+            "changed": _full(taken.changed),
+            "needs_restart": _full(taken.needs_restart),
+        }
 
 
 def _needs_restart(path: Path, before: object, new: object) -> bool:

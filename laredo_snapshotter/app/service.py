@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,16 +19,19 @@ from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
 from laredo_model.http.settings import HttpSettings
 from laredo_model.service_notify import ServiceNotifier
+from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import http
-from laredo_snapshotter.app.reload import Loaded, RunningWriter, WriterReload
+from laredo_snapshotter.app.reload import RunningWriter, WriterReload
+from laredo_snapshotter.app.served_patterns import ServedPatterns
 from laredo_snapshotter.app.table_writers import TableWriters
 from laredo_snapshotter.commit.destinations import Stores
-from laredo_snapshotter.config import HttpBlock, TableConfig
+from laredo_snapshotter.config import SnapshotterBlock, TableConfig
 from laredo_snapshotter.errors import PortTaken, ReloadImpossible
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
 from laredo_snapshotter.table import certificates
 from laredo_snapshotter.table import status as table_status
+from laredo_snapshotter.table_patterns import Found
 
 log = structlog.get_logger(__name__)
 
@@ -42,13 +45,17 @@ class Service:
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
-        settings: HttpBlock,
+        block: SnapshotterBlock,
         flush_timeout: float,
-        load: Callable[[], Loaded],
+        load: Callable[[], SnapshotterBlock],
     ) -> None:
         """``flush_timeout``: seconds that what was taken may take to be verified and written.
-        ``load`` reads the configuration again, for a reload."""
+        ``load`` reads the configuration again, for a reload.
+
+        :raises ConfigRefused: if a table lacks something.
+        """
+        settings, patterns = block.http, table_patterns.patterns(block)
+        tables = table_patterns.tables(block, {})
         self._settings = settings
         self._http_counts = HttpCounts()
         self._certificates = CertificateWatch(certificates.configured(tables))
@@ -58,12 +65,18 @@ class Service:
         self._made = [self._writers.make(table) for table in tables]
         self._server: HttpServer | None = None
         self._stopping = asyncio.Event()
+        self._patterns = ServedPatterns(patterns, self._follow_patterns)
         self._reload = WriterReload(
-            settings,
-            list(tables),
+            block,
+            tables,
             load,
             RunningWriter(
-                self._writers, self._change_http, self._forget, self._changed, self._stopping.is_set
+                self._writers,
+                self._change_http,
+                self._forget,
+                self._changed,
+                self._stopping.is_set,
+                self._patterns.change,
             ),
         )
         self._reloading: set[asyncio.Task[None]] = set()
@@ -85,6 +98,14 @@ class Service:
         :raises ReloadImpossible: if it is wrong; nothing has changed.
         """
         return await self._reload.run()
+
+    async def _follow_patterns(self, found: Found) -> None:
+        await self._reload.follow_patterns(found)
+
+    @property
+    def waiting_patterns(self) -> dict[str, str]:
+        """The patterns whose server hasn't answered yet: path and reason."""
+        return self._patterns.waiting
 
     async def run(self) -> int:
         """Write until SIGTERM or SIGINT; the exit code: 0 if all that was taken is written.
@@ -111,6 +132,7 @@ class Service:
         beside = [
             asyncio.create_task(self._certificates.run()),
             asyncio.create_task(notifier.run(lambda: True)),
+            asyncio.create_task(self._patterns.run()),
         ]
         for writer in self._made:
             self._writers.begin(writer)

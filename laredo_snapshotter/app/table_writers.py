@@ -69,10 +69,11 @@ class TableWriters:
         for writer in ending:
             self._leave_group(writer)
             writer.stop()
-        tasks = [self._running.pop(writer) for writer in ending]
+        tasks = [self._running[writer] for writer in ending]
         if tasks:
             await asyncio.wait(tasks, timeout=self._flush_timeout + HANG_S)
         for writer in ending:
+            del self._running[writer]
             del self._writers[writer.config.name]
             if writer.left is not None:
                 writer.left.log(writer.config.name)
