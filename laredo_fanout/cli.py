@@ -40,9 +40,13 @@ class _Given:
         if self.path is None and not self.sets and not _settings_in_environment():
             _fail(BAD_CONFIGURATION, "no configuration: give --config FILE or set LAREDO_CONFIG")
         try:
-            return configuration.load(self.path, self.sets)
+            return self.read()
         except SettingsError as error:
             _fail(BAD_CONFIGURATION, str(error))
+
+    def read(self) -> Config:
+        """:raises settings.SettingsError: with every problem."""
+        return configuration.load(self.path, self.sets)
 
 
 def _settings_in_environment() -> bool:
@@ -114,7 +118,7 @@ def main(
 
     chosen = logs.LogSettings(log_format, log_level)
     logs.configure(chosen)
-    sys.exit(server.run(config, chosen))
+    sys.exit(server.run(config, chosen, context.obj.read))
 
 
 @main.command()
@@ -234,6 +238,33 @@ def recopy(
     except KeyboardInterrupt:
         return
     click.echo("requested; `laredo-fanout status` shows its progress")
+
+
+@main.command()
+@_config_option()
+@_set_option
+@_url_option
+@_json_option
+@click.pass_obj
+def reload(
+    given: _Given, *, path: Path | None, sets: tuple[str, ...], url: str | None, as_json: bool
+) -> None:
+    """Have a running server take up its changed configuration, as SIGHUP does.
+
+    Tables are added, removed and altered while the others go on; what needs a restart is named.
+    The server reads the file that it was started with. If that is wrong nothing changes, and it
+    exits with 2.
+    """
+    from laredo_fanout.app.terminal import printing, reload_view
+
+    try:
+        done = _server(given.over(path, sets), url).ask("reload")
+    except printing.NoAnswer as error:
+        _fail(FAILED, str(error))
+    if as_json:
+        printing.show_json(done)
+    else:
+        reload_view.show(done)
 
 
 def _server(given: _Given, url: str | None) -> printing.RunningServer:

@@ -15,6 +15,7 @@ from laredo_model import settings
 from laredo_model.http import exposure
 from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import Duration, SchemaName, Section, Size
+from laredo_model.settings.table_pattern import STAR, TablePattern
 
 ENV_PREFIX = "LAREDO_"
 # The snapshotter's variables and the test suite's start with ours.
@@ -199,9 +200,15 @@ class ReplicatedTableConfig(Section):
     source: str | None = None
     """Name of the source; may be left out when there is one only."""
     namespace: SchemaName = Field(default="public", alias="schema")
-    """The table's schema; names are case-sensitive."""
+    """The table's schema; names are case-sensitive. With a ``*``, as in ``table``, a pattern."""
     table: str = Field(min_length=1)
-    """The table's name."""
+    """The table's name. With a ``*``, which stands for any characters, the entry is a pattern: all
+    tables that fit it are followed, also those that are made later."""
+    exclude: tuple[str, ...] = ()
+    """Of a pattern: tables that it doesn't stand for, as ``table`` or ``schema.table``, which may
+    have a ``*``."""
+    max_tables: int = Field(default=500, ge=1)
+    """Of a pattern: so many tables are followed at most; the log names the others."""
     append_only: bool = False
     """For a table without a key, whose rows are only ever inserted."""
     targets: tuple[Target, ...] = (Target(),)
@@ -210,6 +217,16 @@ class ReplicatedTableConfig(Section):
     def name(self) -> str:
         """``schema.table``, as the wire and messages write it."""
         return f"{self.namespace}.{self.table}"
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it stands for all tables whose names fit."""
+        return STAR in self.namespace or STAR in self.table
+
+    @property
+    def pattern(self) -> TablePattern:
+        """What it stands for, if it is one."""
+        return TablePattern(self.namespace, self.table, self.exclude)
 
     @property
     def target(self) -> Target:
@@ -223,6 +240,18 @@ class ReplicatedTableConfig(Section):
                 f"a table has exactly one replication-fanout target, this one has {len(targets)}"
             )
         return targets
+
+    @model_validator(mode="after")
+    def _of_a_pattern(self) -> ReplicatedTableConfig:
+        if self.is_pattern:
+            archive = self.target.archive
+            if archive is not None and archive.key_prefix is not None:
+                raise ValueError("a pattern's tables have an archive each: leave key_prefix out")
+            return self
+        for key in ("exclude", "max_tables"):
+            if key in self.model_fields_set:
+                raise settings.WrongAt((key,), "is for a pattern, a table with a * in its name")
+        return self
 
 
 class Config(Section):
@@ -259,6 +288,9 @@ class Config(Section):
             if table.source is not None and table.source not in self.sources:
                 message = f'no source "{table.source}"; the known one is "{self.source_name}"'
                 raise settings.WrongAt(("tables", number, "source"), message)
+            if table.is_pattern and self.upstream is not None:
+                message = "a relay can't follow a pattern: list the tables"
+                raise settings.WrongAt(("tables", number), message)
             if table.name in first:
                 message = f"{table.name} is already tables[{first[table.name]}]"
                 raise settings.WrongAt(("tables", number), message)

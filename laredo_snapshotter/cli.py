@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from laredo_model.printable import printable, printable_lines
 from laredo_model.program.build import version_option
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as config_
+from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import logs, malloc
+from laredo_snapshotter.app.ask_reload import NoReload, ask_reload
 from laredo_snapshotter.app.service import Service
-from laredo_snapshotter.check.check import check_tables
+from laredo_snapshotter.check.patterns import check_block
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
 
 log = structlog.get_logger(__name__)
@@ -89,8 +93,11 @@ def cli(
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
         malloc.give_back()
-        block, tables = _loaded(path, sets)
-        _finish(asyncio.run(_run(tables, block.http, flush_timeout)))
+        block = _loaded(path, sets)
+        # One that comes before the writer runs must not end it: the configuration was read now.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        load = partial(config_.load, path, sets)
+        _finish(asyncio.run(_run(block, flush_timeout, load)))
 
 
 @cli.command()
@@ -104,8 +111,31 @@ def check(
 
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
-    block, tables = _loaded(path or around[0], (*around[1], *sets))
-    _finish(asyncio.run(check_tables(tables, block.http)))
+    block = _loaded(path or around[0], (*around[1], *sets))
+    _finish(asyncio.run(check_block(block)))
+
+
+@cli.command()
+@_config_option()
+@_set_option
+@click.pass_obj
+def reload(
+    around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]
+) -> None:
+    """Have the running writer take up its changed configuration, as SIGHUP does.
+
+    Tables are added, removed and altered while the others go on; what needs a restart is named.
+    The writer reads the file that it was started with. If that is wrong nothing changes, and it
+    exits with 2.
+    """
+    block = _loaded(path or around[0], (*around[1], *sets))
+    try:
+        lines = ask_reload(block.http)
+    except NoReload as refused:
+        click.echo(printable_lines(str(refused)), err=True)
+        sys.exit(1)
+    for line in lines:
+        click.echo(printable(line))
 
 
 def main() -> None:
@@ -114,24 +144,26 @@ def main() -> None:
 
 
 async def _run(
-    tables: list[config_.TableConfig], http: config_.HttpBlock, flush_timeout: float
+    block: config_.SnapshotterBlock,
+    flush_timeout: float,
+    load: Callable[[], config_.SnapshotterBlock],
 ) -> int:
     try:
-        return await Service(tables, http, flush_timeout).run()
+        return await Service(block, flush_timeout, load).run()
     except PortTaken as taken:
         click.echo(printable(str(taken)), err=True)
         return 1
 
 
-def _loaded(
-    path: Path | None, sets: tuple[str, ...]
-) -> tuple[config_.SnapshotterBlock, list[config_.TableConfig]]:
+def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBlock:
     if path is None and not sets and not _settings_in_environment():
         click.echo(f"no configuration: give --config FILE or set {CONFIG_ENV}", err=True)
         sys.exit(USAGE)
     try:
         block = config_.load(path, sets)
-        return block, config_.tables(block)
+        table_patterns.patterns(block)
+        table_patterns.tables(block, {})
+        return block
     except (SettingsError, ConfigRefused) as wrong:
         click.echo(printable_lines(str(wrong)), err=True)
         sys.exit(USAGE)

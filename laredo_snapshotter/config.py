@@ -7,17 +7,15 @@ around it.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from laredo_archive import codec
 from laredo_archive.manifest import object_keys
-from laredo_fanout.client.stream.endpoint import Endpoint, Tls
 from laredo_model import settings
 from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import Duration, SchemaName, Secret, Section, SettingsError, Size
-from laredo_model.settings.secret_file import with_secret
+from laredo_model.settings import Duration, Section, Size
 from laredo_snapshotter.config_outputs import (
     CredentialsBlock,
     DestinationConfig,
@@ -25,6 +23,7 @@ from laredo_snapshotter.config_outputs import (
     check_names,
     profiles_of,
 )
+from laredo_snapshotter.config_source import SourceBlock
 from laredo_snapshotter.errors import ConfigRefused
 from laredo_snapshotter.triggers import Triggers
 
@@ -36,51 +35,6 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 SnapshotFormat = Literal["jsonl", "protobuf", "parquet"]
 DiffFormat = Literal["jsonl", "protobuf"]
-
-
-class TlsBlock(Section):
-    """TLS towards the server; all PEM files."""
-
-    ca: Path | None = None
-    """The CA that signed the server's certificate."""
-    cert: Path | None = None
-    """The client's certificate."""
-    key: Path | None = None
-    """Its private key."""
-    server_name: str | None = None
-    """The name in the server's certificate, if it isn't the one in ``source.server``."""
-
-    @model_validator(mode="after")
-    def _pair(self) -> "TlsBlock":
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together; give both or neither")
-        return self
-
-
-class SourceBlock(Section):
-    """Which table, and the laredo-fanout server that streams it."""
-
-    server: str | None = None
-    """``host:port`` of the server's gRPC side; required."""
-    schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
-    """The table's schema."""
-    table: str | None = None
-    """The table's name; required."""
-    client_id: str | None = None
-    """What the server knows this writer by; by default
-    ``laredo-snapshotter:<schema>.<table>``."""
-    local_snapshot_path: Path | None = None
-    """Directory for a transaction larger than memory; by default $TMPDIR."""
-    tls: TlsBlock | None = None
-    token: Secret | None = None
-    """The token that the server asks for."""
-    token_file: Path | None = None
-    """A file with the token alone, in place of ``token``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _token_from_file(cls, data: Any) -> Any:
-        return with_secret(data, "token")
 
 
 class DiffBlock(Section):
@@ -241,12 +195,12 @@ class TableConfig:
             raise ConfigRefused(f"{path}.source.table: is required")
         if not block.destinations:
             raise ConfigRefused(f"{path}.destinations: is required; at least one")
-        self.path = path
+        self.path, self._block = path, block
         self.schema_name = source.schema_name
         self.table_name = source.table
         self.name = f"{source.schema_name}.{source.table}"
         self.client_id = source.client_id or f"laredo-snapshotter:{self.name}"
-        self.endpoint = _endpoint(source, path)
+        self.endpoint = source.endpoint(path)
         self.spill_directory = source.local_snapshot_path
         self.diff = block.diff
         self.snapshot = block.snapshot
@@ -280,6 +234,11 @@ class TableConfig:
         """When a new base is due."""
         return Triggers(**self.snapshot.model_dump())
 
+    def is_as(self, other: "TableConfig") -> bool:
+        """Whether both say the same, wherever they stand."""
+        own, others = self._block, other._block
+        return all(getattr(own, key) == getattr(others, key) for key in TableBlock.model_fields)
+
     def __repr__(self) -> str:
         return f"TableConfig({self.name})"
 
@@ -303,17 +262,25 @@ def tables(block: SnapshotterBlock) -> list[TableConfig]:
     if not block.tables:
         found = [TableConfig(block, "snapshotter")]
     else:
-        if block.source.table is not None:
-            raise ConfigRefused(
-                "snapshotter.source.table: stands beside snapshotter.tables, which are blocks of "
-                "their own; move it into one of them"
-            )
+        check_forms(block)
         found = [
-            TableConfig(_over(block, inner), f"snapshotter.tables[{number}]")
+            TableConfig(over(block, inner), f"snapshotter.tables[{number}]")
             for number, inner in enumerate(block.tables)
         ]
-    _check_apart(found)
+    check_apart(found)
     return found
+
+
+def check_forms(block: SnapshotterBlock) -> None:
+    """Refuse the short form beside ``tables``.
+
+    :raises ConfigRefused: both are there.
+    """
+    if block.tables and block.source.table is not None:
+        raise ConfigRefused(
+            "snapshotter.source.table: stands beside snapshotter.tables, which are blocks of "
+            "their own; move it into one of them"
+        )
 
 
 def _default_prefix(path: str, table: str) -> str:
@@ -325,7 +292,8 @@ def _default_prefix(path: str, table: str) -> str:
         ) from None
 
 
-def _over(outer: TableBlock, inner: TableBlock) -> TableBlock:
+def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
+    """``inner`` with what ``outer`` says of what it doesn't say."""
     around = TableBlock.model_construct(
         outer.model_fields_set & set(TableBlock.model_fields),
         **{name: getattr(outer, name) for name in TableBlock.model_fields},
@@ -347,20 +315,11 @@ def _merged(outer: Block, inner: Block) -> Block:
     return outer.model_copy(update=update)
 
 
-def _endpoint(source: SourceBlock, path: str) -> Endpoint:
-    tls = source.tls
-    try:
-        return Endpoint(
-            source.server or "",
-            None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
-            None if source.token is None else source.token.get_secret_value(),
-        )
-    except Exception as wrong:
-        raise ConfigRefused(f"{path}.source.server: {wrong}") from wrong
+def check_apart(found: list[TableConfig]) -> None:
+    """No table, destination or sink twice, and no archive among another's objects.
 
-
-def _check_apart(found: list[TableConfig]) -> None:
-    """No table, destination or sink twice, and no archive among another's objects."""
+    :raises ConfigRefused: if it isn't so.
+    """
     names: dict[str, TableConfig] = {}
     archives: list[tuple[str, str, str]] = []
     for table in found:
@@ -391,6 +350,3 @@ def _check_own(
                 f'{table.path}.key_prefix: the archives at "{path}" and "{other_path}" (of '
                 f"{other}) lie within one another in {store}; give each its own key_prefix"
             )
-
-
-__all__ = ["ConfigRefused", "SettingsError", "SnapshotterBlock", "TableConfig", "load", "tables"]

@@ -9,6 +9,7 @@ SnapshotterError
 ├── RebaseAbandoned      a re-base can't go on; it is tried again
 ├── SnapshotDamaged      a snapshot's rows aren't those that its end counts
 ├── PortTaken            the HTTP port can't be listened on
+├── ReloadImpossible     a changed configuration can't be taken up; everything is as it was
 ├── NeverVerified        a table was changed before an artifact's end was verified
 ├── StreamBehind         the server's snapshot is older than what was already taken
 └── SinkError            a sink wasn't notified of an artifact
@@ -51,6 +52,10 @@ class KeyFieldsDiffer(SnapshotterError):
 
 class SnapshotNotReady(SnapshotterError):
     """POST /snapshot for a table that can't make one now; the message says why."""
+
+
+class ReloadImpossible(SnapshotterError):
+    """POST /reload with a configuration that is wrong; nothing has changed."""
 
 
 class RebaseAbandoned(SnapshotterError):

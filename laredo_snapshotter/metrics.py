@@ -205,6 +205,24 @@ class Metrics:
         status = "none" if called.status is None else str(called.status)
         self.aws_requests.labels(called.service, called.operation, status).inc()
 
+    def forget(self, table: str) -> None:
+        """A table isn't written any more."""
+        for counter in (
+            self.artifacts_written,
+            self.event_errors,
+            self.notices_sent,
+            self.stream_errors,
+            self.restarts,
+            self.fenced,
+            self.table_failures,
+            self.rebases,
+            self.objects_deleted,
+            self.collections,
+            self.objects_restored,
+            self.objects_lost,
+        ):
+            counter.remove_by_labels({"table": table})
+
     async def answer(self, accept: str) -> Exposition:
         """What a scrape gets, in the format that the request's Accept header asks for."""
         await asyncio.to_thread(self._certificates.read)

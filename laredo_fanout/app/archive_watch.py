@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,7 @@ from laredo_archive.read.location import FoundArchive
 from laredo_fanout.app import options
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config
+from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
 from laredo_fanout.store import view
@@ -58,25 +60,38 @@ class ArchiveWatch:
     def __init__(self, config: Config, store: Store, crashed: Crashed = only_logged) -> None:
         self._store = store
         self._crashed = crashed
-        archives = {table.name: options.archive_options(table) for table in config.tables}
-        configured = {name: archive for name, archive in archives.items() if archive is not None}
-        self._archives = Archives(configured, None, _no_outcome)
-        self._checks: dict[str, ArchiveCheck | None] = dict.fromkeys(configured)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._configured = _configured(config)
+        self._archives = Archives(self._configured, None, _no_outcome)
+        self._checks: dict[str, ArchiveCheck | None] = dict.fromkeys(self._configured)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Start the checks, on the running event loop."""
-        self._tasks = [
-            supervised(self._follow(name), f"archive of {name}", self._crashed)
-            for name in self._checks
-        ]
+        for name in self._checks.keys() - self._tasks.keys():
+            what = f"archive of {name}"
+            self._tasks[name] = supervised(self._follow(name), what, self._crashed)
+
+    async def change(self, config: Config) -> None:
+        """Check other archives from now on; what is known of one that stays is kept."""
+        before, self._configured = self._configured, _configured(config)
+        others = {name for name in before if self._configured.get(name) != before[name]}
+        await self._stop(others)
+        self._checks = {
+            name: None if name in others else self._checks.get(name) for name in self._configured
+        }
+        self._archives.change(self._configured)
+        self.start()
 
     async def stop(self) -> None:
         """Stop the checks; one that is under way isn't waited for."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stop(list(self._tasks))
         self._archives.close()
+
+    async def _stop(self, names: Iterable[str]) -> None:
+        tasks = [self._tasks.pop(name) for name in names]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def checks(self) -> dict[str, ArchiveCheck]:
@@ -136,6 +151,11 @@ class ArchiveWatch:
         """The floor of the table's journal; None while clients can't see the table."""
         found = view.current([r for r in self._store.tables.values() if r.qualified == table])
         return found.floor if found is not None and found.shown else None
+
+
+def _configured(config: Config) -> dict[str, ArchiveOptions]:
+    archives = {table.name: options.archive_options(table) for table in config.tables}
+    return {name: archive for name, archive in archives.items() if archive is not None}
 
 
 def _no_outcome(table: str, outcome: Outcome) -> None:

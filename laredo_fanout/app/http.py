@@ -1,5 +1,5 @@
 """The HTTP endpoints of the server: /health/live, /health/ready, /health/serving, /status,
-/metrics; by POST /catchup and /tables/NAME/recopy."""
+/metrics; by POST /catchup, /reload and /tables/NAME/recopy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Header, Response
 
+from laredo_fanout.app.reload.reload import ReloadRefused
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_model.http.exposition import Exposition
@@ -26,6 +27,7 @@ def application(
     metrics: Callable[[str], Awaitable[Exposition]],
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
+    reload: Callable[[], Awaitable[dict[str, Any]]],
 ) -> FastAPI:
     """Make the HTTP application.
 
@@ -34,6 +36,7 @@ def application(
     :param status: what /status shows, as JSON values.
     :param metrics: what /metrics answers to a request with this Accept header.
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
+    :param reload: what POST /reload does; what it returns is the answer.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
     """
     # No page lists the endpoints to strangers, and no redirect repeats a Host.
@@ -68,6 +71,13 @@ def application(
             return _json({"error": "catchup.mode is off; set it to auto or manual"}, 409)
         catch_up()
         return _json({"asked": True}, 202)
+
+    @app.post("/reload")
+    async def take_up_configuration() -> Response:
+        try:
+            return _json(await reload())
+        except ReloadRefused as refused:
+            return _json({"error": str(refused)}, 422)
 
     def shown(name: str) -> Any:
         return status()["tables"][name]["recopy"]

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 
 import structlog
 
+from laredo_fanout.app import options
+from laredo_fanout.config import Config
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
@@ -85,6 +87,19 @@ class IngestThread:
     def check_catalog_soon(self) -> None:
         """Request a catalog check (see ``Ingest.check_catalog_soon``)."""
         self._ingest.check_catalog_soon()
+
+    def change(self, config: Config) -> Future[None]:
+        """Follow the configuration's tables from the next session on (see ``Ingest.change``)."""
+        ingest, tables = self._ingest, options.source_tables(config)
+        if isinstance(ingest, RelayIngest):
+            assert config.upstream is not None
+            return ingest.change(options.relay_options(config.upstream, config.source_name), tables)
+        return ingest.change(options.source_options(config), tables)
+
+    @property
+    def reads_split_backlog(self) -> bool:
+        """Whether a change of tables waits for the end of a split backlog."""
+        return self._ingest.reads_split_backlog
 
     def recopy(self, table: str) -> Future[None]:
         """Request a re-copy of ``table`` (see ``Ingest.recopy``)."""

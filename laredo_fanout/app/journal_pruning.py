@@ -31,8 +31,11 @@ class JournalPruning:
     @classmethod
     def of(cls, config: Config, store: Store, clients: Clients) -> JournalPruning:
         """Make it with the bounds of the tables' targets."""
-        bounds = {table.name: table.target.journal for table in config.tables}
-        return cls(store, clients, bounds)
+        return cls(store, clients, _bounds(config))
+
+    def change(self, config: Config) -> None:
+        """Prune to other bounds from now on; from any thread."""
+        self.bounds = _bounds(config)
 
     def after_commit(self) -> None:
         """Prune if it is due.
@@ -52,3 +55,7 @@ class JournalPruning:
                     self.clients.pinned(record.id),
                 )
         self._due = time.monotonic() + _INTERVAL
+
+
+def _bounds(config: Config) -> Mapping[str, JournalConfig]:
+    return {table.name: table.target.journal for table in config.tables}

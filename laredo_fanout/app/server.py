@@ -8,9 +8,9 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -23,9 +23,12 @@ from laredo_fanout.app.processes import listener_port
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.reload import expansion
+from laredo_fanout.app.reload.reload import Reload, ReloadRefused, RunningParts
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.app.supervised import supervised
+from laredo_fanout.catalog.discovery import TableDiscovery
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
@@ -35,7 +38,12 @@ from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.write_batch import OnCommit
+from laredo_model.http.settings import HttpSettings
 from laredo_model.service_notify import ServiceNotifier
+from laredo_model.settings.table_pattern import TableName
+
+if TYPE_CHECKING:
+    from laredo_model.http.server import HttpServer
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
@@ -46,24 +54,29 @@ _POLL_WHILE_READY = 1.0
 log = structlog.get_logger("laredo_fanout")
 
 
-def run(config: Config, log_settings: LogSettings) -> int:
-    """Run the server until SIGTERM or SIGINT; the process's exit code."""
+def run(config: Config, log_settings: LogSettings, load: Callable[[], Config]) -> int:
+    """Run the server until SIGTERM or SIGINT; the process's exit code.
+
+    ``load`` reads the configuration again, for a reload.
+    """
+    # One that comes before the server runs must not end it: the configuration was read just now.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # The tables' rows are in what we write: no other user may read it, whatever the shell's umask.
     os.umask(0o077)
     for warning in (*config.warnings(), *compiled.warnings()):
         log.warning(warning)
     try:
-        return asyncio.run(_run(config, log_settings))
+        return asyncio.run(_run(config, log_settings, load))
     except (FanoutError, SourceError, StoreError) as error:
         log.error("the server can't run", error=str(error))
         return FAILED
 
 
-async def _run(config: Config, log_settings: LogSettings) -> int:
+async def _run(config: Config, log_settings: LogSettings, load: Callable[[], Config]) -> int:
     with ExitStack() as held:
         ports = await _reserve_ports(config, held)
         store = held.enter_context(_open_store(config))
-        return await _Server(config, store, ports, log_settings).run()
+        return await _Server(config, store, ports, log_settings, load).run()
 
 
 class _Ports(NamedTuple):
@@ -105,10 +118,18 @@ class StateUnusable(FanoutError):
 
 class _Server:
     def __init__(
-        self, config: Config, store: Store, ports: _Ports, log_settings: LogSettings
+        self,
+        config: Config,
+        store: Store,
+        ports: _Ports,
+        log_settings: LogSettings,
+        load: Callable[[], Config],
     ) -> None:
-        self.config = config
+        found = expansion.known(store)
+        self.configured, self.config = config, expansion.expand(config, found)
+        config = self.config
         self.store = store
+        self.discovery = self._make_discovery(found)
         self.clients = Clients(
             config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
         )
@@ -151,6 +172,26 @@ class _Server:
             archives=self.archives,
             fall_behind=self.fall_behind,
         )
+        self.reload = Reload(
+            self.configured,
+            config,
+            found,
+            load,
+            RunningParts(
+                children=self.children,
+                clients=self.clients,
+                pruning=pruning,
+                snapshots=self.snapshots,
+                archives=self.archives,
+                view=self.view,
+                ingest=self.ingest,
+                fall_behind=self.fall_behind,
+                discovery=self.discovery,
+                change_http=self._change_http,
+            ),
+        )
+        self._web: HttpServer | None = None
+        self._reloading: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
@@ -169,7 +210,27 @@ class _Server:
             self.store,
             on_commit,
             change_source=self.fall_behind,
+            discovery=self.discovery,
         )
+
+    def _make_discovery(self, known: frozenset[TableName]) -> TableDiscovery | None:
+        """What follows patterns, those of a later reload too; a relay has none."""
+        if self.config.source is None:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def found(names: frozenset[TableName]) -> None:
+            loop.call_soon_threadsafe(self._follow_patterns, names)
+
+        return TableDiscovery(
+            expansion.patterns(self.configured),
+            known,
+            self.config.source.heartbeat_interval,
+            found,
+        )
+
+    def _follow_patterns(self, found: frozenset[TableName]) -> None:
+        self._supervise(self.reload.follow_patterns(found), "patterns of tables")
 
     async def run(self) -> int:
         listener = listener_port.listen(
@@ -194,12 +255,14 @@ class _Server:
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
+                reload=self.reload.run,
             ),
             self.config.http,
             listener,
             self.view.http,
         )
         web.start()
+        self._web = web
         # What is there now stays: a full collection over it would hold the ingest for 50 ms.
         gc.freeze()
         gc.enable()
@@ -232,7 +295,8 @@ class _Server:
 
     async def _stop(self) -> None:
         """Stop, clients first: they may stay for the grace, and are served changes until then."""
-        log.info("draining", clients=len(self.clients), grace_s=self.config.fanout.drain_grace)
+        grace = self.children.options.listener.drain_grace_s
+        log.info("draining", clients=len(self.clients), grace_s=grace)
         await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
             log.error("the ingest doesn't end; leaving it", patience_s=_INGEST_PATIENCE)
@@ -271,6 +335,24 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
+
+    def _change_http(self, settings: HttpSettings) -> None:
+        if self._web is not None:
+            self._web.change(settings)
+
+    def _reload_signalled(self) -> None:
+        log.info("signal received", signal="SIGHUP")
+        self._supervise(self._reload(), "reload")
+
+    def _supervise(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = supervised(work, what, self._part_crashed)
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _reload(self) -> None:
+        with suppress(ReloadRefused):  # it is logged
+            await self.reload.run()
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stopping.is_set():

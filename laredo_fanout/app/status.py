@@ -29,6 +29,7 @@ from laredo_model.http.exposition import Exposition
 from laredo_model.program import build
 
 _WAITING = "waiting"
+_NO_JOURNAL = {"entries": 0, "oldest_sequence": None, "oldest_age_seconds": None}
 
 
 class ServerView:
@@ -51,8 +52,7 @@ class ServerView:
         self._config, self._port, self._store = config, port, store
         self._clients, self._ingest, self._children = clients, ingest, children
         self._pruning, self._snapshots = pruning, snapshots
-        self._archives = archives
-        self._fall_behind = fall_behind
+        self._archives, self._fall_behind = archives, fall_behind
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
         self.certificates = CertificateWatch(certificates.configured(config))
@@ -71,6 +71,10 @@ class ServerView:
             self._record,
         )
         self.draining = False
+
+    def change_config(self, config: Config) -> None:
+        """Show the tables and limits of this configuration from now on."""
+        self._config = config
 
     @property
     def position_text(self) -> str:
@@ -222,11 +226,7 @@ class ServerView:
     def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
         table_status = source.tables.get(name, ReplicatedTableStatus())
         record = self._record(name)
-        journal: dict[str, Any] = {
-            "entries": 0,
-            "oldest_sequence": None,
-            "oldest_age_seconds": None,
-        }
+        journal: dict[str, Any] = _NO_JOURNAL
         if record is not None:
             journal = {
                 "entries": record.entries,

@@ -169,14 +169,16 @@ class SideConnection:
             target=self._run, name="laredo-side-connection", daemon=True
         )
 
-    def every(self, interval: float, work: Callable[[Connection], None]) -> None:
+    def every(
+        self, interval: float, work: Callable[[Connection], None], *, at_once: bool = False
+    ) -> None:
         """Run ``work`` every ``interval`` seconds, in the thread; call it before :meth:`start`."""
 
         def again(connection: Connection) -> None:
             work(connection)
             self._schedule(interval, again)
 
-        self._schedule(interval, again)
+        self._schedule(0 if at_once else interval, again)
 
     def start(self, connection: Connection) -> None:
         """Start the thread with an open connection; the first catalog check runs at once."""

@@ -164,6 +164,10 @@ class FallBehind:
             release.end_early()
         return False
 
+    def change_source(self, source: SourceOptions) -> None:
+        """Connect with these options from now on; from any thread."""
+        self._source = source
+
     # ------------------------------------------------------------ for people
 
     def ask(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -234,6 +235,8 @@ class SegmentDecoder:
 
 def main() -> int:
     order = orders.order_from_bytes(_first_line())
+    # A reload is for the main process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICE)
 
     def send(report: Report) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
+    from laredo_fanout.catalog.discovery import TableDiscovery
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
@@ -64,7 +65,12 @@ class IngestSession:
         counters: Counters,
         stopping: threading.Event,
         change_source: ChangeSource | None = None,
+        discovery: TableDiscovery | None = None,
+        connected: Callable[[], None] | None = None,
     ) -> None:
+        """``connected`` is called when the stream begins."""
+        self._on_connected = connected
+        self._discovery = discovery
         self._began_at = time.monotonic()
         self._options = options = replace(options, run=wal_message.new_token())
         self._store = store
@@ -93,6 +99,7 @@ class IngestSession:
         self._preparing: connections.Connection | None = None
         """The side connection, while the ingest's thread itself uses it."""
         self._loop: IngestLoop | None = None
+        self._makes_way = False
         self.connected = False
         self.was_connected = False
         self.phase = "connecting"
@@ -103,6 +110,14 @@ class IngestSession:
         preparing = self._preparing
         if preparing is not None and not self.connected:
             connections.cancel(preparing)
+
+    def make_way(self) -> None:
+        """End between two commits, for a session with other tables; from any thread.
+
+        Not while it takes the segments of a split backlog.
+        """
+        self._makes_way = True
+        self._mail.notify()
 
     def check_catalog_soon(self) -> None:
         """Have the catalog checked; from any thread."""
@@ -177,11 +192,17 @@ class IngestSession:
         feed = self._start(side, stream, opened)
         self._counters.slot.update(snapshot.slot)
         self._preparing = None
+        if self._discovery is not None:
+            # Only now: what it finds is of the history that is followed.
+            discovery = self._discovery
+            self._side_connection.every(discovery.interval, discovery.check, at_once=True)
         self._side_connection.start(side)
         self._keepalive.begin(feed)
         self.connected = self.was_connected = True
         self.phase = "streaming" if feed is stream else "catching up"
         position = position_.text(self._store.position)
+        if self._on_connected is not None:
+            self._on_connected()
         _log.info(self.phase, slot=self._options.slot_name, position=position)
         loop = IngestLoop(
             feed,
@@ -254,7 +275,9 @@ class IngestSession:
                 "another program's large message has passed; another connection frees its memory"
             )
             return True
-        if self.tables.tracked.must_restart and not self._batch.is_open:
+        tracked = self.tables.tracked
+        is_to_end = tracked.must_restart or (self._makes_way and tracked.may_restart)
+        if is_to_end and not self._batch.is_open:
             return True
         source = self._change_source
         return source is not None and source.is_over(loop.caught_up_to)

@@ -14,6 +14,7 @@ import structlog
 
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.ingest.session import IngestSession
+from laredo_fanout.ingest.source_change import PendingSourceChange
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
 from laredo_fanout.slot import ownership
@@ -23,6 +24,7 @@ from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, Repl
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
+    from laredo_fanout.catalog.discovery import TableDiscovery
     from laredo_fanout.ingest.change_source import ChangeSource
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
@@ -50,8 +52,11 @@ class Ingest:
         on_commit: OnCommit,
         *,
         change_source: ChangeSource | None = None,
+        discovery: TableDiscovery | None = None,
     ) -> None:
         self._options = options
+        self._discovery = discovery
+        self._change: PendingSourceChange[SourceOptions] = PendingSourceChange()
         self._change_source = change_source
         self._tables = tuple(tables)
         self._store = store
@@ -71,6 +76,7 @@ class Ingest:
         failures = 0
         while not self._stopping.is_set():
             streaming = None
+            self._take_change()
             try:
                 self._streaming = streaming = IngestSession(
                     ownership.with_slot_name(self._options, self._store.source),
@@ -80,7 +86,11 @@ class Ingest:
                     counters=self._counters,
                     stopping=self._stopping,
                     change_source=self._change_source,
+                    discovery=self._discovery,
+                    connected=self._change.followed,
                 )
+                if self._change.waits:
+                    streaming.make_way()
                 streaming.run()
                 self._error = None
                 continue
@@ -100,6 +110,19 @@ class Ingest:
             self._failed(error, pause)
             self._read_slot()
             self._stopping.wait(pause)
+
+    def _take_change(self) -> None:
+        """Follow other tables from here on, if that was asked for.
+
+        Not while segments of a split backlog are read, which were begun for these.
+        """
+        if self._change_source is not None and self._store.catchup_plan is not None:
+            return
+        change = self._change.take()
+        if change is not None:
+            self._options, self._tables = change.options, change.tables
+            # Of the session that has ended nothing is shown any more.
+            self._streaming = None
 
     def _failed(self, error: SourceError, pause: float) -> None:
         """Say so: what is new at once, the same again once a minute."""
@@ -141,6 +164,23 @@ class Ingest:
         self._stopping.set()
         if self._streaming is not None:
             self._streaming.stop()
+
+    def change(self, options: SourceOptions, tables: Sequence[SourceTableOptions]) -> Future[None]:
+        """Follow these tables, with these options, from the next session on; from any thread.
+
+        The present session ends for it between two commits; one that reads a split backlog when
+        that is done. Done when the next one has connected.
+        """
+        taken = self._change.put(options, tables)
+        streaming = self._streaming
+        if streaming is not None:
+            streaming.make_way()
+        return taken
+
+    @property
+    def reads_split_backlog(self) -> bool:
+        """Whether a change of tables waits for the end of a split backlog; from any thread."""
+        return self._change_source is not None and self._store.catchup_plan is not None
 
     def check_catalog_soon(self) -> None:
         """Have the catalog checked as soon as checks may be made; from any thread.
@@ -214,7 +254,7 @@ class Ingest:
 
     def _table(self, name: str) -> ReplicatedTableStatus:
         streaming = self._streaming
-        tracked = streaming.tables.tracked.tables[name] if streaming is not None else None
+        tracked = streaming.tables.tracked.tables.get(name) if streaming is not None else None
         copied = self._counters.copied_rows.get(name, 0)
         last_recopy = self._counters.last_recopies.get(name)
         if streaming is None or tracked is None:

@@ -245,8 +245,12 @@ class TrackedTables:
         """Begin a re-copy beside the live table; it is answered when that is durable."""
         if not asked.is_awaited():
             return
+        tracked = self._tables.get(asked.table)
+        if tracked is None:
+            asked.answer.set_exception(KeyError(asked.table))
+            return
         try:
-            self.recopies.begin(self._tables[asked.table], transaction, copies)
+            self.recopies.begin(tracked, transaction, copies)
         except RecopyRefused as refused:
             asked.answer.set_exception(refused)
         else:

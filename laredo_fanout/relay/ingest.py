@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.ingest.source_change import PendingSourceChange
 from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
 from laredo_fanout.relay import history
 from laredo_fanout.relay.errors import BatchAbandoned, HistoryMoved
@@ -51,6 +52,7 @@ class RelayIngest:
     ) -> None:
         self._options = options
         self._tables = tuple(tables)
+        self._change: PendingSourceChange[RelayOptions] = PendingSourceChange()
         self._store = store
         self._on_commit = on_commit
         self._counters = Counters(last_recopies=dict(store.last_recopies))
@@ -77,6 +79,20 @@ class RelayIngest:
     def stop(self) -> None:
         """Have :meth:`run` commit what is whole and return; from any thread."""
         self._stopping.set()
+        self._end_session()
+
+    def change(self, options: RelayOptions, tables: Sequence[SourceTableOptions]) -> Future[None]:
+        """Follow these tables, with these options, from now on; from any thread.
+
+        Every table's stream is opened again, and resumes where the store is.
+        """
+        taken = self._change.put(options, tables)
+        self._end_session()
+        return taken
+
+    reads_split_backlog = False
+
+    def _end_session(self) -> None:
         loop, running = self._loop, self._running
         if loop is not None and running is not None:
             try:
@@ -96,12 +112,13 @@ class RelayIngest:
         if all(each.qualified != table for each in self._tables):
             raise KeyError(table)
         session, loop = self._session, self._loop
-        if session is None or loop is None or not session.streams[table].connected:
+        stream = None if session is None else session.streams.get(table)
+        if loop is None or stream is None or not stream.connected:
             raise SourceUnavailable(
                 f"table {table} can't be copied again: the upstream isn't followed just now"
                 f" ({self._error or 'it is connecting'}); ask again when it is"
             )
-        stream, answer = session.streams[table], Future[None]()
+        answer = Future[None]()
         if stream.writer.forgets or stream.writer.copy_rows is not None:
             answer.set_exception(
                 RecopyRefused(table, "a snapshot is on its way already", "wait for its end")
@@ -115,6 +132,9 @@ class RelayIngest:
         self._loop = asyncio.get_running_loop()
         failures = 0
         while not self._stopping.is_set():
+            change = self._change.take()
+            if change is not None:
+                self._options, self._tables = change.options, change.tables
             self._session = session = RelaySession(
                 self._options,
                 self._tables,
@@ -126,7 +146,7 @@ class RelayIngest:
             )
             begun_at = self._store.position
             self._running = asyncio.create_task(session.run())
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._change.waits:
                 self._running.cancel()
             await asyncio.wait({self._running})
             if self._running.cancelled():
@@ -178,6 +198,7 @@ class RelayIngest:
 
     def _found_path(self, path: Path) -> None:
         self.path, self._error = path, None
+        self._change.followed()
 
     def _committed(self, info: CommitInfo) -> None:
         if info.time_us > self._newest_us:

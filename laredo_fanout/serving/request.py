@@ -19,6 +19,7 @@ from laredo_model.position import Position
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
 RELAY = "relay.v1"
+TABLES = "tables.v1"
 MAX_CLIENT_ID = 256
 MAX_NAME = 256
 MAX_SNAPSHOT_ID = 2 * MAX_NAME + 64

@@ -15,6 +15,7 @@ from laredo_fanout.serving.errors import Draining
 from laredo_fanout.serving.grpc_endpoint import GrpcEndpoint
 from laredo_fanout.serving.journal.recent import RecentRecords
 from laredo_fanout.serving.journal.tail import Tails
+from laredo_fanout.serving.option_changes import ServingOptionChanges
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.probes.readiness import Readiness
@@ -68,6 +69,7 @@ async def serve(
     request_check: Callable[[], None] = _no_check,
     readiness: Readiness | None = None,
     sent: SentCounts | None = None,
+    changes: ServingOptionChanges | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
@@ -75,6 +77,7 @@ async def serve(
     table and the outcome of each replay from an archive. `request_check` is called when a client
     waits for a catalog check; it must not block. `readiness` is what the main process says of the
     server; without it a process that listens is ready. `sent` counts what is sent to clients.
+    `changes` brings other tables and their options, another tokens file, another grace.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -111,7 +114,17 @@ async def serve(
     log.info("serving", host=listener.host, ports=ports, tables=sorted(options.tables))
     if on_listening is not None:
         on_listening(endpoints[0].port)
+
+    async def change(new: ServingOptions) -> None:
+        nonlocal listener
+        listener = new.listener
+        if tokens is not None and listener.tokens_file is not None:
+            tokens.move(listener.tokens_file)
+        await service.change_tables(new.tables)
+
     following = [asyncio.create_task(tails.run())]
+    if changes is not None:
+        following.append(asyncio.create_task(changes.follow(change)))
     if tokens is not None:
         following.append(asyncio.create_task(tokens.follow(service.check_tokens)))
     draining = asyncio.create_task(drain.wait())

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 
 import structlog
 
@@ -25,6 +26,7 @@ from laredo_fanout.serving.errors import (
     NotServed,
     Refused,
     SessionFailed,
+    TokenForbids,
 )
 from laredo_fanout.serving.filters.conditions import read as read_conditions
 from laredo_fanout.serving.forms.form import now_us
@@ -39,7 +41,12 @@ from laredo_fanout.serving.periodic import (
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
 from laredo_fanout.serving.request import parse_sync
 from laredo_fanout.serving.shared import ServingResources
-from laredo_fanout.serving.status import parse_status, server_path, status_response
+from laredo_fanout.serving.status import (
+    parse_status,
+    server_path,
+    status_response,
+    tables_response,
+)
 from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.session import Session
 from laredo_fanout.snapshots.info import table_of
@@ -51,6 +58,8 @@ log = structlog.get_logger(__name__)
 SERVICE = "laredo.replication.v1.LaredoReplicationService"
 FETCHING = "(FetchSnapshot)"
 """The client id of a call that names none."""
+_END_WITHIN_S = 5.0
+"""How long, in seconds, clients have to take the answer that their table isn't served any more."""
 
 
 class ReplicationService:
@@ -90,6 +99,28 @@ class ReplicationService:
                 self._authorize(call.caller, call.table)
             except Refused as refused:
                 call.end(refused)
+
+    async def change_tables(self, tables: Mapping[str, ServingTableOptions]) -> None:
+        """Serve these tables from now on, and open streams as before.
+
+        Streams of a table that isn't among them end; returns when they have ended, or
+        after a moment if one takes nothing.
+        """
+        gone = [call for call in self._calls if call.table in self._tables.keys() - tables.keys()]
+        self._tables = tables
+        self._tails.change(tables)
+        groups, self._groups = self._groups, {}
+        for tail in self._tails:
+            self._groups[tail.name] = groups.get(tail.name) or LiveGroups(tail)
+        self._snapshots = PeriodicSnapshots(tables)
+        archives = {name: table.archive for name, table in tables.items() if table.archive}
+        self._shared.archives.change(archives)
+        for call in gone:
+            call.end(self._not_served(call.table))
+        if gone:
+            ended = asyncio.gather(*(call.ended() for call in gone))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended, _END_WITHIN_S)
 
     async def sync(self, request: bytes, exchange: Exchange) -> None:
         """Serve one client's stream, from its request to its end.
@@ -209,6 +240,8 @@ class ReplicationService:
         try:
             call = self._single(caller)
             table, is_relay = parse_status(request)
+            if table is None:
+                return tables_response(filter(partial(self._may_read, caller), self._tables))
             self._served(call, table)
         except Refused as refused:
             _log_bad_request(refused, caller)
@@ -258,9 +291,12 @@ class ReplicationService:
         self._allowed(call, table)
         tail = self._tails.get(table)
         if tail is None:
-            served = ", ".join(sorted(self._tables)) or "none"
-            raise NotServed(f"table {table} isn't served here; tables: {served}")
+            raise self._not_served(table)
         return tail
+
+    def _not_served(self, table: str) -> NotServed:
+        served = ", ".join(sorted(self._tables)) or "none"
+        return NotServed(f"table {table} isn't served here; tables: {served}")
 
     def authenticate(self, caller: Caller) -> None:
         """Before anything of the request is decoded.
@@ -278,6 +314,13 @@ class ReplicationService:
             self._tokens.check(caller.authorization, table)
         else:
             self._tokens.known(caller.authorization)
+
+    def _may_read(self, caller: Caller, table: str) -> bool:
+        try:
+            self._authorize(caller, table)
+        except TokenForbids:
+            return False
+        return True
 
     async def _register(self, call: Call, *, batch: bool, filtered: bool) -> Lease:
         """Register the client; the call's end removes it."""

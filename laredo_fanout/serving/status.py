@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.serving.request import RELAY, decode, table_name
+from laredo_fanout.serving.request import RELAY, TABLES, decode, table_name
 from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
@@ -16,13 +16,22 @@ from laredo_model import position as position_
 _INT32_MAX = 2**31 - 1
 
 
-def parse_status(data: bytes) -> tuple[str, bool]:
+def parse_status(data: bytes) -> tuple[str | None, bool]:
     """The table of a GetReplicationStatusRequest, and whether it is a relay's.
+
+    No table is named where it asks for those that are served.
 
     :raises BadRequest: it can't be decoded, or names no table.
     """
     asked = decode(wire.GetReplicationStatusRequest, data)
+    if TABLES in asked.capabilities and not asked.schema and not asked.table:
+        return None, False
     return table_name(asked.schema, asked.table), RELAY in asked.capabilities
+
+
+def tables_response(tables: Iterable[str]) -> bytes:
+    """The answer to who asks for the tables."""
+    return wire.GetReplicationStatusResponse(tables=sorted(tables)).SerializeToString()
 
 
 def server_path(reader: StoreReader, delay_us: int) -> list[wire.ServerHop]:

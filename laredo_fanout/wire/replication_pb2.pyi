@@ -314,7 +314,7 @@ class GetReplicationStatusRequest(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetReplicationStatusResponse(_message.Message):
-    __slots__ = ("current_sequence", "journal_oldest_sequence", "journal_entry_count", "row_count", "connected_clients", "clients", "latest_snapshot", "path")
+    __slots__ = ("current_sequence", "journal_oldest_sequence", "journal_entry_count", "row_count", "connected_clients", "clients", "latest_snapshot", "path", "tables")
     CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +323,7 @@ class GetReplicationStatusResponse(_message.Message):
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     LATEST_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     current_sequence: int
     journal_oldest_sequence: int
     journal_entry_count: int
@@ -331,7 +332,8 @@ class GetReplicationStatusResponse(_message.Message):
     clients: _containers.RepeatedCompositeFieldContainer[ConnectedClient]
     latest_snapshot: ReplicationSnapshotInfo
     path: _containers.RepeatedCompositeFieldContainer[ServerHop]
-    def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ...) -> None: ...
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ServerHop(_message.Message):
     __slots__ = ("server_id", "address", "source_position", "delay_us")

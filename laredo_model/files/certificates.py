@@ -62,6 +62,10 @@ class CertificateWatch:
         self._expiries: dict[str, datetime] = {}
         self._logged: dict[str, timedelta] = {}
 
+    def change(self, certificates: Iterable[Certificate]) -> None:
+        """Watch these from the next check on."""
+        self._certificates = tuple(certificates)
+
     async def run(self) -> None:
         """Check the files now and every ten minutes; never returns."""
         while True:

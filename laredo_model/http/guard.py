@@ -43,6 +43,10 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._app = app
+        self.change(settings)
+
+    def change(self, settings: HttpSettings) -> None:
+        """Ask for this token, and know these names, from the next request on."""
         token = settings.token
         self._token = None if token is None else token.get_secret_value().encode()
         self._public = frozenset[str]().union(*(_PUBLIC[name] for name in settings.public))

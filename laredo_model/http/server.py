@@ -35,8 +35,9 @@ class HttpServer(uvicorn.Server):
         counts: HttpCounts,
     ) -> None:
         """``listener`` is a listening socket, which ``stop`` closes; ``counts`` is updated."""
+        self._guard = Guard(app, settings)
         config = uvicorn.Config(
-            Guard(app, settings),
+            self._guard,
             log_config=None,
             # A client that sends something else than HTTP must not fill the log.
             log_level="error",
@@ -61,6 +62,10 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def change(self, settings: HttpSettings) -> None:
+        """Take another token and other names from now on; where it listens stays."""
+        self._guard.change(settings)
 
     def start(self) -> None:
         """Serve in the running event loop; returns at once."""

@@ -1,4 +1,4 @@
-"""HTTP: health, status, metrics, and POST /snapshot."""
+"""HTTP: health, status, metrics, POST /snapshot and POST /reload."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 
 from laredo_model.program import build
-from laredo_snapshotter.errors import SnapshotNotReady
+from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
 
@@ -25,6 +25,16 @@ class Writers(Protocol):
         :raises SnapshotNotReady: if the table can't make any.
         """
 
+    @property
+    def waiting_patterns(self) -> Mapping[str, str]:
+        """The patterns whose server hasn't answered yet: path and reason."""
+
+    async def reload(self) -> dict[str, Any]:
+        """Take up the configuration as it is now; what was done.
+
+        :raises ReloadImpossible: if it is wrong.
+        """
+
 
 def app(writers: Writers, metrics: Metrics) -> FastAPI:
     """The application."""
@@ -39,6 +49,7 @@ def app(writers: Writers, metrics: Metrics) -> FastAPI:
     async def ready() -> JSONResponse:
         statuses = writers.statuses()
         missing = {s.table: s.problem or s.state.value for s in statuses if not s.ready}
+        missing.update(writers.waiting_patterns)
         body = {"ready": not missing, "not_ready": missing}
         return JSONResponse(body, 503 if missing else 200)
 
@@ -71,6 +82,13 @@ def app(writers: Writers, metrics: Metrics) -> FastAPI:
         if table is None:
             return await _snapshot_all(writers, known, wait=wait)
         return await _snapshot_one(writers, table, wait=wait)
+
+    @api.post("/reload")
+    async def reload() -> JSONResponse:
+        try:
+            return JSONResponse(await writers.reload())
+        except ReloadImpossible as wrong:
+            return JSONResponse({"error": str(wrong)}, 422)
 
     return api
 

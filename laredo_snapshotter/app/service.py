@@ -5,9 +5,8 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,25 +16,26 @@ from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
 from laredo_model.http.server import HttpServer
+from laredo_model.http.settings import HttpSettings
 from laredo_model.program import build
 from laredo_model.program.supervised import supervised
 from laredo_model.service_notify import ServiceNotifier
+from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import http
+from laredo_snapshotter.app.reload import RunningWriter, WriterReload
+from laredo_snapshotter.app.served_patterns import ServedPatterns
+from laredo_snapshotter.app.table_writers import TableWriters
 from laredo_snapshotter.commit.destinations import Stores
-from laredo_snapshotter.config import HttpBlock, TableConfig
-from laredo_snapshotter.diff.cuts import cut_each
-from laredo_snapshotter.errors import PortTaken
-from laredo_snapshotter.metrics import Metrics, TableCounters
+from laredo_snapshotter.config import SnapshotterBlock, TableConfig
+from laredo_snapshotter.errors import PortTaken, ReloadImpossible
+from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
 from laredo_snapshotter.table import certificates
 from laredo_snapshotter.table import status as table_status
-from laredo_snapshotter.table.writer import TableWriter
+from laredo_snapshotter.table_patterns import Found
 
 log = structlog.get_logger(__name__)
 
-HANG_S = 7.0
-"""What a table's writer may take to end, beside its last diffs: with 20 s for those all is over
-before the 30 s that Kubernetes waits."""
 CRASHED = 1
 """Exit code: a defect ended a part of the program, so that its supervisor starts it again."""
 NOT_WRITTEN = 3
@@ -47,27 +47,49 @@ class Service:
     was made on."""
 
     def __init__(
-        self, tables: Sequence[TableConfig], settings: HttpBlock, flush_timeout: float
+        self,
+        block: SnapshotterBlock,
+        flush_timeout: float,
+        load: Callable[[], SnapshotterBlock],
     ) -> None:
-        """``flush_timeout``: seconds that what was taken may take to be verified and written."""
+        """``flush_timeout``: seconds that what was taken may take to be verified and written.
+        ``load`` reads the configuration again, for a reload.
+
+        :raises ConfigRefused: if a table lacks something.
+        """
+        settings, patterns = block.http, table_patterns.patterns(block)
+        tables = table_patterns.tables(block, {})
         self._settings = settings
-        self._flush_timeout = flush_timeout
         self._http_counts = HttpCounts()
         self._certificates = CertificateWatch(certificates.configured(tables))
         self._metrics = Metrics(self.statuses, self._http_counts, self._certificates)
-        stores = Stores(self._metrics.called)
-        self._writers = {
-            table.name: TableWriter(
-                table, TableCounters(self._metrics, table.name), stores, flush_timeout
-            )
-            for table in tables
-        }
+        self._writers = TableWriters(
+            self._metrics, Stores(self._metrics.called), flush_timeout, self._supervised
+        )
+        # What is wrong with a table's outputs ends the program here, before it does anything.
+        self._made = [self._writers.make(table) for table in tables]
+        self._server: HttpServer | None = None
         self._stopping = asyncio.Event()
         self._crashed = False
+        self._patterns = ServedPatterns(patterns, self._follow_patterns)
+        self._reload = WriterReload(
+            block,
+            tables,
+            load,
+            RunningWriter(
+                self._writers,
+                self._change_http,
+                self._forget,
+                self._changed,
+                self._stopping.is_set,
+                self._patterns.change,
+            ),
+        )
+        self._reloading: set[asyncio.Task[None]] = set()
 
     def statuses(self) -> list[TableWriterStatus]:
         """Every table's."""
-        return [table_status.of(writer) for writer in self._writers.values()]
+        return [table_status.of(writer) for writer in self._writers.all]
 
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base of ``table``; the future brings its epoch once committed.
@@ -75,6 +97,21 @@ class Service:
         :raises SnapshotNotReady: if it can't make any.
         """
         return self._writers[table].request_snapshot(datetime.now(UTC))
+
+    async def reload(self) -> dict[str, Any]:
+        """Take up the configuration as it is now; what was done.
+
+        :raises ReloadImpossible: if it is wrong; nothing has changed.
+        """
+        return await self._reload.run()
+
+    async def _follow_patterns(self, found: Found) -> None:
+        await self._reload.follow_patterns(found)
+
+    @property
+    def waiting_patterns(self) -> dict[str, str]:
+        """The patterns whose server hasn't answered yet: path and reason."""
+        return self._patterns.waiting
 
     async def run(self) -> int:
         """Write until SIGTERM or SIGINT, or until a part crashes; the exit code: 0 if nothing did
@@ -85,10 +122,11 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
         notifier = ServiceNotifier()
         listener = self._listen()
         application = http.app(self, self._metrics)
-        server = HttpServer(application, self._settings, listener, self._http_counts)
+        self._server = server = HttpServer(application, self._settings, listener, self._http_counts)
         server.start()
         for danger in self._settings.dangers:
             log.warning(danger)
@@ -97,28 +135,20 @@ class Service:
             version=build.version(),
             commit=build.commit(),
             http=exposure.local_url(self._settings.listening_host, listener.getsockname()[1]),
-            tables=list(self._writers),
+            tables=[writer.config.name for writer in self._made],
         )
-        cutting = [
-            self._supervised(
-                cut_each(interval, writers, clock=time.monotonic), f"cuts every {interval:g} s"
-            )
-            for interval, writers in self._by_interval().items()
+        beside = [
+            self._supervised(self._certificates.run(), "expiry of certificates"),
+            self._supervised(notifier.run(lambda: True), "systemd"),
+            self._supervised(self._patterns.run(), "patterns of tables"),
         ]
-        cutting.append(self._supervised(self._certificates.run(), "expiry of certificates"))
-        cutting.append(self._supervised(notifier.run(lambda: True), "systemd"))
-        running = [
-            self._supervised(writer.run(), f"writer of {name}")
-            for name, writer in self._writers.items()
-        ]
+        for writer in self._made:
+            self._writers.begin(writer)
         await self._stopping.wait()
         notifier.stopping()
-        for task in cutting:
+        for task in beside:
             task.cancel()
-        for writer in self._writers.values():
-            writer.stop()
-        # A destination that hangs hangs its threads too: they aren't waited for.
-        await asyncio.wait(running, timeout=self._flush_timeout + HANG_S)
+        await self._writers.stop()
         await server.stop()
         return self._exit_code()
 
@@ -137,11 +167,26 @@ class Service:
         except OSError as refused:
             raise PortTaken(host, port, refused) from refused
 
-    def _by_interval(self) -> Mapping[float, list[TableWriter]]:
-        groups: dict[float, list[TableWriter]] = defaultdict(list)
-        for writer in self._writers.values():
-            groups[writer.config.diff.interval].append(writer)
-        return groups
+    def _reload_signalled(self) -> None:
+        log.info("signal received", signal="SIGHUP")
+        task = asyncio.create_task(self._reload_and_log())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _reload_and_log(self) -> None:
+        with suppress(ReloadImpossible):  # it is logged
+            await self.reload()
+
+    def _change_http(self, settings: HttpSettings) -> None:
+        if self._server is not None:
+            self._server.change(settings)
+
+    def _forget(self, tables: list[str]) -> None:
+        for table in tables:
+            self._metrics.forget(table)
+
+    def _changed(self, tables: list[TableConfig]) -> None:
+        self._certificates.change(certificates.configured(tables))
 
     def _stop(self, number: int) -> None:
         if self._stopping.is_set():
@@ -154,7 +199,7 @@ class Service:
 
     def _exit_code(self) -> int:
         """After a line for each table of which something isn't written."""
-        unwritten = {name: writer.left for name, writer in self._writers.items() if writer.left}
+        unwritten = {writer.config.name: writer.left for writer in self._writers.all if writer.left}
         for name, left in unwritten.items():
             left.log(name)
         log.info("stopped", not_written=list(unwritten))

@@ -33,14 +33,17 @@ SERVER_PATIENCE_S = 10.0
 TRIGGERS = "snapshot triggers"
 
 
-async def check_tables(tables: Sequence[TableConfig], http: HttpBlock) -> int:
-    """Check every table's server, destinations and sinks, and print what was found.
+async def check_tables(
+    tables: Sequence[TableConfig], http: HttpBlock, before: Sequence[FindingsSection] = ()
+) -> int:
+    """Check every table's server, destinations and sinks, and print what was found, behind what
+    was found ``before``.
 
     The result is an exit code: 0 if all is well, else 1.
     """
     dangers = [WriterFinding("http", True, f"warning: {danger}") for danger in http.dangers]
     with Console(stderr=True).status("checking servers, destinations and sinks"):
-        sections = await _sections(tables, Stores())
+        sections = [*before, *await _sections(tables, Stores())]
     if dangers:
         sections.append(FindingsSection("http", dangers))
     if found := list(certificates.findings(tables)):

@@ -53,6 +53,8 @@ def _postgres(config: Config, chosen: SourceOptions) -> Iterator[ServerFinding]:
     try:
         with connections.connect(chosen, role="check") as connection:
             yield ServerFinding("connection", Verdict.RIGHT, _where(connection))
+            yield from tables.of_patterns(connection, config)
+            config = tables.expanded(connection, config)
             yield from role.findings(connection, config, chosen)
             yield from _server(connection)
             yield from _replication(chosen)

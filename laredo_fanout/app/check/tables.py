@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.app import options
 from laredo_fanout.app.check import ServerFinding, Verdict
-from laredo_fanout.catalog import publication, requirements, table_definitions
+from laredo_fanout.app.reload.expansion import expand, patterns
+from laredo_fanout.catalog import discovery, publication, requirements, table_definitions
 from laredo_fanout.errors import SelectDenied
 from laredo_model.select import identifier
 
@@ -24,6 +25,26 @@ _MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
 _OWNS_PUBLICATION = """
 SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
 """
+
+
+def expanded(connection: Connection, config: Config) -> Config:
+    """The configuration with the tables that its patterns stand for now."""
+    return expand(config, discovery.read(connection, patterns(config)))
+
+
+def of_patterns(connection: Connection, config: Config) -> Iterator[ServerFinding]:
+    """Show what each pattern stands for."""
+    for number, table in enumerate(config.tables):
+        if table.is_pattern:
+            found = len(discovery.read(connection, [table.pattern]))
+            name, detail = f"tables[{number}]", f"{table.name}: {found} tables"
+            if found > table.max_tables:
+                cure = "raise max_tables, or exclude some"
+                yield ServerFinding(name, Verdict.MISSING, detail, cure)
+            elif not found:
+                yield ServerFinding(name, Verdict.WARNING, detail, "they are followed once made")
+            else:
+                yield ServerFinding(name, Verdict.RIGHT, detail)
 
 
 def findings(

@@ -35,6 +35,7 @@ from laredo_model.retry import Backoff
 _RETRY = Backoff(initial=0.1, maximum=10.0)
 _HEALTHY_AFTER = 30.0
 _BEYOND_GRACE = 5.0
+_CHANGED_WITHIN = 8.0
 
 
 def _no_check() -> None:
@@ -65,6 +66,13 @@ class _Child:
     control: Control
     wake: socket.socket
     listening: bool = False
+    #: Done when it serves with the options that it was sent last, or is gone.
+    changed: asyncio.Future[None] | None = None
+
+    def has_changed(self) -> None:
+        """It serves with the options that it was sent last."""
+        if self.changed is not None and not self.changed.done():
+            self.changed.set_result(None)
 
 
 @dataclass
@@ -126,6 +134,30 @@ class ServingChildren:
         for child in self._children.values():
             child.control.send({"op": "health", "ready": ready})
 
+    async def change(self, options: ServingOptions) -> None:
+        """Have all of them serve with these options, and start others with them.
+
+        Returns when no stream of another table is open any more: a process that doesn't answer is
+        killed, and its clients resume at another one.
+        """
+        self.options = options
+        loop, message = asyncio.get_running_loop(), options_to_json(self.options)
+        waiting = {}
+        for child in self._children.values():
+            child.changed = loop.create_future()
+            child.control.send({"op": "change", "serving": message})
+            waiting[child.changed] = child
+        if not waiting:
+            return
+        _, late = await asyncio.wait(waiting, timeout=_CHANGED_WITHIN)
+        for changed in late:
+            process = waiting[changed].process
+            log.error("serving process doesn't take other options; killing it", pid=process.pid)
+            with suppress(ProcessLookupError):
+                process.kill()
+        if late:
+            await asyncio.wait(late)
+
     async def drain(self) -> None:
         """Have them send GoAway, wait for the grace, then kill those that are left."""
         self._draining.set()
@@ -175,6 +207,7 @@ class ServingChildren:
             await self._listen_to(child)
         finally:
             del self._children[child.number]
+            child.has_changed()
             self.wake_ups.remove(child.wake)
             lost = self.clients.leave_all(child.number)
             await child.control.close()
@@ -258,6 +291,8 @@ class ServingChildren:
                 self.sent[child.name].add(message["bytes"], message["messages"])
             case "check":
                 self.request_check()
+            case "changed":
+                child.has_changed()
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:

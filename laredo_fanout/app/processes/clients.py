@@ -37,6 +37,13 @@ class Clients:
     )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def limit(self, all_of_them: int, per_identity: int | None, per_client_id: int | None) -> None:
+        """Take other limits; those who are connected stay."""
+        with self._lock:
+            self.max_clients = all_of_them
+            self.max_clients_per_identity = per_identity
+            self.max_clients_per_client_id = per_client_id
+
     def register(self, key: LeaseKey, info: ClientInfo) -> None:
         """Register a client.
 

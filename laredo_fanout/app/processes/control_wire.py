@@ -11,9 +11,11 @@ serving -> main
     {"op": "replay", "table": name, "outcome": o}
     {"op": "sent", "bytes": b, "messages": m}                    since the last one
     {"op": "check"}                                              a client waits for a catalog check
+    {"op": "changed"}                                            answers change
 main -> serving
     {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain
     {"op": "health", "ready": bool}                              what /health/ready says now
+    {"op": "change", "serving": {...}}                           other options, as of a reload
     {"op": "drain"}
     {"op": "answer", "call": c, ...}
 """

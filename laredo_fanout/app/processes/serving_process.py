@@ -20,6 +20,7 @@ from laredo_fanout.app.processes.control_wire import Control, ControlClosed, opt
 from laredo_fanout.app.processes.remote_registry import RemoteRegistry
 from laredo_fanout.app.processes.wake_up import SocketWakeups
 from laredo_fanout.serving.errors import ServingError
+from laredo_fanout.serving.option_changes import ServingOptionChanges
 from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.serving.server import serve
@@ -42,7 +43,8 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
         return 0
     registry = RemoteRegistry(control)
     drain, readiness, sent = asyncio.Event(), Readiness(), SentCounts()
-    listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness))
+    changes = ServingOptionChanges()
+    listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness, changes))
     reporting = asyncio.create_task(_keep_reporting(control, sent))
     try:
         reader = StoreReader.open(Path(options["state"]))
@@ -59,6 +61,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
             request_check=lambda: control.send({"op": "check"}),
             readiness=readiness,
             sent=sent,
+            changes=changes,
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})
@@ -86,7 +89,11 @@ def _report(control: Control, sent: SentCounts) -> None:
 
 
 async def _listen_to_main(
-    control: Control, registry: RemoteRegistry, drain: asyncio.Event, readiness: Readiness
+    control: Control,
+    registry: RemoteRegistry,
+    drain: asyncio.Event,
+    readiness: Readiness,
+    changes: ServingOptionChanges,
 ) -> None:
     while True:
         try:
@@ -98,6 +105,9 @@ async def _listen_to_main(
             drain.set()
         elif message["op"] == "health":
             readiness.update(ready=message["ready"])
+        elif message["op"] == "change":
+            options = options_from_json(message["serving"])
+            changes.put(options, lambda: control.send({"op": "changed"}))
         elif message["op"] == "answer":
             registry.answered(message)
 
@@ -110,6 +120,7 @@ def main() -> int:
     # The main process decides when to drain; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return asyncio.run(
         run(socket.socket(fileno=int(control_fd)), socket.socket(fileno=int(wake_fd)))
     )

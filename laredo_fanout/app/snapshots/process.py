@@ -8,6 +8,7 @@ transaction would keep old pages of the next server's store.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -31,6 +32,8 @@ _NICENESS = 10
 def main() -> int:
     log_format, level = sys.argv[1:]
     logs.configure(logs.LogSettings(log_format, level))
+    # A reload is for the main process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICENESS)
     order = orjson.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_main, daemon=True).start()

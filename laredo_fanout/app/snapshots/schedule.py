@@ -15,7 +15,7 @@ import structlog
 
 from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
-from laredo_fanout.config import Config, ReplicatedTableConfig
+from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
 from laredo_model.retry import Backoff
 
 _SHOWN_POLL = 0.2
@@ -50,23 +50,37 @@ class SnapshotSchedule:
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshots.process")
     _plans: dict[str, _Plan] = field(default_factory=dict)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _process: asyncio.subprocess.Process | None = None
 
     def start(self) -> None:
         """Start the schedules; returns at once."""
-        for table in self.config.tables:
-            if table.target.snapshot is not None:
-                self._plans[table.name] = _Plan()
-                what = f"snapshots of {table.name}"
-                self._tasks.append(supervised(self._keep(table), what, self.crashed))
+        for name, table in _scheduled(self.config).items():
+            if name not in self._tasks:
+                self._plans.setdefault(name, _Plan())
+                what = f"snapshots of {name}"
+                self._tasks[name] = supervised(self._keep(table), what, self.crashed)
+
+    async def change(self, config: Config) -> None:
+        """Follow other schedules from now on; one that stays goes on, another is restarted."""
+        before, self.config = _scheduled(self.config), config
+        now = _scheduled(config)
+        await self._stop(
+            [name for name, table in before.items() if _snapshot(now.get(name)) != _snapshot(table)]
+        )
+        self._plans = {name: plan for name, plan in self._plans.items() if name in now}
+        self.start()
 
     async def stop(self) -> None:
         """Stop, and end a snapshot under way: an unfinished file doesn't count."""
-        for task in self._tasks:
+        await self._stop(list(self._tasks))
+
+    async def _stop(self, names: Sequence[str]) -> None:
+        tasks = [self._tasks.pop(name) for name in names]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def of(self, table: str) -> dict[str, Any] | None:
         """The table's snapshots for /status; None for a table without periodic snapshots."""
@@ -169,6 +183,14 @@ class SnapshotSchedule:
         finally:
             self._process = None
         return _answer(code, output)
+
+
+def _scheduled(config: Config) -> dict[str, ReplicatedTableConfig]:
+    return {table.name: table for table in config.tables if table.target.snapshot is not None}
+
+
+def _snapshot(table: ReplicatedTableConfig | None) -> SnapshotConfig | None:
+    return None if table is None else table.target.snapshot
 
 
 def _answer(code: int, output: bytes) -> tuple[int | None, dict[str, Any]]:

@@ -26,6 +26,11 @@ class Call:
             self.verdict = verdict
             self._task.cancel()
 
+    async def ended(self) -> None:
+        """Wait until the call has been answered, or its client is gone."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
 
 class StallGuard:
     """Ends a call whose client takes none of the messages that wait for it for `timeout_s`.

@@ -54,6 +54,12 @@ class Tokens:
         self._grants = _read(path)
         self._unusable_since: float | None = None
 
+    def move(self, path: Path) -> None:
+        """Read another file from now on; one that can't be used is as a change of this one."""
+        if path != self._path:
+            self._path = path
+            self._stamp = (0, 0, 0)
+
     def known(self, authorization: str) -> None:
         """Check that the token is in the file, for whatever table.
 

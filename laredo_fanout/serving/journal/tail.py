@@ -181,6 +181,7 @@ class Tails:
         request_check: Callable[[], None],
     ) -> None:
         self._tails = {name: Tail(name, reader, request_check) for name in names}
+        self._request_check = request_check
         self._reader = reader
         self._wakeups = wakeups
         self._newest_us = 0
@@ -194,13 +195,27 @@ class Tails:
         """The table's tail, if the table is served."""
         return self._tails.get(name)
 
+    def change(self, names: Iterable[str]) -> None:
+        """Serve these tables from now on; the tails of those that stay are the same."""
+        before, self._tails = self._tails, {}
+        for name in names:
+            known = before.pop(name, None)
+            self._tails[name] = known or Tail(name, self._reader, self._request_check)
+            if known is None:
+                self._tails[name].refresh(self._history())
+        for tail in before.values():
+            tail.close()
+
     def refresh(self) -> None:
         """Read every table once."""
         self._measure_delay()
-        source = self._reader.source()
-        history = source.history if source is not None else None
+        history = self._history()
         for tail in self._tails.values():
             tail.refresh(history)
+
+    def _history(self) -> History | None:
+        source = self._reader.source()
+        return source.history if source is not None else None
 
     def _measure_delay(self) -> None:
         _, newest_us = self._reader.position()

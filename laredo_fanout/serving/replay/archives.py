@@ -65,7 +65,7 @@ class ReplayArchive:
         on_outcome: Callable[[str, Outcome], None],
     ) -> None:
         self.table = table
-        self._options = options
+        self.options = options
         self._executor = executor
         self._directory = directory
         self._on_outcome = on_outcome
@@ -126,8 +126,8 @@ class ReplayArchive:
     def _find(self) -> FoundArchive:
         """Read the manifest, in a thread; one at a time."""
         if self._destination is None:
-            self._destination = destination_of(self._options)
-        destination, key = self._destination, manifest_key(self._options.key_prefix)
+            self._destination = destination_of(self.options)
+        destination, key = self._destination, manifest_key(self.options.key_prefix)
         where = destination.uri_of(key)
         read = destination.get(key)
         if read is None:
@@ -144,7 +144,7 @@ class ReplayArchive:
         now = asyncio.get_running_loop().time()
         for diff in diffs:
             try:
-                entry = fetched_diff.choose(found, diff, self._options.formats)[1]
+                entry = fetched_diff.choose(found, diff, self.options.formats)[1]
             except ArchiveError as failure:
                 raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
             if now - self._bad.get(entry.key, float("-inf")) < UNAVAILABLE_S:
@@ -160,10 +160,10 @@ class ReplayArchive:
         self, found: FoundArchive, diff: Artifact, columns: tuple[Column, ...]
     ) -> Iterator[Change]:
         """Read a diff's changes, checked, in a thread. Raises like `fetched_diff.changes`."""
-        _, entry = fetched_diff.choose(found, diff, self._options.formats)
+        _, entry = fetched_diff.choose(found, diff, self.options.formats)
         if self._directory is not None and entry.size_bytes > fetched_diff.MEMORY_BYTES:
             _check_room(self._directory, entry)
-        return fetched_diff.changes(found, diff, columns, self._options.formats, self._directory)
+        return fetched_diff.changes(found, diff, columns, self.options.formats, self._directory)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run it in one of the threads for archives."""
@@ -191,13 +191,25 @@ class Archives:
         directory: Path | None,
         on_outcome: Callable[[str, Outcome], None],
     ) -> None:
+        self._directory = directory
+        self._on_outcome = on_outcome
+        self._executor = DaemonThreads(THREADS, "archive")
+        self._tables: dict[str, ReplayArchive] = {}
+        self.change(options)
+
+    def change(self, options: Mapping[str, ArchiveOptions]) -> None:
+        """Read these archives from now on; one with the same options stays the same."""
+        directory = self._directory
         if options and directory is not None:
             private_directory.make(directory)
-        self._executor = DaemonThreads(THREADS, "archive")
-        self._tables = {
-            name: ReplayArchive(name, its_options, self._executor, directory, on_outcome)
-            for name, its_options in options.items()
-        }
+        before, self._tables = self._tables, {}
+        for name, its_options in options.items():
+            known = before.get(name)
+            if known is None or known.options != its_options:
+                known = ReplayArchive(
+                    name, its_options, self._executor, directory, self._on_outcome
+                )
+            self._tables[name] = known
 
     def get(self, table: str) -> ReplayArchive | None:
         """The table's archive, if one is configured."""

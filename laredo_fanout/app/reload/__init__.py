@@ -1,0 +1,1 @@
+"""A changed configuration, taken up by the running server."""

@@ -1,0 +1,176 @@
+"""Patterns in the configuration follow the database's tables, whatever becomes of PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.app.reload.expansion import expand
+from laredo_fanout.client import StreamError
+from laredo_fanout.config import Config, load
+from laredo_model.settings import SettingsError
+from laredo_model.settings.table_pattern import TableName
+from tests.fanout.app.reload.reloading import is_live, reload, rewrite, rows, written
+from tests.support.postgres import Database, data_directory
+from tests.support.processes import until, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
+
+CONNECTION = 'pg.connection = "host=x"'
+RELAY = 'up { type = fanout, server = "a:1" }'
+
+
+def make(database: Database | EmbeddedPostgres, *tables: str) -> None:
+    with database.connect() as owner:
+        for table in tables:
+            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)".encode())
+            owner.execute(
+                f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 600) i".encode()
+            )
+
+
+def tables(server: Fanout) -> set[str]:
+    return set(server.status["tables"])
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    """It follows orders_*, but for two."""
+    make(database, "orders_a", "orders_b", "orders_tmp_1", "orders_old", "customers")
+    pattern = '{ table = "orders_*", exclude = ["orders_tmp_*", "public.orders_old"] }'
+    return fanout(tmp_path / "server", database.dsn, pattern, slot=f"s_{database.name}")
+
+
+async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
+    server: Fanout, database: Database
+) -> None:
+    with started(server):
+        wait_until(lambda: tables(server) == {"public.orders_a", "public.orders_b"}, "both")
+        wait_until(server.program.is_ready, "ready")
+        async with server.follower("public.orders_a") as a:
+            await until(lambda: len(a.rows) == 600)
+            make(database, "orders_c", "orders_tmp_2")
+            with written(database, "orders_a", "orders_c"):
+                wait_until(lambda: is_live(server, "public.orders_c"), "the new one is live")
+                async with server.follower("public.orders_c") as c:
+                    await until(lambda: len(c.positions) > 50)
+            async with server.follower("public.orders_c", "late") as late:
+                await until(lambda: late.rows == rows(database, "orders_c"))
+            await until(lambda: a.rows == rows(database, "orders_a"))
+            b = server.follower("public.orders_b")
+            with pytest.raises(AssertionError) as ended:
+                async with b:
+                    await until(lambda: len(b.rows) == 600)
+                    with database.connect() as owner:
+                        owner.execute("DROP TABLE orders_b")
+                    await until(lambda: b._task is not None and b._task.done())
+            assert isinstance(ended.value.__cause__, StreamError)
+            assert "public.orders_b isn't served here" in str(ended.value.__cause__)
+            wait_until(lambda: tables(server) == {"public.orders_a", "public.orders_c"}, "shown")
+            wait_until(server.program.is_ready, "ready again")
+            assert len(a.handshakes) == 1
+
+
+async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE SCHEMA other")
+    make(database, "other.t", "other.u")
+    rewrite(server, "{ table = customers }")
+    with started(server):
+        async with server.follower("public.customers") as kept:
+            await until(lambda: len(kept.rows) == 600)
+            everything = '{ schema = "*", table = "*", exclude = ["public.orders_*", u] }'
+            rewrite(server, f"{{ table = customers }}, {everything}")
+            reload(server)
+            wait_until(lambda: is_live(server, "other.t"), "the pattern's is live")
+            assert tables(server) == {"public.customers", "other.t"}
+            checked = server.run("check").stdout
+            assert "*.*: 2 tables" in checked
+            rewrite(server, "{ table = customers }")
+            assert reload(server)["removed"] == ["other.t"]
+            assert len(kept.handshakes) == 1
+
+
+async def test_no_table_goes_because_the_database_is_unavailable(tmp_path: Path) -> None:
+    with data_directory() as data:
+        postgres = EmbeddedPostgres(data)
+        server = fanout(tmp_path / "server", postgres.dsn(), '{ table = "orders_*" }')
+        with postgres:
+            make(postgres, "orders_a", "orders_b")
+            server.program.start()
+            server.program.wait_ready()
+            wait_until(lambda: is_live(server, "public.orders_b"), "live")
+        try:
+            async with server.follower("public.orders_a") as a:
+                await until(lambda: len(a.rows) == 600)
+                server.program.kill()
+                server.program.start()
+                wait_until(
+                    lambda: any("can't be reached" in p for p in server.problems), "it is away"
+                )
+                assert tables(server) == {"public.orders_a", "public.orders_b"}
+                assert reload(server)["removed"] == []
+                await until(lambda: len(a.handshakes) == 2)
+                async with server.follower("public.orders_b") as b:
+                    await until(lambda: len(b.rows) == 600)
+                with postgres:
+                    make(postgres, "orders_c")
+                    wait_until(lambda: is_live(server, "public.orders_c"), "the new one")
+                    assert server.table("public.orders_a")["copied_rows"] == 0
+        finally:
+            server.program.stop()
+
+
+def config(tmp_path: Path, text: str, source: str = CONNECTION) -> Config:
+    file = tmp_path / "f.conf"
+    file.write_text(f"sources.{source}\ntables = [ {text} ]\n")
+    return load(file)
+
+
+def names(config: Config) -> list[str]:
+    return [table.name for table in config.tables]
+
+
+def test_listed_tables_come_first_and_a_pattern_has_a_bound(tmp_path: Path) -> None:
+    configured = config(
+        tmp_path,
+        '{ table = "o*", max_tables = 2 }, { table = oz, append_only = true }, { table = "*" }',
+    )
+    found = [TableName("public", name) for name in ("oz", "oc", "ob", "oa", "x")]
+    assert names(expand(configured, found)) == [
+        "public.oa",
+        "public.ob",
+        "public.oz",
+        "public.oc",
+        "public.x",
+    ]
+    kept = expand(configured, found, [TableName("public", "oc")])
+    assert names(kept)[:2] == ["public.oa", "public.oc"]
+    assert [table.append_only for table in kept.tables[:3]] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "said"),
+    [
+        (
+            "{ table = a, exclude = [b] }",
+            CONNECTION,
+            "tables[0].exclude: is for a pattern",
+        ),
+        (
+            '{ table = "*" }',
+            RELAY,
+            "a relay can't follow a pattern",
+        ),
+        (
+            '{ table = "*", targets = [ { archive { store_config.path = x, key_prefix = y } } ] }',
+            CONNECTION,
+            "leave key_prefix out",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, text: str, source: str, said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        config(tmp_path, text, source)
+    assert said in str(refused.value)

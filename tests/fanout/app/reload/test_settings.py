@@ -1,0 +1,139 @@
+"""Limits, tokens, schedules and the way to PostgreSQL, changed while the server runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from laredo_fanout.client import Endpoint
+from tests.fanout.app.reload.reloading import reload, rewrite
+from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S, until, wait_until
+from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+
+
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    """It serves one table."""
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        owner.execute("INSERT INTO a SELECT i, 'v' FROM generate_series(1, 50) i")
+    return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+
+
+async def test_another_file_of_tokens_is_read_and_a_wrong_one_refused(
+    server: Fanout, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("one\n")
+    second.write_text("two\n")
+    rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{first}"')
+    address = f"127.0.0.1:{server.grpc_port}"
+    with started(server):
+        former = Follower(Endpoint(address, token="one"), "public.a", "former")
+        with pytest.raises(AssertionError, match="the client ended") as ended:
+            async with former:
+                await until(lambda: len(former.rows) == 50)
+                rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{second}.not"')
+                refused = httpx.post(f"{server.program.http}/reload", timeout=PATIENCE_S)
+                assert refused.status_code == 422
+                assert "No such file" in refused.json()["error"]
+                rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{second}"')
+                assert reload(server)["changed"] == ["fanout.grpc.tokens_file"]
+                await until(lambda: former._task is not None and former._task.done())
+        assert "this token is unknown" in str(ended.value.__cause__)
+        async with Follower(Endpoint(address, token="two"), "public.a", "now") as now:
+            await until(lambda: len(now.rows) == 50)
+        rewrite(server, "{ table = a }")
+        assert reload(server)["needs_restart"] == ["fanout.grpc.tokens_file"]
+        async with Follower(Endpoint(address, token="two"), "public.a", "still") as still:
+            await until(lambda: len(still.rows) == 50)
+
+
+def test_another_http_token_holds_at_once(server: Fanout, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one")
+    extra = f'http {{ token_file = "{file}", public = [health] }}'
+    rewrite(server, "{ table = a }", extra)
+    with started(server):
+        file.write_text("two")
+        answered = httpx.post(
+            f"{server.program.http}/reload",
+            headers={"Authorization": "Bearer one"},
+            timeout=PATIENCE_S,
+        )
+        assert answered.json()["changed"] == ["http.token"]
+        for token, code in (("one", 401), ("two", 200)):
+            asked = httpx.get(
+                f"{server.program.http}/status", headers={"Authorization": f"Bearer {token}"}
+            )
+            assert asked.status_code == code
+        assert server.run("reload").stdout == "nothing has changed\n"
+
+
+async def test_limits_and_a_schedule_of_snapshots_hold_at_once(server: Fanout) -> None:
+    with started(server):
+        async with server.follower("public.a", "first") as first:
+            await until(lambda: len(first.rows) == 50)
+            target = "{ journal { max_entries = 2 }, snapshot { interval = 1s } }"
+            table = f"{{ table = a, targets = [ {target} ] }}"
+            rewrite(server, table, "fanout { grpc { max_clients = 1 }, drain_grace = 1s }")
+            done = reload(server)
+            assert done["altered"] == ["public.a"]
+            assert done["changed"] == ["fanout.grpc.max_clients", "fanout.drain_grace"]
+            second = server.follower("public.a", "second")
+            async with second:
+                wait_until(
+                    lambda: server.metrics['laredo_fanout_snapshots_total{table="public.a"}'],
+                    "a snapshot",
+                )
+                assert not second.rows
+                assert server.status["fanout"]["clients"] == 1
+                assert first.goaways == 0 and len(first.handshakes) == 1
+                rewrite(server, "{ table = a }", "fanout.drain_grace = 1s")
+                assert reload(server)["altered"] == ["public.a"]
+                await until(lambda: len(second.rows) == 50)
+            assert server.table("public.a")["snapshots"] is None
+
+
+async def test_a_journal_is_pruned_to_its_new_bound(server: Fanout, database: Database) -> None:
+    with started(server), database.connect() as owner:
+        async with server.follower("public.a") as a:
+            await until(lambda: len(a.rows) == 50)
+            for number in range(20):
+                owner.execute(f"UPDATE a SET v = 'n{number}' WHERE id = 1".encode())
+            await until(lambda: len(a.positions) == 20)
+            assert server.table("public.a")["journal"]["entries"] == 20
+            rewrite(server, "{ table = a, targets = [ { journal { max_entries = 3 } } ] }")
+            reload(server)
+            wait_until(lambda: server.table("public.a")["journal"]["entries"] <= 3, "pruned")
+
+
+async def test_another_role_connects(server: Fanout, database: Database) -> None:
+    role = f"second_{database.name}"
+    with database.connect() as owner:
+        owner.execute(f"CREATE ROLE {role} SUPERUSER LOGIN".encode())
+    try:
+        with started(server):
+            async with server.follower("public.a") as a:
+                await until(lambda: len(a.rows) == 50)
+                connection = make_conninfo(database.dsn, user=role)
+                extra = f'sources.pg.connection = "{connection}"'
+                rewrite(server, "{ table = a }", extra)
+                assert reload(server)["changed"] == ["sources.pg.connection"]
+                with database.connect() as owner:
+                    found = owner.execute(
+                        "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname ="
+                        " current_database() AND pid <> pg_backend_pid()"
+                    ).fetchall()
+                    assert found == [(role,)]
+                    owner.execute("INSERT INTO a VALUES (51, 'x')")
+                await until(lambda: len(a.rows) == 51)
+                assert len(a.handshakes) == 1
+                assert server.table("public.a")["copied_rows"] == 50
+    finally:
+        with database.connect() as owner:
+            owner.execute(f"DROP ROLE {role}".encode())

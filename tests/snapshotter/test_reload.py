@@ -1,0 +1,179 @@
+"""The writer takes up other tables while it writes: the others notice nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.postgres import Database
+from tests.support.processes import BIN, PATIENCE_S, wait_until
+from tests.support.writer.archiving_programs import Named, Programs, configured
+
+A, B, C = (Named("public", name, None) for name in "abc")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, database: Database) -> Iterator[Programs]:
+    """Three tables are served, two of them written."""
+    with database.connect() as owner:
+        for table in "abc":
+            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+            owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 500) i")
+    programs = configured(tmp_path, database, [A, B, C])
+    rewrite(programs, [A, B])
+    with programs.running():
+        yield programs
+
+
+def rewrite(programs: Programs, tables: Sequence[Named], extra: str = "") -> None:
+    """Other tables in the writer's configuration, and what is put behind them."""
+    before = programs.writer.config.read_text().partition("  tables = [")[0]
+    blocks = ", ".join(f"{{ source.table = {table.table} }}" for table in tables)
+    programs.writer.config.write_text(f"{before}  tables = [ {blocks} ]\n}}\n{extra}")
+
+
+def reload(programs: Programs) -> dict[str, Any]:
+    answered = httpx.post(f"{programs.writer.http}/reload", timeout=PATIENCE_S)
+    assert answered.status_code == 200, answered.text
+    answer: dict[str, Any] = answered.json()
+    return answer
+
+
+def commanded(programs: Programs) -> subprocess.CompletedProcess[str]:
+    """``laredo-snapshotter reload``."""
+    return subprocess.run(
+        [str(BIN / "laredo-snapshotter"), "--config", str(programs.writer.config), "reload"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def tables(programs: Programs) -> dict[str, Any]:
+    """What /status shows of each."""
+    answer = programs.writer.get("/status")
+    assert answer is not None
+    shown: dict[str, Any] = answer.json()["tables"]
+    return shown
+
+
+def clients(programs: Programs) -> dict[str, str]:
+    """When each of the server's clients connected."""
+    answer = programs.server.get("/status")
+    assert answer is not None
+    return {each["client_id"]: each["connected_at"] for each in answer.json()["clients"]}
+
+
+def metrics(programs: Programs) -> str:
+    answer = programs.writer.get("/metrics")
+    assert answer is not None
+    return answer.text
+
+
+def change(database: Database, *names: str) -> None:
+    with database.connect() as owner:
+        for name in names:
+            owner.execute(f"INSERT INTO {name} SELECT max(id) + 1, 'new' FROM {name}".encode())
+            owner.execute(f"UPDATE {name} SET v = v || '+' WHERE id < 20".encode())
+
+
+def test_tables_come_and_go_and_the_others_go_on(programs: Programs, database: Database) -> None:
+    before = clients(programs)
+    epoch = tables(programs)["public.b"]["epoch"]
+    change(database, "a", "b", "c")
+    rewrite(programs, [A, C])
+    assert reload(programs) == {
+        "added": ["public.c"],
+        "removed": ["public.b"],
+        "altered": [],
+        "changed": [],
+        "needs_restart": [],
+    }
+    # What it had taken of the table that went was written first.
+    programs.equal(B)
+    assert set(tables(programs)) == {"public.a", "public.c"}
+    assert 'table="public.b"' not in metrics(programs)
+    wait_until(programs.writer.is_ready, "the new one has its base")
+    change(database, "a", "b", "c")
+    programs.equal(A)
+    programs.equal(C)
+    now = clients(programs)
+    assert now["laredo-snapshotter:public.a"] == before["laredo-snapshotter:public.a"]
+    assert "laredo-snapshotter:public.b" not in now
+    rewrite(programs, [A, B, C])
+    assert commanded(programs).stdout == "table added: public.b\n"
+    wait_until(programs.writer.is_ready, "all are followed")
+    programs.equal(B)
+    assert tables(programs)["public.b"]["epoch"] == epoch
+    assert clients(programs)["laredo-snapshotter:public.a"] == before["laredo-snapshotter:public.a"]
+
+
+def test_a_table_with_other_settings_goes_on_in_its_archive(
+    programs: Programs, database: Database
+) -> None:
+    before, epochs = clients(programs), {n: t["epoch"] for n, t in tables(programs).items()}
+    rewrite(programs, [A, B])
+    text = programs.writer.config.read_text()
+    other = "{ source.table = b, diff.interval = 100ms, formats.diff = [jsonl] }"
+    programs.writer.config.write_text(text.replace("{ source.table = b }", other))
+    assert commanded(programs).stdout == "table restarted with other settings: public.b\n"
+    change(database, "a", "b")
+    wait_until(programs.writer.is_ready, "both are followed")
+    programs.equal(A)
+    programs.equal(B)
+    newest = programs.archive(B).manifest.artifacts[-1]
+    assert list(newest.formats) == ["jsonl"]
+    assert {n: t["epoch"] for n, t in tables(programs).items()} == epochs
+    assert clients(programs)["laredo-snapshotter:public.a"] == before["laredo-snapshotter:public.a"]
+
+
+def test_a_wrong_configuration_changes_nothing(programs: Programs, database: Database) -> None:
+    rewrite(programs, [A, A])
+    refused = httpx.post(f"{programs.writer.http}/reload", timeout=PATIENCE_S)
+    assert refused.status_code == 422
+    assert "public.a is already written by" in refused.json()["error"]
+    assert commanded(programs).returncode == 2
+    os.kill(programs.writer.pid, signal.SIGHUP)
+    log = programs.writer.log
+    wait_until(lambda: log.read_text().count("configuration not taken up") == 2, "the signal's too")
+    assert set(tables(programs)) == {"public.a", "public.b"}
+    change(database, "a", "b")
+    programs.equal(A)
+    programs.equal(B)
+    rewrite(programs, [A, C])
+    os.kill(programs.writer.pid, signal.SIGHUP)
+    wait_until(lambda: set(tables(programs)) == {"public.a", "public.c"}, "what is right is used")
+    wait_until(programs.writer.is_ready, "it has its base")
+    programs.equal(C)
+
+
+def test_a_writer_that_is_killed_goes_on_with_the_new_tables(
+    programs: Programs, database: Database
+) -> None:
+    rewrite(programs, [B, C])
+    os.kill(programs.writer.pid, signal.SIGHUP)
+    programs.writer.kill()
+    change(database, "b", "c")
+    programs.writer.start()
+    programs.writer.wait_ready()
+    assert set(tables(programs)) == {"public.b", "public.c"}
+    programs.equal(B)
+    programs.equal(C)
+
+
+def test_what_needs_a_restart_is_named(programs: Programs) -> None:
+    http = programs.writer.http
+    rewrite(programs, [A, B], "snapshotter.http { port = 1, public = [health] }")
+    done = httpx.post(f"{http}/reload", timeout=PATIENCE_S).json()
+    assert done["changed"] == ["snapshotter.http.public"]
+    assert done["needs_restart"] == ["snapshotter.http.port"]
+    assert done["altered"] == []
+    assert "doesn't answer" in commanded(programs).stderr
