@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
 
 from laredo_fanout.serving import slices
+from laredo_fanout.serving.calls.request import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
 from laredo_fanout.serving.forms.base import row_message
 from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.request import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import info as info_

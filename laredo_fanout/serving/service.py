@@ -16,6 +16,7 @@ from laredo_fanout.serving import slices
 from laredo_fanout.serving.calls.call import Call, StallGuard
 from laredo_fanout.serving.calls.caller import Caller
 from laredo_fanout.serving.calls.exchange import Exchange
+from laredo_fanout.serving.calls.request import parse_sync
 from laredo_fanout.serving.calls.tokens import Tokens
 from laredo_fanout.serving.errors import (
     MAX_DETAILS,
@@ -39,7 +40,6 @@ from laredo_fanout.serving.periodic import (
     parse_list,
 )
 from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
-from laredo_fanout.serving.request import parse_sync
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.status import (
     parse_status,

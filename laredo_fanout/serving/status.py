@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from laredo_fanout.serving.calls.request import RELAY, TABLES, decode, table_name
 from laredo_fanout.serving.forms.form import timestamp
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.serving.request import RELAY, TABLES, decode, table_name
 from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView

@@ -15,10 +15,10 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from laredo_fanout.serving.calls.request import MAX_REQUEST_BYTES
 from laredo_fanout.serving.connect import envelope
 from laredo_fanout.serving.connect.codes import Unsupported
 from laredo_fanout.serving.errors import BadRequest
-from laredo_fanout.serving.request import MAX_REQUEST_BYTES
 from laredo_fanout.wire import replication_pb2 as wire
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["LaredoReplicationService"]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from laredo_fanout.serving.request import BATCH, BOUNDARY, RELAY
+from laredo_fanout.serving.calls.request import BATCH, BOUNDARY, RELAY
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.journal.record import Record
 from laredo_fanout.store.meta import SourceIdentity

@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2
 
 from laredo_fanout.serving.calls.caller import Caller
 from laredo_fanout.serving.calls.exchange import Exchange
+from laredo_fanout.serving.calls.request import decode
 from laredo_fanout.serving.errors import Draining, NotServed
 from laredo_fanout.serving.probes.readiness import Readiness
-from laredo_fanout.serving.request import decode
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _STATUS = health_pb2.HealthCheckResponse

@@ -13,9 +13,9 @@ import grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
+from laredo_fanout.serving.calls.request import decode
 from laredo_fanout.serving.errors import BadRequest, Draining, Stalled
 from laredo_fanout.serving.probes.readiness import Readiness
-from laredo_fanout.serving.request import decode
 
 _V1ALPHA = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 REFLECTION = (_V1ALPHA, "grpc.reflection.v1.ServerReflection")

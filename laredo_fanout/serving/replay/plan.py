@@ -69,7 +69,7 @@ from enum import StrEnum
 from laredo_archive.manifest import timeline
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.timeline import Boundary, Epoch
-from laredo_fanout.serving.request import CheckedSyncRequest
+from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.store.view import TableView
 from laredo_model import position as position_
 from laredo_model.history import History

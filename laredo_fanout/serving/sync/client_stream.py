@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from laredo_fanout.serving.calls.call import StallGuard
 from laredo_fanout.serving.calls.exchange import Exchange
+from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.serving.filters.conditions import Conditions
 from laredo_fanout.serving.filters.row_filter import RowFilter
 from laredo_fanout.serving.forms.base import BaseForm
 from laredo_fanout.serving.forms.batch import BatchForm
 from laredo_fanout.serving.forms.form import Form, Messages
 from laredo_fanout.serving.ports import Lease
-from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync.heartbeats import Heartbeats
 from laredo_fanout.serving.sync.pin import Pin

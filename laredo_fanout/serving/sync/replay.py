@@ -12,11 +12,11 @@ from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read.location import FoundArchive
 from laredo_fanout.serving import slices
+from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.serving.replay import plan as replay
 from laredo_fanout.serving.replay.archives import ReplayArchive
 from laredo_fanout.serving.replay.plan import Chain, NoReplay, Outcome
 from laredo_fanout.serving.replay.records import Piece, pieces
-from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.resume import same_history

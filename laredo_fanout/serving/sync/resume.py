@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.serving.errors import NotReady
-from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView

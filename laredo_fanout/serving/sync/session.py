@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 
 from laredo_fanout.serving.calls.call import Call, StallGuard
 from laredo_fanout.serving.calls.exchange import Exchange
+from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
 from laredo_fanout.serving.filters.conditions import Conditions
 from laredo_fanout.serving.journal.tail import Tail
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.ports import Lease
-from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync import replay, resume
 from laredo_fanout.serving.sync.client_stream import ClientStream

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.serving.errors import Behind, Draining, NotReady
 from laredo_fanout.serving.ports import Lease
-from laredo_fanout.serving.request import CheckedSyncRequest
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync import resume
 from laredo_fanout.store.errors import TableUnknown

@@ -8,7 +8,8 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import request, slices
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.calls import request
 from laredo_fanout.serving.filters import conditions
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
