@@ -6,7 +6,7 @@ from laredo_fanout.app.metrics import buffers
 from laredo_fanout.app.metrics.buffers import BufferFigures
 from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.store.writer import Store
-from tests.support.server.store_sample import commit, insert, live_table, open_store
+from tests.support.server.store_sample import apply, commit, insert, live_table, open_store
 
 NAME = "public.users"
 
@@ -68,8 +68,9 @@ def test_beyond_the_limit_nothing_more_is_counted(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         table = live_table(store)
         begin = store.tables[table].sequence
-        for n in range(2000):
-            commit(store, table, (10 + n, [insert(f"{n}", "x" * 200)]))
+        with store.transaction() as transaction:
+            for n in range(2000):
+                apply(transaction, table, (10 + n, [insert(f"{n}", "x" * 200)]))
         behind = client("a", begin, 2000)
         assert 50 < measured(store, table, behind).depth < 2000
         assert measured(store, table, behind, limit=3000).depth == 2000
