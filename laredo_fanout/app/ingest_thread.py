@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -23,6 +24,7 @@ AnyIngest = Ingest | RelayIngest
 """The ingest of a slot, or a relay's: both are run, stopped and asked in the same way."""
 
 _RETRY = Backoff(initial=1.0, maximum=30.0)
+_LOG_AGAIN_S = 600.0
 
 log = structlog.get_logger("laredo_fanout.ingest")
 
@@ -53,9 +55,12 @@ class IngestThread:
         self.error: str | None = None
         self.crash: BaseException | None = None
         self.given_up = 0
+        self._logged: str | None = None
+        """The error that was logged last."""
+        self._logged_at = 0.0
 
     def _committed(self, _: CommitInfo) -> None:
-        self.error = None
+        self.error = self._logged = None
         for call in self._after_commit:
             call()
 
@@ -116,11 +121,20 @@ class IngestThread:
             if not self._stop.is_set():
                 on_end()
 
+    def _log_failure(self, error: str, pause: float) -> None:
+        """What is new at once, the same again every ten minutes."""
+        now = time.monotonic()
+        if error == self._logged and now - self._logged_at < _LOG_AGAIN_S:
+            return
+        self._logged, self._logged_at = error, now
+        log.error("the ingest gave up; it is restarted", error=error, after_s=round(pause, 1))
+
     def _run_until_stopped(self) -> None:
         failures, pause = 0, _RETRY.delay(1)
         while not self._stop.is_set():
             position = self._store.position
             try:
+                self._store.check_reachable()
                 self._ingest.run()
             # OSError: no more descriptors, memory or disk for it. Others may give some back.
             except (SourceError, StoreError, OSError) as error:
@@ -128,10 +142,6 @@ class IngestThread:
                 self.given_up += 1
                 failures = 1 if self._store.position > position else failures + 1
                 pause = _RETRY.delay(failures)
-                log.error(
-                    "the ingest gave up; it is restarted",
-                    error=self.error,
-                    after_s=round(pause, 1),
-                )
+                self._log_failure(self.error, pause)
             if self._stop.wait(pause):
                 return

@@ -385,7 +385,11 @@ class FallBehind:
         )
 
     def _advance(self, connection: Connection, release: Release) -> None:
-        """Move the slot after what is durable; at once where the segments are to end."""
+        """Move the slot after what is durable; at once where the segments are to end.
+
+        :raises StoreRemoved: if a later start wouldn't find it.
+        """
+        self._store.check_reachable()
         if not release.over:
             durable = release.durable
             at_once = release.only_tail and self._lag(durable) * _SMALL_PART < (

@@ -200,6 +200,7 @@ class SegmentDecoder:
             raise SourceUnavailable(f"the stream brought nothing for {now - self._heard_at:.0f} s")
         if self._reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL:
             # Nothing is lost by it: the copy dies with this process, and the slot stays.
+            self._piece.check_reachable()
             self._stream.confirm(
                 self._position, reply=now - self._heard_at > self._order.receive_timeout / 3
             )

@@ -122,7 +122,8 @@ class PieceWriter:
 
     def __init__(self, directory: Path, segment: int, number: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._descriptor = os.open(path(directory, segment, number), flags, 0o600)
+        self._path = path(directory, segment, number)
+        self._descriptor = os.open(self._path, flags, 0o600)
         self.number = number
         self.buffer = bytearray()
         """Frames that :meth:`flush` writes."""
@@ -153,10 +154,19 @@ class PieceWriter:
     def sync(self) -> None:
         """Make it durable.
 
-        :raises OSError: if that fails.
+        :raises OSError: if that fails, or if the file was deleted or replaced meanwhile.
         """
         self.flush()
+        self.check_reachable()
         os.fdatasync(self._descriptor)
+
+    def check_reachable(self) -> None:
+        """See whether the file is where its reader expects it.
+
+        :raises OSError: if it was deleted or replaced.
+        """
+        if not os.path.samestat(self._path.stat(), os.fstat(self._descriptor)):
+            raise FileNotFoundError(errno.ENOENT, "the spool was replaced", str(self._path))
 
     def close(self) -> None:
         """Close the file."""

@@ -63,8 +63,12 @@ class Keepalive:
         self._checked_at = time.monotonic()
 
     def confirm(self, *, reply: bool = False) -> None:
-        """Confirm to the server what is durable; ``reply`` asks it for a keepalive."""
+        """Confirm to the server what is durable; ``reply`` asks it for a keepalive.
+
+        :raises StoreRemoved: if a later start wouldn't find it.
+        """
         assert self._feed is not None
+        self._store.check_reachable()
         self._feed.confirm(self._store.position, reply=reply)
         self._confirmed_at = time.monotonic()
 
@@ -72,6 +76,7 @@ class Keepalive:
         """Answer the server when it asked or some time has passed; break off what is silent.
 
         :raises SourceUnavailable: if the stream brought nothing for too long.
+        :raises StoreRemoved: if what is to be confirmed is gone.
         """
         now = time.monotonic()
         if now - self._checked_at > self._side_patience:

@@ -68,6 +68,15 @@ class DiskSpace:
         self._used = self._changes = self._bytes = 0
         self._leaves = self._branches = self._depth = 0
 
+    @property
+    def is_at_its_path(self) -> bool:
+        """Whether a later start would find this very file: not if it was deleted or replaced."""
+        try:
+            there = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(there, os.fstat(self._descriptor))
+
     def close(self) -> None:
         """Let the file go."""
         os.close(self._descriptor)

@@ -6,6 +6,7 @@ StoreError
 ├── StoreDamaged      not a store, or a broken one
 ├── StoreUnusable     the directory can't be made, read or written
 ├── StoreNewer        written by a newer version
+├── StoreRemoved      the directory was deleted or replaced while it was open
 ├── StoreFull         the disk, or state.max_size, is exhausted
 ├── StoreBroken       a commit failed: restart
 ├── TableUnknown      no table with this id or name
@@ -21,6 +22,8 @@ StoreError
 """
 
 from laredo_model import position
+
+_DROP_SLOT = "SELECT pg_drop_replication_slot('{}')"
 
 
 class StoreError(Exception):
@@ -73,6 +76,22 @@ class StoreNewer(StoreError):
         super().__init__(
             f"the store {path} has format {found}, this version knows {known}; "
             "run the newer version, or move the store elsewhere to copy every table again"
+        )
+
+
+class StoreRemoved(StoreError):
+    """The directory was deleted, moved or replaced while the store is open.
+
+    LMDB would go on writing to a file that no later start finds.
+    """
+
+    def __init__(self, path: str, slot: str | None) -> None:
+        dropping = f"drop its slot ({_DROP_SLOT.format(slot)}), " if slot else ""
+        super().__init__(
+            f"the store {path} was deleted or replaced while the server runs: nothing more is"
+            " written or confirmed to PostgreSQL; if it was moved, move it back, and the server"
+            f" goes on by itself; otherwise stop the server, {dropping}"
+            "and start it again: every table is copied again"
         )
 
 

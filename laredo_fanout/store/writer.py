@@ -12,7 +12,7 @@ import lmdb
 import structlog
 
 from laredo_fanout.store import environment, meta, relaxed
-from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError
+from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError, StoreRemoved
 from laredo_fanout.store.journal.writing import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.rows import garbage
@@ -152,12 +152,26 @@ class Store:
         """What the store can still take (laredo_store_free_bytes)."""
         return environment.free_bytes(self._environment, self._databases)
 
+    def check_reachable(self) -> None:
+        """See whether a later start would find what is written here; from any thread.
+
+        :raises StoreRemoved: if the directory was deleted or replaced.
+        :raises StoreUnusable: if the path can't be read.
+        """
+        try:
+            found = self._disk.is_at_its_path
+        except OSError as failed:
+            raise environment.what_failed(self.path, failed) from failed
+        if not found:
+            raise StoreRemoved(str(self.path), self.source.slot if self.source else None)
+
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """One atomic, durable step: committed and synced when the block ends without an error.
 
         :raises StoreFull: there is no room; nothing of it was written, and what
             was committed before stays readable.
+        :raises StoreRemoved: the directory was deleted or replaced; nothing was written.
         :raises TransactionOpen: the last changes end inside a PostgreSQL transaction.
         """
         with self._step() as raw:
@@ -245,6 +259,8 @@ class Store:
         try:
             self._disk.begin(raw, self._databases.all)
             yield raw
+            # Before the commit: after it, what is known here would be less than what LMDB has.
+            self.check_reachable()
             raw.commit()
         except lmdb.MapFullError as full:
             raise MapFull(str(self.path), self._max_size) from full
