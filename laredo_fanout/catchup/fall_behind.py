@@ -39,8 +39,7 @@ _CHECKS = 3
 _SMALL_PART = 4
 _PREFIX = "plan-"
 _REST_S = 600.0
-_CHOOSE_AGAIN_S = 60.0
-"""Cores get free, and what binds changes."""
+_CHOOSE_AGAIN_S = 60.0  # cores get free, and what binds changes
 _MEASURED_S = 1.0
 """Who uses the cores is measured for so long at least."""
 _LAST_MOVE_S = 10.0
@@ -167,8 +166,6 @@ class FallBehind:
     def change_source(self, source: SourceOptions) -> None:
         """Connect with these options from now on; from any thread."""
         self._source = source
-
-    # ------------------------------------------------------------ for people
 
     def ask(self) -> None:
         """Have the backlog split now, even below the threshold; from any thread."""
