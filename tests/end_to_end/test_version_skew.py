@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,15 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, database: Database) -> Programs:
+def programs(tmp_path: Path, database: Database) -> Iterator[Programs]:
     with database.connect() as owner:
         owner.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
         owner.execute("INSERT INTO users SELECT i, 'name ' || i FROM generate_series(1, 500) i")
-    return configured(tmp_path, database, [TABLE])
+    both = configured(tmp_path, database, [TABLE])
+    yield both
+    for program in (both.server, both.writer):
+        if program.is_running():
+            program.kill()
 
 
 def changed(database: Database, mark: str) -> None:

@@ -4,7 +4,9 @@ expired. Each is made, shows what the runbook quotes, and the runbook's cure is 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import orjson
 import pytest
@@ -31,8 +33,23 @@ def owned(database: Database) -> Database:
     return database
 
 
-def server_of(directory: Path, database: Database, extra: str = SIZE) -> Fanout:
-    return fanout(directory / "server", database.dsn, "{ table = t }", extra, f"s_{database.name}")
+ServerOf: TypeAlias = Callable[[str], Fanout]
+
+
+@pytest.fixture
+def server_of(tmp_path: Path, owned: Database) -> Iterator[ServerOf]:
+    """Makes a server with more configuration; killed in the end if it runs."""
+    made: list[Fanout] = []
+
+    def make(extra: str) -> Fanout:
+        slot = f"s_{owned.name}"
+        made.append(fanout(tmp_path / "server", owned.dsn, "{ table = t }", extra, slot))
+        return made[-1]
+
+    yield make
+    for server in made:
+        if server.program.is_running():
+            server.program.kill()
 
 
 def problem(server: Fanout, words: str) -> str:
@@ -58,9 +75,11 @@ def rewritten(program: Program, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["recreate", "fail"])
-def test_an_old_copy_of_the_state_is_put_back(tmp_path: Path, owned: Database, policy: str) -> None:
+def test_an_old_copy_of_the_state_is_put_back(
+    tmp_path: Path, owned: Database, server_of: ServerOf, policy: str
+) -> None:
     policy_key = f"sources.pg.on_slot_lost = {policy}\n"
-    server = server_of(tmp_path, owned, SIZE + policy_key)
+    server = server_of(SIZE + policy_key)
     state, saved = server.directory / "state", tmp_path / "saved"
     with server.program:
         server.program.wait_ready()
@@ -87,8 +106,10 @@ def test_an_old_copy_of_the_state_is_put_back(tmp_path: Path, owned: Database, p
     server.program.stop()
 
 
-def test_a_newer_version_wrote_the_store(tmp_path: Path, owned: Database) -> None:
-    server = server_of(tmp_path, owned)
+def test_a_newer_version_wrote_the_store(
+    tmp_path: Path, owned: Database, server_of: ServerOf
+) -> None:
+    server = server_of(SIZE)
     with server.program:
         server.program.wait_ready()
     state = server.directory / "state"
@@ -110,9 +131,9 @@ def test_a_newer_version_wrote_the_store(tmp_path: Path, owned: Database) -> Non
     server.program.stop()
 
 
-def test_a_store_that_is_too_small(tmp_path: Path, owned: Database) -> None:
+def test_a_store_that_is_too_small(tmp_path: Path, owned: Database, server_of: ServerOf) -> None:
     small = "state.max_size = 2 MB\n"
-    server = server_of(tmp_path, owned, small)
+    server = server_of(small)
     with server.program:
         server.program.wait_ready()
         with owned.connect() as owner:
