@@ -51,6 +51,13 @@ def test_a_wrong_configuration_changes_nothing(server: Fanout) -> None:
         os.kill(server.program.pid, signal.SIGHUP)
         wait_until(lambda: logged(server, "configuration not taken up") == 2, "the signal's too")
         assert list(server.status["tables"]) == ["public.a"]
+        file = server.program.config
+        text = file.read_text()
+        file.unlink()
+        refused = httpx.post(f"{server.program.http}/reload", timeout=PATIENCE_S)
+        assert refused.status_code == 422
+        assert str(file) in refused.json()["error"]
+        file.write_text(text)
         assert server.status["fanout"]["max_clients"] == 500
         assert server.program.is_ready()
         rewrite(server, f"{A}, {B}")

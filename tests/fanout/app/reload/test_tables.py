@@ -31,6 +31,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
         for table in "abc":
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
             owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, {ROWS}) i")
+            owner.execute(f"ANALYZE {table}")
     return fanout(tmp_path / "server", database.dsn, f"{A}, {B}", slot=f"s_{database.name}")
 
 
@@ -136,6 +137,37 @@ async def test_a_serving_process_that_hangs_is_replaced(server: Fanout, database
             with pytest.raises(AssertionError, match="the client ended"):
                 async with other:
                     await until(lambda: other._task is not None and other._task.done())
+
+
+async def test_a_table_without_a_key_comes_while_another_is_copied(
+    server: Fanout, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE log (line int)")
+        owner.execute("INSERT INTO log SELECT generate_series(1, 500)")
+    slow = "sources.pg.copy { workers = 1, max_rows_per_second = 2000 }"
+    rewrite(server, A)
+    with started(server):
+        async with server.follower("public.a") as a:
+            await until(lambda: len(a.rows) == ROWS)
+            rewrite(server, f"{A}, {C}", slow)
+            reload(server)
+            wait_until(lambda: server.table("public.c")["ranges_done"] >= 5, "half is copied")
+            with written(database, "a", "c"), database.connect() as owner:
+                rewrite(server, f"{A}, {C}, {{ table = log, append_only = true }}", slow)
+                assert reload(server)["added"] == ["public.log"]
+                for line in range(501, 601):
+                    owner.execute(f"INSERT INTO log VALUES ({line})".encode())
+                wait_until(lambda: is_live(server, "public.log"), "the one without a key is live")
+                wait_until(lambda: is_live(server, "public.c"), "the other one too")
+            async with server.follower("public.log") as log, server.follower("public.c") as c:
+                await until(lambda: len(log.rows) == 600)
+                assert set(log.rows.values()) == {b'{"line":%d}' % line for line in range(1, 601)}
+                await has_rows(c, database)
+            await has_rows(a, database)
+            # What was copied before the second reload wasn't copied again.
+            assert server.table("public.c")["copied_rows"] < ROWS + 3 * 2000
+            assert len(a.handshakes) == 1
 
 
 @pytest.mark.parametrize("moment", ["at once", "copying"])
