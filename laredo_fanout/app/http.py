@@ -1,5 +1,5 @@
-"""The HTTP endpoints of the server: /health/live, /health/ready, /health/serving, /status,
-/metrics; by POST /catchup and /tables/NAME/recopy."""
+"""The HTTP endpoints of the server: the page at /, /health/live, /health/ready, /health/serving,
+/status, /metrics; by POST /catchup and /tables/NAME/recopy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Response
 
+from laredo_fanout.app.page import content as page
+from laredo_fanout.app.page.lag import LagHistory
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.errors import SourceUnavailable
 
@@ -26,6 +28,7 @@ def application(
     metrics: Callable[[], Awaitable[bytes]],
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
+    lag: LagHistory,
 ) -> FastAPI:
     """Make the HTTP application.
 
@@ -35,9 +38,11 @@ def application(
     :param metrics: what /metrics shows, in Prometheus' text form.
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
+    :param lag: what the page draws.
     """
     # No page lists the endpoints to strangers, and no redirect repeats a Host.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    page.add(app, status, lag)
 
     @app.get("/health/live")
     async def live() -> Response:

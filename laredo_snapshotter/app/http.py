@@ -1,4 +1,4 @@
-"""HTTP: health, status, metrics, and POST /snapshot."""
+"""HTTP: the page at /, health, status, metrics, and POST /snapshot."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
+from laredo_archive.manifest.model import Manifest
+from laredo_snapshotter.app.page import content as page
 from laredo_snapshotter.errors import SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
@@ -18,6 +20,9 @@ class Writers(Protocol):
     def statuses(self) -> Sequence[TableWriterStatus]:
         """Every table's."""
 
+    def manifest(self, table: str) -> Manifest | None:
+        """The archive's, as last committed everywhere; None before it is claimed."""
+
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base; the future brings its epoch once committed.
 
@@ -25,10 +30,11 @@ class Writers(Protocol):
         """
 
 
-def app(writers: Writers, metrics: Metrics, version: str) -> FastAPI:
-    """The application."""
+def app(writers: Writers, metrics: Metrics, version: str, *, asks_token: bool = False) -> FastAPI:
+    """The application. ``asks_token``: whether requests need one, so that the page asks for it."""
     # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    page.add(api, writers.statuses, writers.manifest, version, asks_token=asks_token)
 
     @api.get("/health/live")
     async def live() -> dict[str, str]:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 import structlog
 
+from laredo_archive.manifest.model import Manifest
 from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
@@ -64,6 +65,11 @@ class Service:
         """Every table's."""
         return [table_status.of(writer) for writer in self._writers.values()]
 
+    def manifest(self, table: str) -> Manifest | None:
+        """The archive's of ``table``, as last committed everywhere; None before it is claimed."""
+        archive = self._writers[table].archive
+        return None if archive is None else archive.manifest
+
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base of ``table``; the future brings its epoch once committed.
 
@@ -81,7 +87,12 @@ class Service:
             loop.add_signal_handler(number, self._stop, number)
         notifier = ServiceNotifier()
         listener = self._listen()
-        application = http.app(self, self._metrics, version("laredo-snapshotter"))
+        application = http.app(
+            self,
+            self._metrics,
+            version("laredo-snapshotter"),
+            asks_token=self._settings.token is not None,
+        )
         server = HttpServer(application, self._settings, listener, self._http_counts)
         server.start()
         for danger in self._settings.dangers:
