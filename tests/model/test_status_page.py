@@ -117,7 +117,7 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 
 def test_times() -> None:
-    before = datetime.now(UTC) - timedelta(seconds=120)
+    before = datetime.now(UTC) - timedelta(seconds=150)
     assert figures.ago(before) == figures.ago(before.isoformat()) == "2 min ago"
     assert figures.ago(before.isoformat().replace("+00:00", "Z")) == "2 min ago"
     assert figures.ago(datetime.now(UTC) + timedelta(hours=1)) == "0 s ago"

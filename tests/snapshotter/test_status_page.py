@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.aws import AwsServer
 from tests.support.page import Element, page_of
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put, rows
@@ -123,3 +124,22 @@ def test_with_a_token_the_page_asks_for_it_and_a_password_changes_nothing(
         snapshot = writer.program.http + "/snapshot?table=public.users"
         assert httpx.post(snapshot, auth=("any", "secret")).status_code == 401
         assert httpx.get(writer.program.http + "/status", auth=("", "secret")).status_code == 401
+
+
+def test_a_sink_that_is_notified_and_one_that_refuses(
+    tmp_path: Path, served: Served, moto: AwsServer
+) -> None:
+    queue = moto.client("sqs").create_queue(QueueName="notified")["QueueUrl"]
+    missing = moto.client("sns").create_topic(Name="missing")["TopicArn"] + "-not"
+    events = f"""events = [
+        {{ type = sqs, queue_url = "{queue}", endpoint = "{moto.endpoint}" }}
+        {{ type = sns, topic_arn = "{missing}", endpoint = "{moto.endpoint}" }} ]"""
+    with Writer(tmp_path, served, more=events) as writer:
+        writer.program.wait_ready()
+        wait_until(lambda: writer.status()["sinks"][0]["outstanding"] == 0, "it is notified")
+        problem = wait_until(lambda: writer.status()["sinks"][1]["problem"], "the other refuses")
+        sinks = page(writer).section("public.users following").all("table")[1]
+    good, refusing, why = (row.text for row in sinks.all("tr")[1:])
+    assert good.startswith(f"{queue} sqs 0 0 ") and good.endswith(" ago")
+    assert refusing == f"{missing} sns 1 0 –"
+    assert why.startswith("refuses since ") and why.endswith(" ".join(problem.split()))

@@ -39,11 +39,12 @@ def count(number: float | None) -> str:
 
 
 def ago(moment: str | datetime | None) -> str:
-    """How long ago it was; a string is in ISO format."""
+    """How long ago it was, from a minute on without seconds; a string is in ISO format."""
     if moment is None:
         return UNKNOWN
     at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    return f"{duration(max(0, round((datetime.now(UTC) - at).total_seconds())))} ago"
+    passed = max(0, round((datetime.now(UTC) - at).total_seconds()))
+    return f"{duration(passed if passed < _MINUTE else passed - passed % _MINUTE)} ago"
 
 
 def _two(value: int, large: int, of_large: str, small: int, of_small: str) -> str:

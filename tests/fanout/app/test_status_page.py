@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+from fastapi import FastAPI
 
+from laredo_fanout.app.page import content
+from laredo_fanout.app.page.lag import LagHistory
+from laredo_fanout.catchup.status import CatchupStatus, SegmentStatus
+from laredo_fanout.tables.status import IngestStatus
 from tests.support.clusters import Clusters
 from tests.support.page import Element, page_of
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, until, wait_until
-from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, relay, started
 from tests.support.writer.archiving_programs import hocon
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=f()>{{7*7}}'
@@ -162,3 +167,49 @@ def test_the_page_has_a_strict_policy_and_is_as_closed_as_status(
         assert httpx.get(server.program.http + "/status", auth=("", token)).status_code == 401
         recopy = server.program.http + "/tables/public.t/recopy"
         assert httpx.post(recopy, auth=("", token)).status_code == 401
+
+
+def test_a_relay_shows_the_servers_up_to_postgresql(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    upstream = fanout(tmp_path / "up", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    with started(upstream):
+        server = relay(tmp_path / "relay", upstream.grpc_port, "{ table = t }")
+        with started(server):
+            source = page(server).section("Source up")
+            addresses = [line.all("td")[0].text for line in source.all("table")[0].all("tr")[1:]]
+            assert addresses == ["this one", f"127.0.0.1:{upstream.grpc_port}"]
+            assert "slot" not in facts(source)
+
+
+async def test_the_segments_of_a_split_backlog_have_bars(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    with started(server):
+        status = server.status
+    # A real backlog is split for an instant only; the rest of the status is a real one.
+    segments = (
+        SegmentStatus(1, 0x1000, 0x2000, 0x2000, 0x2000, "decoded", 5 << 20, None),
+        SegmentStatus(2, 0x2000, 0x4000, 0x2800, 0x2800, "decoding", 1 << 20, 71),
+        SegmentStatus(3, 0x4000, None, 0x4000, 0x4000, "waiting", 0, None),
+    )
+    split = CatchupStatus(
+        "auto", 1, 1, 1, 1, 0, 0, "a trouble of before", 0x1000, 6 << 20, segments
+    )
+    status["sources"]["pg"]["catchup"] = split.to_json()
+    app = FastAPI()
+    content.add(app, lambda: status, LagHistory(IngestStatus))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+        source = page_of(await client.get("/")).section("Source pg")
+    assert "the backlog is split" in source.text and "a trouble of before" in source.text
+    lines = [[cell.text for cell in line.all("td")] for line in source.all("tr")[1:]]
+    assert lines == [
+        ["decoded", "100 %", "0/1000", "0/2000", "5.0 MiB"],
+        ["decoding", "25 %", "0/2000", "0/4000", "1.0 MiB"],
+        ["waiting", "as it comes", "0/4000", "the end", "0 bytes"],
+    ]
+    assert [bar.attributes["value"] for bar in source.all("progress")] == ["1.0", "0.25"]
