@@ -63,6 +63,7 @@ test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to
 	@tests/postgres15.sh
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
 	@tests/prometheus.sh
+	@tests/browser.sh
 	$(BIN)/python -m pytest $(PYTEST)
 	$(DELTA)/bin/python -m pytest tests/spark/delta
 

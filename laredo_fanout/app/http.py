@@ -1,5 +1,5 @@
-"""The HTTP endpoints of the server: /health/live, /health/ready, /health/serving, /status,
-/metrics; by POST /catchup, /reload and /tables/NAME/recopy."""
+"""The HTTP endpoints of the server: the page at /, /health/live, /health/ready, /health/serving,
+/status, /metrics; by POST /catchup, /reload and /tables/NAME/recopy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Header, Response
 
+from laredo_fanout.app.page import content as page
+from laredo_fanout.app.page.lag import LagHistory
 from laredo_fanout.app.reload.reload import ReloadRefused
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.errors import SourceUnavailable
@@ -28,6 +30,7 @@ def application(
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
     reload: Callable[[], Awaitable[dict[str, Any]]],
+    lag: LagHistory,
 ) -> FastAPI:
     """Make the HTTP application.
 
@@ -38,9 +41,11 @@ def application(
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     :param reload: what POST /reload does; what it returns is the answer.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
+    :param lag: what the page draws.
     """
     # No page lists the endpoints to strangers, and no redirect repeats a Host.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    page.add(app, status, lag)
 
     @app.get("/health/live")
     async def live() -> Response:

@@ -244,9 +244,11 @@ class _Server:
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
         from laredo_fanout.app import http
+        from laredo_fanout.app.page.lag import LagHistory
         from laredo_fanout.app.terminal import copy_bars
         from laredo_model.http.server import HttpServer
 
+        lag = LagHistory(self.ingest.status)
         web = HttpServer(
             http.application(
                 problems=self.view.problems,
@@ -256,6 +258,7 @@ class _Server:
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
                 reload=self.reload.run,
+                lag=lag,
             ),
             self.config.http,
             listener,
@@ -281,6 +284,7 @@ class _Server:
             notifier.run(lambda: self.children.listening > 0), "systemd", self._part_crashed
         )
         expiry = supervised(self.view.certificates.run(), "expiry of certificates")
+        lagging = supervised(lag.run(), "lag of the last hour")
         bars = supervised(copy_bars.draw(self.view.status), "bars of copies")
         await self._stopping.wait()
         self.view.draining = True
@@ -288,6 +292,7 @@ class _Server:
         await self._stop()
         announcing.cancel()
         bars.cancel()
+        lagging.cancel()
         expiry.cancel()
         notifying.cancel()
         await web.stop()

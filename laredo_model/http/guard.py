@@ -1,6 +1,11 @@
 """Authorization of HTTP requests: by token, and against web pages of other sites.
 
-With a token configured, a request must carry it. Without one, every request is answered except
+With a token configured, a request must carry it, as ``Authorization: Bearer``. A browser can't do
+that when a page's address is typed: so a request to read the status page may bring the token as the
+password of HTTP Basic, too, with any user name. Nothing else may: what a browser remembers, it
+sends along with every request to this address, also with those that another site's page makes.
+
+Without a token, every request is answered except
 those that a web page can make its reader's browser send:
 
 * Every request's Host must be an IP address or a known name. A page whose name was pointed at this
@@ -11,6 +16,8 @@ those that a web page can make its reader's browser send:
   Browsers say so in Origin and Sec-Fetch-Site; programs send neither.
 """
 
+import base64
+import binascii
 import hmac
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -29,6 +36,7 @@ _PUBLIC: Mapping[str, frozenset[str]] = {
     "health": frozenset({"/health/live", "/health/ready", "/health/serving"}),
     "metrics": frozenset({"/metrics"}),
 }
+_PAGE = frozenset({"/", "/page/content", "/page/page.css", "/page/page.js"})
 _READING = frozenset({"GET", "HEAD"})
 _OF_OUR_OWN = frozenset({"same-origin", "none"})
 
@@ -36,6 +44,7 @@ _OF_OUR_OWN = frozenset({"same-origin", "none"})
 class _Refusal(NamedTuple):
     code: int
     reason: str
+    challenge: bytes | None = None
 
 
 class Guard:
@@ -78,18 +87,25 @@ class Guard:
         if scope["method"] in _READING and scope["path"] in self._public:
             return None
         if self._token is not None:
-            return None if self._brings_token(headers) else _NO_TOKEN
+            is_page = scope["method"] in _READING and scope["path"] in _PAGE
+            if self._brings_token(headers, as_password=is_page):
+                return None
+            return _NO_PASSWORD if is_page else _NO_TOKEN
         host = headers.get("host")
         if host is not None and not self._is_ours(_name(host)):
             return _FOREIGN_HOST
         return None
 
-    def _brings_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+    def _brings_token(self, headers: Headers, *, as_password: bool) -> bool:
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
         assert self._token is not None
         # As bytes of the wire: compare_digest takes no text beyond ASCII.
-        same = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-        return same and scheme.lower() == "bearer"
+        given = credentials.strip().encode("latin-1")
+        if scheme.lower() == "basic" and as_password:
+            given = _password(given)
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given, self._token)
 
     def _is_ours(self, name: str) -> bool:
         if ip_address(name) is not None or name in self._hosts:
@@ -98,7 +114,12 @@ class Guard:
         return any(parent in self._hosts for parent in parents)
 
 
-_NO_TOKEN = _Refusal(401, "a token is needed: Authorization: Bearer ...")
+_NO_TOKEN = _Refusal(401, "a token is needed: Authorization: Bearer ...", b"Bearer")
+_NO_PASSWORD = _Refusal(
+    401,
+    "a token is needed: as the password, with any user name, or Authorization: Bearer ...",
+    b'Basic realm="the token is the password", charset="UTF-8"',
+)
 _FOREIGN_HOST = _Refusal(
     403,
     "the Host of this request is no name of this listener; ask by its address, add the name to"
@@ -128,6 +149,14 @@ def _of_another_site(headers: Headers) -> str | None:
     return "a web page of another site sent this (Origin)"
 
 
+def _password(credentials: bytes) -> bytes:
+    """The password of HTTP Basic; empty if they are none."""
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
+
+
 def _name(host: str) -> str:
     """The name or address in a Host header, without its port."""
     bracketed = host.startswith("[")
@@ -148,7 +177,7 @@ async def _refuse(refusal: _Refusal, send: Send) -> None:
         # What comes after it on this connection isn't read.
         (b"connection", b"close"),
     ]
-    if refusal.code == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.challenge is not None:
+        headers.append((b"www-authenticate", refusal.challenge))
     await send({"type": "http.response.start", "status": refusal.code, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""HTTP: health, status, metrics, POST /snapshot and POST /reload."""
+"""HTTP: the page at /, health, status, metrics, POST /snapshot and POST /reload."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,9 @@ from typing import Annotated, Any, Protocol
 from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 
+from laredo_archive.manifest.model import Manifest
 from laredo_model.program import build
+from laredo_snapshotter.app.page import content as page
 from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
@@ -18,6 +20,9 @@ class Writers(Protocol):
 
     def statuses(self) -> Sequence[TableWriterStatus]:
         """Every table's."""
+
+    def manifest(self, table: str) -> Manifest | None:
+        """The archive's, as last committed everywhere; None before it is claimed."""
 
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base; the future brings its epoch once committed.
@@ -36,10 +41,11 @@ class Writers(Protocol):
         """
 
 
-def app(writers: Writers, metrics: Metrics) -> FastAPI:
-    """The application."""
+def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> FastAPI:
+    """The application. ``asks_token``: whether requests need one, so that the page asks for it."""
     # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    page.add(api, writers.statuses, writers.manifest, build.version(), asks_token=asks_token)
 
     @api.get("/health/live")
     async def live() -> dict[str, str]:

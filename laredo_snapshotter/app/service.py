@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from laredo_archive.manifest.model import Manifest
 from laredo_model.files.certificates import CertificateWatch
 from laredo_model.http import exposure
 from laredo_model.http.counts import HttpCounts
@@ -91,6 +92,11 @@ class Service:
         """Every table's."""
         return [table_status.of(writer) for writer in self._writers.all]
 
+    def manifest(self, table: str) -> Manifest | None:
+        """The archive's of ``table``, as last committed everywhere; None before it is claimed."""
+        archive = self._writers[table].archive
+        return None if archive is None else archive.manifest
+
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base of ``table``; the future brings its epoch once committed.
 
@@ -125,7 +131,8 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
         notifier = ServiceNotifier()
         listener = self._listen()
-        application = http.app(self, self._metrics)
+        asks_token = self._settings.token is not None
+        application = http.app(self, self._metrics, asks_token=asks_token)
         self._server = server = HttpServer(application, self._settings, listener, self._http_counts)
         server.start()
         for danger in self._settings.dangers:

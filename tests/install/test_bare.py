@@ -2,13 +2,16 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.install.bare import COMMANDS, Bare, source, wheel
 from tests.support.archive.building import Builder
-from tests.support.processes import free_port
+from tests.support.page import page_of
+from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.spark_reading import names
 
 
@@ -31,6 +34,17 @@ def server_configuration(directory: Path) -> Path:
         f'state.path = "{directory}/state"\n'
         f'sources.pg.connection = "host=127.0.0.1 port={free_port()} dbname=none"\n'
         "tables = [{ table = users }]\n"
+    )
+    return file
+
+
+def writer_configuration(directory: Path) -> Path:
+    file = directory / "writer.conf"
+    file.write_text(
+        "snapshotter {\n"
+        f'  source {{ server = "127.0.0.1:{free_port()}", table = users }}\n'
+        f'  destinations = [{{ type = local, path = "{directory}/archive" }}]\n'
+        "}\n"
     )
     return file
 
@@ -130,3 +144,39 @@ def test_a_pipe_gets_no_boxes(bare: Bare, tmp_path: Path) -> None:
     checked = bare.run("laredo-fanout", "check", "--config", str(server_configuration(tmp_path)))
     assert "start the server" in checked.stdout
     assert not set("│┃━─┏┗\x1b") & set(checked.stdout)
+
+
+@pytest.mark.parametrize(
+    ("command", "block", "configuration"),
+    [
+        ("laredo-fanout", "http", server_configuration),
+        ("laredo-snapshotter", "snapshotter.http", writer_configuration),
+    ],
+)
+def test_the_status_page_is_installed(
+    bare: Bare, tmp_path: Path, command: str, block: str, configuration: Callable[[Path], Path]
+) -> None:
+    port, file = free_port(), configuration(tmp_path)
+    with file.open("a") as more:
+        more.write(f"{block}.port = {port}\n")
+    with (tmp_path / "log").open("wb") as log:
+        program = subprocess.Popen(
+            [bare.bin / command, "--config", file], cwd=tmp_path, stdout=log, stderr=log
+        )
+    try:
+
+        def answer(path: str) -> httpx.Response | None:
+            assert program.poll() is None, (tmp_path / "log").read_text()
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60)
+            except httpx.TransportError:
+                return None
+
+        page = page_of(wait_until(lambda: answer("/"), "it answers"))
+        assert page.section("Not ready")
+        for path in ("/page/page.css", "/page/page.js"):
+            found = answer(path)
+            assert found is not None and found.status_code == 200 and found.content
+    finally:
+        program.terminate()
+        program.wait(PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import threading
 from collections.abc import Iterator
@@ -155,6 +156,40 @@ def test_with_a_token_everything_asks_for_it() -> None:
             right = {"Authorization": "Bearer s3cret", "Host": "any.name"}
             assert served.ask("GET", path, **right).status_code == 200
             assert served.ask("POST", path, **right).status_code == 200
+
+
+PAGE = ("/", "/page/content", "/page/page.css", "/page/page.js")
+
+
+def basic(text: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
+def test_a_browser_brings_the_token_as_a_password_to_read_the_page_and_for_nothing_else() -> None:
+    with serving(token="s3cret:x", public=["health", "metrics"]) as served:
+        for path in PAGE:
+            for given in ({}, basic("any:s3cre"), basic("s3cret:x"), {"Authorization": "Basic !"}):
+                refused = served.ask("GET", path, **given)
+                assert refused.status_code == 401, (path, given)
+                assert refused.headers["www-authenticate"].startswith("Basic realm=")
+            for right in (basic("any:s3cret:x"), basic(":s3cret:x")):
+                assert served.ask("GET", path, **right).status_code == 200
+                # What a browser remembers, it also sends for another site's page.
+                changing = served.ask("POST", path, **right)
+                assert changing.status_code == 401
+                assert changing.headers["www-authenticate"] == "Bearer"
+            assert served.ask("GET", path, Authorization="Bearer s3cret:x").status_code == 200
+        for path in ("/status", "/page", "/page/", "//", "/snapshot", "/page/content/"):
+            refused = served.ask("GET", path, **basic("any:s3cret:x"))
+            assert refused.status_code == 401, path
+            assert refused.headers["www-authenticate"] == "Bearer"
+
+
+def test_without_a_token_the_page_is_shown_only_by_a_name_of_ours() -> None:
+    with serving() as served:
+        for path in PAGE:
+            assert served.ask("GET", path).status_code == 200
+            assert served.ask("GET", path, Host="evil.example").status_code == 403
 
 
 def test_a_token_beyond_ascii_is_one_that_is_wrong() -> None:

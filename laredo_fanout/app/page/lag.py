@@ -1,0 +1,58 @@
+"""The source's lag over the last hour, for the status page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from laredo_fanout.tables.status import IngestStatus
+from laredo_model.http.page.figures import duration, size
+from laredo_model.http.page.last_hour import LastHour
+from laredo_model.http.page.line_chart import LineChart, chart_of
+
+_EVERY_S = 1.0
+_MIB = 1 << 20
+_SIZES = tuple(n * _MIB for n in (1, 4, 16, 64, 256, 1024, 4096, 16384))
+_DURATIONS = (10.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
+
+
+class LagHistory:
+    """Samples of the lag, in bytes and seconds; absent where PostgreSQL couldn't be asked."""
+
+    def __init__(self, source: Callable[[], IngestStatus]) -> None:
+        self._source = source
+        self._bytes, self._seconds = LastHour(), LastHour()
+
+    async def run(self) -> None:
+        """Take a sample every second until cancelled."""
+        while True:
+            self.take(time.monotonic())
+            await asyncio.sleep(_EVERY_S)
+
+    def take(self, now: float) -> None:
+        """Take a sample at ``now``, a monotonic time."""
+        source = self._source()
+        known = is_known(source)
+        self._bytes.add(now, source.lag_bytes if known else None)
+        self._seconds.add(now, source.lag_seconds if known else None)
+
+    def in_bytes(self) -> LineChart:
+        """The chart of WAL that isn't durable here yet."""
+        return chart_of(self._bytes, time.monotonic(), _SIZES)
+
+    def in_seconds(self) -> LineChart:
+        """The chart of the age of what is durable here."""
+        return chart_of(self._seconds, time.monotonic(), _DURATIONS)
+
+    def latest(self) -> tuple[str, str]:
+        """The lag now, in bytes and as a duration, for people."""
+        source = self._source()
+        if not is_known(source):
+            return ("not known", "not known")
+        return (size(source.lag_bytes), duration(source.lag_seconds))
+
+
+def is_known(source: IngestStatus) -> bool:
+    """Whether the lag is known: the stream is read, or the slot could be asked about at least."""
+    return source.connected or source.slot is not None

@@ -1,0 +1,215 @@
+"""The server's status page, as a parser reads it from the real program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+from laredo_fanout.app.page import content
+from laredo_fanout.app.page.lag import LagHistory
+from laredo_fanout.catchup.status import CatchupStatus, SegmentStatus
+from laredo_fanout.tables.status import IngestStatus
+from tests.support.clusters import Clusters
+from tests.support.page import Element, page_of
+from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S, until, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, relay, started
+from tests.support.writer.archiving_programs import hocon
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=f()>{{7*7}}'
+"""A table's name, as its owner may choose it."""
+
+
+def page(server: Fanout) -> Element:
+    return page_of(server.program.get("/"))
+
+
+def row(page: Element, table: str) -> dict[str, str]:
+    """A table's figures by the names that a reader sees."""
+    for line in page.section("Tables").all("tr"):
+        if line.all("th") and line.all("th")[0].text == table:
+            return {cell.attributes["data-label"]: cell.text for cell in line.all("td")}
+    raise AssertionError(page.section("Tables").text)
+
+
+def facts(section: Element) -> dict[str, str]:
+    names, values = section.all("dt"), section.all("dd")
+    return {name.text: value.text for name, value in zip(names, values, strict=True)}
+
+
+async def test_what_the_page_shows_is_what_status_shows(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        owner.execute("INSERT INTO t SELECT generate_series(1, 1234)")
+    slot = f"s_{database.name}"
+    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=slot)
+    with started(server):
+        async with server.follower("public.t") as follower:
+            await until(lambda: len(follower.rows) == 1234)
+            live = "follower public.t live 0"
+            await until(lambda: live in page(server).section("Clients").text)
+            shown = page(server)
+    assert shown.all("h1")[0].text == "laredo-fanout"
+    assert shown.section("Ready").attributes["data-title"] == "laredo-fanout: ready"
+    assert row(shown, "public.t") == {
+        "state": "live",
+        "rows": "1,234",
+        "clients": "1",
+        "changes kept": "0",
+        "back to": "–",
+    }
+    source = shown.section("Source pg streaming")
+    assert facts(source)["slot"] == slot and facts(source)["publication"] == "laredo"
+    charts = source.all("figure")
+    assert len(charts) == 2 and all(each.all("path", "line") for each in charts)
+    assert [each.all("rect") for each in charts] == [[], []]
+
+
+def test_a_hostile_name_is_text(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        quoted = HOSTILE.replace('"', '""')
+        owner.execute(f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)')
+    table = f"{{ table = {hocon(HOSTILE)} }}"
+    server = fanout(tmp_path / "server", database.dsn, table, slot=f"s_{database.name}")
+    with started(server):
+        shown = page(server)
+        # It also stands in an attribute and in a sentence.
+        with database.connect() as owner:
+            owner.execute(f'DROP TABLE "{quoted}"')
+        wait_until(lambda: server.problems, "it is missed")
+        missed = page(server)
+    assert row(shown, f"public.{HOSTILE}")["state"] == "live"
+    assert HOSTILE in missed.section("Not ready").text
+    for each in (shown, missed):
+        assert [script.attributes["src"] for script in each.all("script")] == ["page/page.js"]
+        assert not each.all("img")
+
+
+def test_while_postgresql_is_down_the_lag_has_a_gap_and_the_page_says_why(
+    tmp_path: Path, clusters: Clusters
+) -> None:
+    postgres = clusters.new()
+    database = clusters.lead_to(postgres)
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    server = fanout(tmp_path / "server", database.dsn, "{ table = t }")
+    with started(server):
+        assert not page(server).all("rect", "gap")
+        postgres.stop()
+        shown = wait_until(
+            lambda: (found := page(server)).all("rect", "gap") and found, "the lag isn't known"
+        )
+        source = shown.section("Source pg not connected")
+        assert [caption.all("span")[0].text for caption in source.all("figcaption")] == [
+            "not known",
+            "not known",
+        ]
+        assert facts(source)["WAL kept for the slot"] == "– not known"
+        assert shown.section("Not ready").text.startswith("Not ready source pg: ")
+        postgres.start()
+        server.program.wait_ready()
+        assert page(server).section("Ready")
+
+
+def test_a_copy_has_a_bar_until_it_is_done(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        owner.execute("INSERT INTO t SELECT generate_series(1, 1000)")
+        owner.execute("ANALYZE t")
+    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    with server.program, database.connect() as locking:
+        server.program.wait_ready()
+        # A re-copy can't read the table while it is locked.
+        locking.execute("BEGIN")
+        locking.execute("LOCK TABLE t")
+        recopy = server.program.http + "/tables/public.t/recopy"
+        asked = httpx.post(recopy, timeout=PATIENCE_S)
+        assert asked.status_code == 202, asked.text
+        tables = wait_until(
+            lambda: (found := page(server).section("Tables")).all("progress") and found, "a bar"
+        )
+        bar = tables.all("progress")[0]
+        assert bar.attributes == {"max": "1", "value": "0.0", "aria-label": "copy of public.t"}
+        pid = locking.info.backend_pid
+        waits = f"re-copy 0 % waits for the transactions of PostgreSQL process {pid}"
+        assert waits in tables.text
+        locking.execute("COMMIT")
+        wait_until(lambda: not page(server).section("Tables").all("progress"), "it is done")
+
+
+def test_the_page_has_a_strict_policy_and_is_as_closed_as_status(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    token = "s3cret-of-the-server"
+    more = f"http {{ token = {token}, public = [health, metrics] }}\n"
+    server = fanout(
+        tmp_path / "server", database.dsn, "{ table = t }", more, slot=f"s_{database.name}"
+    )
+    with started(server):
+        for path in ("/", "/page/content", "/page/page.css", "/page/page.js"):
+            address = server.program.http + path
+            assert httpx.get(address).status_code == 401
+            assert httpx.post(address, auth=("", token)).status_code == 401
+            answer = httpx.get(address, auth=("", token))
+            assert answer.status_code == 200 and token not in answer.text
+            policy = dict(
+                each.strip().split(" ", 1)
+                for each in answer.headers["content-security-policy"].split(";")
+            )
+            assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+            assert policy["script-src"] == policy["style-src"] == "'self'"
+            assert answer.headers["x-frame-options"] == "DENY"
+            assert answer.headers["cache-control"] == "no-store"
+        assert httpx.get(server.program.http + "/status", auth=("", token)).status_code == 401
+        recopy = server.program.http + "/tables/public.t/recopy"
+        assert httpx.post(recopy, auth=("", token)).status_code == 401
+
+
+def test_a_relay_shows_the_servers_up_to_postgresql(tmp_path: Path, database: Database) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    upstream = fanout(tmp_path / "up", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    with started(upstream):
+        server = relay(tmp_path / "relay", upstream.grpc_port, "{ table = t }")
+        with started(server):
+            source = page(server).section("Source up")
+            addresses = [line.all("td")[0].text for line in source.all("table")[0].all("tr")[1:]]
+            assert addresses == ["this one", f"127.0.0.1:{upstream.grpc_port}"]
+            assert "slot" not in facts(source)
+
+
+async def test_the_segments_of_a_split_backlog_have_bars(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    with started(server):
+        status = server.status
+    # A real backlog is split for an instant only; the rest of the status is a real one.
+    segments = (
+        SegmentStatus(1, 0x1000, 0x2000, 0x2000, 0x2000, "decoded", 5 << 20, None),
+        SegmentStatus(2, 0x2000, 0x4000, 0x2800, 0x2800, "decoding", 1 << 20, 71),
+        SegmentStatus(3, 0x4000, None, 0x4000, 0x4000, "waiting", 0, None),
+    )
+    split = CatchupStatus(
+        "auto", 1, 1, 1, 1, 0, 0, "a trouble of before", 0x1000, 6 << 20, segments
+    )
+    status["sources"]["pg"]["catchup"] = split.to_json()
+    app = FastAPI()
+    content.add(app, lambda: status, LagHistory(IngestStatus))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+        source = page_of(await client.get("/")).section("Source pg")
+    assert "the backlog is split" in source.text and "a trouble of before" in source.text
+    lines = [[cell.text for cell in line.all("td")] for line in source.all("tr")[1:]]
+    assert lines == [
+        ["decoded", "100 %", "0/1000", "0/2000", "5.0 MiB"],
+        ["decoding", "25 %", "0/2000", "0/4000", "1.0 MiB"],
+        ["waiting", "as it comes", "0/4000", "the end", "0 bytes"],
+    ]
+    assert [bar.attributes["value"] for bar in source.all("progress")] == ["1.0", "0.25"]
