@@ -51,7 +51,7 @@ def test_the_page_shows_a_tables_epochs_destinations_and_chain(
         shown = page(writer)
         section = shown.section("public.users following")
         assert facts(section)["epoch"] == "1" and facts(section)["rows"] == "20"
-        assert chain(section) == [["base 20 rows", "diff 1 rows", "diff 2 rows"]]
+        assert chain(section) == [["base 20 rows", "diff 1 row", "diff 2 rows"]]
         states = [row.all("td")[0].text for row in section.all("table")[0].all("tr")[1:]]
         assert states == ["caught up", "caught up"]
         assert writer.post("/snapshot?wait=true").status_code == 200
@@ -66,7 +66,7 @@ def test_a_long_chain_is_shown_by_its_newest(tmp_path: Path, served: Served) -> 
         for number in range(14):
             writer.wait_head(served.commit("users", put(number, "x")))
         links = chain(page(writer).section("public.users"))[0]
-        assert links == ["base 20 rows", "2 more diffs", *["diff 1 rows"] * 12]
+        assert links == ["base 20 rows", "2 more diffs", *["diff 1 row"] * 12]
 
 
 def test_a_destination_that_is_unavailable_is_named_in_plain_words(

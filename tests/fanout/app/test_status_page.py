@@ -127,14 +127,13 @@ def test_a_copy_has_a_bar_until_it_is_done(tmp_path: Path, database: Database) -
         recopy = server.program.http + "/tables/public.t/recopy"
         asked = httpx.post(recopy, timeout=PATIENCE_S)
         assert asked.status_code == 202, asked.text
+        pid = locking.info.backend_pid
+        waits = f"re-copy 0 % waits for the transactions of PostgreSQL process {pid}"
         tables = wait_until(
-            lambda: (found := page(server).section("Tables")).all("progress") and found, "a bar"
+            lambda: waits in (found := page(server).section("Tables")).text and found, "a bar"
         )
         bar = tables.all("progress")[0]
         assert bar.attributes == {"max": "1", "value": "0.0", "aria-label": "copy of public.t"}
-        pid = locking.info.backend_pid
-        waits = f"re-copy 0 % waits for the transactions of PostgreSQL process {pid}"
-        assert waits in tables.text
         locking.execute("COMMIT")
         wait_until(lambda: not page(server).section("Tables").all("progress"), "it is done")
 
