@@ -273,7 +273,9 @@ class ServerView:
 
     def _client(self, client: ClientState) -> dict[str, Any]:
         record = self._record(client.info.table)
-        behind = 0 if record is None else max(0, record.sequence - client.sequence)
+        # 0: it hasn't been sent anything, and isn't behind any place yet.
+        newest = client.sequence if record is None or not client.sequence else record.sequence
+        behind = max(0, newest - client.sequence)
         since = datetime.fromtimestamp(client.info.connected_at_us / 1_000_000, UTC)
         return {
             "client_id": client.info.client_id,
