@@ -14,7 +14,8 @@ from laredo_fanout.config import Config
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
-from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.errors import StoreError, StoreFull
+from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo, IngestStatus
 from laredo_fanout.tables.write_batch import OnCommit
@@ -58,9 +59,14 @@ class IngestThread:
         self._logged: str | None = None
         """The error that was logged last."""
         self._logged_at = 0.0
+        self._full_until: tuple[SourceIdentity | None, int] | None = None
+        """Up to where there was no room for the changes of this source."""
 
-    def _committed(self, _: CommitInfo) -> None:
-        self.error = self._logged = None
+    def _committed(self, info: CommitInfo) -> None:
+        until = self._full_until
+        # What had no room comes again, after commits of what is small.
+        if until is None or until[0] != self._store.source or info.position >= until[1]:
+            self.error = self._logged = self._full_until = None
         for call in self._after_commit:
             call()
 
@@ -121,6 +127,15 @@ class IngestThread:
             if not self._stop.is_set():
                 on_end()
 
+    def _note_full(self, error: Exception) -> None:
+        if not isinstance(error, StoreFull):
+            self._full_until = None
+            return
+        store, before = self._store, self._full_until
+        known = before[1] if before is not None and before[0] == store.source else 0
+        reached = max(known, self._ingest.brought_to, store.position + 1)
+        self._full_until = store.source, reached
+
     def _log_failure(self, error: str, pause: float) -> None:
         """What is new at once, the same again every ten minutes."""
         now = time.monotonic()
@@ -140,6 +155,7 @@ class IngestThread:
             except (SourceError, StoreError, OSError) as error:
                 self.error = " ".join(str(error).split())
                 self.given_up += 1
+                self._note_full(error)
                 failures = 1 if self._store.position > position else failures + 1
                 pause = _RETRY.delay(failures)
                 self._log_failure(self.error, pause)

@@ -89,6 +89,8 @@ class StreamDecoder:
         """Decodes it, piece by piece."""
         self._bytes = 0
         self.pending_bytes = 0
+        self._read_from: TransactionSpool | None = None
+        """The spool of the transaction that is being decoded."""
         self._emitted_messages = EmittedMessages()
         self.events: list[bytes] = []
         self.position = self.position_before = position
@@ -299,7 +301,8 @@ class StreamDecoder:
         first = True
         if xid != _WHOLE:
             self._relations.xid_bytes = xid.to_bytes(4, "big")
-        for get in self._spools.take(xid).pieces():
+        self._read_from = spool = self._spools.take(xid)
+        for get in spool.pieces():
             if not first or self._touched:
                 self._pending.add_piece(commit.position, commit.time_us)
                 yield
@@ -307,11 +310,17 @@ class StreamDecoder:
             while self._drain(get, _PIECE_CHANGES) is Drained.MORE:
                 self._pending.add_piece(commit.position, commit.time_us)
                 yield
+        self._read_from = None
         self._spools.drop(xid)
         self._bytes = 0
         self._commit(commit)
         if self._pending.ends_pieces:
             yield
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Of the spooled transaction that is being decoded: what wasn't applied yet, about."""
+        return 0 if self._read_from is None else self._read_from.to_read
 
     def take_events(self) -> list[bytes]:
         """The events that stopped the last drain, once."""

@@ -39,6 +39,8 @@ class TransactionSpool:
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._written = 0
+        self.to_read = 0
+        """Bytes that :meth:`pieces` hasn't given, or whose reader isn't done with them."""
         self._subtransactions = array("I")
         self._starts = array("Q")
         self._seen = bytearray()
@@ -92,6 +94,7 @@ class TransactionSpool:
         :raises ReplicationStreamBroken: if the file isn't whole.
         """
         self.rest()
+        self.to_read = self._written
         if not self._written:
             return
         left = b""
@@ -100,6 +103,7 @@ class TransactionSpool:
             while block := file.read(max(_PIECE_BYTES, len(left))):
                 piece = _SpoolChunk(left + block)
                 yield piece.get
+                self.to_read -= len(block)
                 left = piece.left
         if left:
             raise ReplicationStreamBroken(

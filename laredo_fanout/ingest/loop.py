@@ -220,9 +220,11 @@ class IngestLoop:
 
     def _apply(self) -> None:
         """Write what is pending into the batch, and read ahead between its pieces."""
-        for _ in self._batch.apply(self._decoder.pending):
+        decoder = self._decoder
+        self._batch.to_come = decoder.spooled_bytes
+        for _ in self._batch.apply(decoder.pending):
             self._read_ahead()
-        self._decoder.applied()
+        decoder.applied()
 
     def _copy(self, ready: set[int]) -> None:
         """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk

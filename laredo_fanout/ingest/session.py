@@ -135,6 +135,11 @@ class IngestSession:
         return max(decoded, (slot and slot.wal_position) or 0)
 
     @property
+    def brought_to(self) -> int:
+        """How far the stream had brought changes, committed or not."""
+        return self._loop.wal_end if self._loop is not None else 0
+
+    @property
     def busy(self) -> bool:
         """Whether the stream brings more than is taken at once."""
         return self._loop is not None and self._loop.busy

@@ -211,6 +211,11 @@ class Ingest:
         streaming.recopy(asked)
         return asked.answer
 
+    @property
+    def brought_to(self) -> int:
+        """How far the last session's stream had brought changes, committed or not."""
+        return 0 if self._streaming is None else self._streaming.brought_to
+
     def status(self) -> IngestStatus:
         """How it stands now; from any thread."""
         streaming, store = self._streaming, self._store

@@ -222,6 +222,12 @@ class RelayIngest:
             snapshots=dict(counters.snapshots),
         )
 
+    @property
+    def brought_to(self) -> int:
+        """How far the upstream was when its streams last reported it, committed or not."""
+        streams = {} if self._session is None else self._session.streams
+        return max((each.writer.upstream_position for each in streams.values()), default=0)
+
     def status(self) -> IngestStatus:
         """How it stands now; from any thread."""
         session, store = self._session, self._store

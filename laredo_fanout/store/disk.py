@@ -20,6 +20,16 @@ Reserve = Callable[[int, int], None]
 PAGE = 4096
 STEP = 16 << 20
 _BASE_PAGES = 64
+_LARGEST_NODE = 2038
+"""A value of more bytes is in pages of its own, whatever its key."""
+_NODE_BYTES = 16
+"""What a row's node takes beside its key and value."""
+_VALUE_NODE_BYTES = 48
+"""The same for a node of the journal, with its key."""
+_LEAST_IN_A_LEAF = 1020
+"""Bytes in the smaller half of a leaf that was split: the largest node may be in the other one."""
+_LEAVES_A_BRANCH = 2
+"""A new branch page takes more new leaves than that: 521 bytes of each at most."""
 _READER_SLOT = 64
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -45,13 +55,15 @@ def allocate_lock_file(directory: Path, max_readers: int) -> None:
         allocate(path, 0, size)
 
 
-def _fallocate(descriptor: int, path: Path, offset: int, size: int) -> None:
+def _fallocate(
+    descriptor: int, path: Path, offset: int, size: int, in_all: int | None = None
+) -> None:
     try:
         os.posix_fallocate(descriptor, offset, size)
     except OSError as failed:
         if failed.errno in NO_ROOM:
             why = failed.strerror or str(failed)
-            raise DiskFull(str(path.parent), size, why) from failed
+            raise DiskFull(str(path.parent), in_all or size, why) from failed
         raise
 
 
@@ -66,6 +78,7 @@ class DiskSpace:
         self._allocated = 0
         self._step = STEP
         self._used = self._changes = self._bytes = 0
+        self._own_pages = self._expected = 0
         self._leaves = self._branches = self._depth = 0
 
     @property
@@ -99,24 +112,52 @@ class DiskSpace:
             self._branches += stat["branch_pages"]
             self._depth = max(self._depth, stat["depth"])
         self._used = self._environment.info()["last_pgno"] + 1
-        self._changes = self._bytes = 0
+        self._changes = self._bytes = self._own_pages = self._expected = 0
         self.reserve(0, 0)
+
+    def expect(self, size: int) -> None:
+        """Bytes of changes that are still to come in this transaction, about: for the message
+        of :class:`DiskFull`.
+        """
+        self._expected = self._bytes + size
 
     def reserve(self, changes: int, size: int) -> None:
         """So many more puts and deletes, of so many bytes in all, in this transaction.
 
-        A change copies the pages on its way down and may split its leaf; but
-        no page is copied twice, and a page takes half its size in new bytes
-        before it splits again. At the commit LMDB writes the list of free pages.
-
         :raises DiskFull: if the disk can't hold what they may need.
         """
         self._changes += changes
-        self._bytes += size
-        leaves = min(2 * self._changes, 2 * self._leaves + self._bytes // 1024)
-        branches = min(self._depth * self._changes, 2 * self._branches + self._bytes // 2048)
-        pages = _BASE_PAGES + leaves + branches + self._bytes // 2048 + self._used // 256
-        self._ensure(min(self._used + pages, self._max_pages))
+        self._bytes += size + changes * _NODE_BYTES
+        self._ensure(min(self._used + self._bound(), self._max_pages))
+
+    def reserve_values(self, *sizes: int) -> None:
+        """One more put for each of these values, of so many bytes, and one more change.
+
+        :raises DiskFull: if the disk can't hold what they may need.
+        """
+        small = [size for size in sizes if size <= _LARGEST_NODE]
+        self._own_pages += sum(2 + size // PAGE for size in sizes if size > _LARGEST_NODE)
+        self.reserve(len(sizes) + 1, sum(small) + (len(sizes) + 1) * _VALUE_NODE_BYTES)
+
+    def _bound(self) -> int:
+        """The most pages that this transaction's changes can take.
+
+        A change copies the pages on its way down and may split its leaf; but no page is copied
+        twice, and each half of a split leaf has a least number of bytes. A value in pages of its
+        own takes less than it would in leaves. At the commit LMDB writes the list of free pages.
+        """
+        changes, filled = self._changes, self._bytes // _LEAST_IN_A_LEAF
+        leaves = min(2 * changes + self._bytes // _LARGEST_NODE, 2 * self._leaves + filled)
+        added = min(changes + 1, self._leaves + filled)
+        branches = min((self._depth + 2) * changes, 2 * self._branches + added // _LEAVES_A_BRANCH)
+        return _BASE_PAGES + leaves + branches + self._own_pages + self._used // 256
+
+    def _missing(self, pages: int) -> int:
+        """Bytes beyond what is allocated: of so many pages, and what is expected beside them."""
+        to_come = max(0, self._expected - self._bytes)
+        # A row is in a leaf and in the journal's own pages.
+        pages += to_come // _LEAST_IN_A_LEAF + to_come // PAGE
+        return (min(pages, self._max_pages) - self._allocated) * PAGE
 
     def _ensure(self, pages: int) -> None:
         if pages <= self._allocated:
@@ -130,5 +171,6 @@ class DiskSpace:
         except DiskFull:
             # Near the end of the disk: only what is needed, and smaller steps from now on.
             self._step = max(self._step // 2, PAGE)
-            _fallocate(self._descriptor, self._path, self._allocated * PAGE, needed)
+            missing = self._missing(pages)
+            _fallocate(self._descriptor, self._path, self._allocated * PAGE, needed, missing)
             self._allocated = pages

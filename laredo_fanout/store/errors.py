@@ -104,7 +104,8 @@ class DiskFull(StoreFull):
 
     def __init__(self, path: str, wanted: int, why: str) -> None:
         super().__init__(
-            f"no room on the disk of the store {path}: {wanted} more bytes are needed ({why}); "
+            f"no room on the disk of the store {path}: about {wanted:,} more bytes are"
+            f" needed in all ({why}); "
             "free some space there, the server then goes on where it stopped"
         )
 

@@ -194,6 +194,12 @@ class Store:
         self._garbage = self._garbage or transaction.left_garbage
         self._check_readers()
 
+    def expect(self, size: int) -> None:
+        """Bytes of changes that the open transaction is still to take, about: for the message of
+        DiskFull.
+        """
+        self._disk.expect(size)
+
     def prune(
         self,
         table_id: int,

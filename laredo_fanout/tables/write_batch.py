@@ -60,6 +60,8 @@ class WriteBatch:
         self.waited = 0.0
         """Seconds of all commits in which this thread didn't run: the disk worked."""
         self._counters = counters
+        self.to_come = 0
+        """Bytes of changes, about, that the next commit needs after what is applied next."""
         self.copy_beside: dict[int, int] = {}
         """Live incarnations with a re-copy, which takes the same changes: its id."""
 
@@ -103,6 +105,10 @@ class WriteBatch:
             know; the batch must be abandoned.
         """
         followers = _followers(routes := list(routes))
+        size = sum(sum(map(len, each.changes.lines)) for each in routes if each.table_id)
+        if size:
+            assert self.transaction
+            self._store.expect(size + self.to_come)
         for route in routes:
             if route.table_id is None:
                 continue

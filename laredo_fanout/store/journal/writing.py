@@ -84,6 +84,7 @@ class Journal:
         self._transaction = context.transaction
         self._databases = context.databases
         self._reserve = context.disk.reserve
+        self._reserve_values = context.disk.reserve_values
 
     def append(self, table: TableRecord, entries: Entries) -> Generator[None, None, TableRecord]:
         """Write these entries after the newest; stops after each record.
@@ -149,7 +150,7 @@ class Journal:
         lines = _LINES.joined(entries.lines[start:stop])
         value = b"".join((header.to_bytes(), scalars, keys, lines))
         key = layout.record_key(table_id, sequence)
-        self._reserve(3, len(value) + len(old_body))
+        self._reserve_values(len(value), len(old_body))
         put = self._transaction.put
         put(key, value, db=self._databases.journal)
         put(key, old_body, db=self._databases.olds)
@@ -169,7 +170,7 @@ class Journal:
         batch.open = False
         header = replace(record.header_of(stored), open=False)
         value = header.to_bytes() + batch.SerializeToString()
-        self._reserve(1, len(value))
+        self._reserve_values(len(value))
         self._transaction.put(key, value, db=self._databases.journal)
 
     def prune(

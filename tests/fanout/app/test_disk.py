@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from tests.support.postgres import Database
 from tests.support.processes import BIN, Program, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
+
+_RETRIES = 2
 
 
 def on_a_tmpfs(server: Fanout, options: str, then: str = "true") -> Fanout:
@@ -94,3 +97,37 @@ def test_a_disk_that_cannot_be_written_ends_it_with_a_message(server: Fanout) ->
     assert f"{server.directory}/state" in said
     assert "Read-only file system" in said
     assert "Traceback" not in said
+
+
+def test_one_transaction_that_has_no_room(server: Fanout, database: Database) -> None:
+    """The message says at once how much is needed in all, and it is never ready in between."""
+    rows, width = 40_000, 1_000
+    state = server.directory / "state"
+    server = on_a_tmpfs(server, "size=700m", f"head -c 600000000 /dev/zero > {state}/filler")
+    with database.connect() as owner, server.program:
+        server.program.wait_ready()
+        owner.execute(
+            "INSERT INTO a SELECT i, repeat('x', %s) FROM generate_series(1, %s) i", (width, rows)
+        )
+
+        def full() -> str | None:
+            return next((p for p in server.problems if "no room on the disk" in p), None)
+
+        problem = wait_until(full, "it says so")
+        restarts = 'laredo_source_restarts_total{source="pg"}'
+        before = server.metrics[restarts]
+        asked = 0
+        while server.metrics[restarts] < before + _RETRIES:
+            assert server.problems, "ready between two failures"
+            asked += 1
+        assert asked > _RETRIES
+        found = re.search(r"about ([\d,]+) more bytes are needed in all", problem)
+        assert found is not None, problem
+        needed = int(found[1].replace(",", ""))
+        # All of it, not one step's; what is needed is less than ten times the rows.
+        assert rows * width < needed < 10 * rows * width, needed
+        Path(f"/proc/{server.program.pid}/root{state}/filler").unlink()
+        server.program.wait_ready()
+        assert server.table("public.a")["rows"] == rows + 1
+        allocated = server.metrics["laredo_store_allocated_bytes"]
+        assert rows * width < server.metrics["laredo_store_bytes"] < allocated < 600_000_000
