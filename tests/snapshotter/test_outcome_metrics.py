@@ -98,11 +98,11 @@ def test_failures_are_counted_by_kind_and_a_takeover_apart(tmp_path: Path, serve
             assert older.metrics()[fenced] == 1
             assert failures(older) == {}
     (manifest,) = (tmp_path / "archive").rglob("manifest.json")
-    manifest.write_text("{")
+    manifest.write_text('{"manifest_version": 99, "table": "public.users"}')
     with Writer(tmp_path, served, name="third") as third:
         wait_until(lambda: third.program.get("/health/live"), "live")
         third.wait_status({"state": "failed"})
-        assert failures(third) == {"ManifestDamaged": 1}
+        assert failures(third) == {"ManifestNewer": 1}
         assert third.metrics()[fenced] == 0
 
 
