@@ -217,11 +217,10 @@ class TableWriter:
             await asyncio.wait([closing], timeout=CLOSE_S)
 
     async def _open_again_later(self, damaged: ManifestDamaged, failures: int) -> None:
-        # Whoever mends the manifest may put an older one there: what is known of it is void.
-        if self.notifier is not None:
-            self.notifier.stop()
+        # Whoever mends the manifest may put an older one there: what is known of it is void. Sinks
+        # are notified meanwhile of what was committed.
         await self._leave_archive()
-        self.archive = self.notifier = self.collector = None
+        self.archive = self.collector = None
         await self._wait_again(damaged, failures)
 
     async def _run_session(self) -> None:
@@ -229,6 +228,8 @@ class TableWriter:
             self.state = WriterState.STARTING
             destinations = await self._unless_stopped(self._destinations)
             self.archive = await self._unless_stopped(self._opened, destinations)
+            if self.notifier is not None:
+                self.notifier.stop()
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)

@@ -45,19 +45,20 @@ def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "said", "state"),
     [
-        (b'{"manifest_version": 1, "table": "public.ord', "damaged"),
-        (b'{"manifest_version": 2}', "manifest_version is 2"),
+        (b'{"manifest_version": 1, "table": "public.ord', "damaged", "holding"),
+        (b'{"manifest_version": 2}', "manifest_version is 2", "failed"),
         (
             b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
             b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',
             "is of table public.users",
+            "holding",
         ),
     ],
 )
 def test_one_tables_manifest_stops_only_that_table(
-    tmp_path: Path, served: Served, damage: bytes, said: str
+    tmp_path: Path, served: Served, damage: bytes, said: str, state: str
 ) -> None:
     manifest = tmp_path / "archive" / "orders" / "manifest.json"
     manifest.parent.mkdir(parents=True)
@@ -65,7 +66,7 @@ def test_one_tables_manifest_stops_only_that_table(
     with Writer(tmp_path, served, "orders", "users") as writer:
         wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "following"})
-        status = writer.wait_status({"state": "failed", "ready": False}, "orders")
+        status = writer.wait_status({"state": state, "ready": False}, "orders")
         assert said in status["problem"]
         assert str(manifest) in status["problem"]
         ready = writer.program.get("/health/ready")
