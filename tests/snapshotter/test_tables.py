@@ -74,7 +74,8 @@ def test_one_tables_manifest_stops_only_that_table(
         assert list(ready.json()["not_ready"]) == ["public.orders"]
         writer.wait_head(served.commit("users", put(1, "goes on")))
         assert manifest.read_bytes() == damage
-        assert writer.post("/snapshot?table=public.orders").status_code == 409
+        asked = writer.post("/snapshot?table=public.orders").status_code
+        assert asked == (409 if state == "failed" else 202), "one that waits makes it when mended"
         assert writer.program.stop() == 0
 
 
