@@ -76,7 +76,7 @@ def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None
     [
         ("app.service", "CertificateWatch.run", "expiry of certificates"),
         ("app.service", "ServiceNotifier.run", "systemd"),
-        ("app.service", "TableWriter.run", "writer of public.users"),
+        ("app.table_writers", "TableWriter.run", "writer of public.users"),
     ],
 )
 def test_so_does_every_other_part(
