@@ -25,7 +25,11 @@ WAITING = (sys.executable, "-c", "import sys; sys.stdin.read()")
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(WAITING, stdin=subprocess.PIPE) as started:
+    says_so = (*WAITING[:2], f"print(flush=True); {WAITING[2]}")
+    with subprocess.Popen(says_so, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        # Only now its memory is what it stays: a process that is just forked has one page.
+        started.stdout.readline()
         yield started
         started.terminate()
 
