@@ -20,7 +20,7 @@ class WriterState(StrEnum):
     FOLLOWING = "following"
     """Changes arrive and become diffs."""
     HOLDING = "holding"
-    """A destination is unavailable: the next commit waits for it."""
+    """A destination is unavailable, or its manifest damaged: the next commit waits for it."""
     FENCED = "fenced"
     """Another writer has taken the archive over; this one never writes again."""
     FAILED = "failed"

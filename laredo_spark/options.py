@@ -142,7 +142,9 @@ def as_options(given: Mapping[str, object]) -> dict[str, str]:
     What plans a read, and the tasks on other machines, have other working directories.
     """
     texts = {name: _text(value) for name, value in given.items() if value is not None}
-    return texts | {name: location.absolute(texts[name]) for name in ("path",) if name in texts}
+    if "path" in texts:
+        texts["path"] = location.absolute(texts["path"])
+    return texts
 
 
 def _text(value: object) -> str:

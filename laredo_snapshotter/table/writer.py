@@ -1,7 +1,7 @@
 """One table's writer: claims the archive, then runs one session after another until stopped.
 
 The archive is the checkpoint: whatever goes wrong, the writer can begin again
-at the archive's head. Only what people must repair ends it for good.
+at the archive's head. Only what trying again can't cure ends it for good.
 """
 
 import asyncio
