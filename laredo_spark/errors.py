@@ -12,7 +12,8 @@ SparkReadError
 ├── ColumnUnfit       an old value doesn't fit the type that its column has now
 ├── NotProvable       the manifest has neither row count nor checksum to compare with
 ├── NotEqual          rows or checksum differ from the manifest's
-└── JavaMissing       no Java that Spark could run on
+├── JavaMissing       no Java that Spark could run on
+└── ConnectMissing    a package that Spark Connect needs isn't installed
 
 Errors of the archive itself are ArchiveErrors. An error in a task reaches the driver inside an
 exception of Spark's; :func:`own_message` takes its message out.
@@ -148,6 +149,16 @@ class JavaMissing(SparkReadError):
             f"Spark needs Java 17 or later ({found}). Install one (Debian, Ubuntu: apt-get install"
             " openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; macOS: brew"
             " install openjdk@17), or set JAVA_HOME to one that is there"
+        )
+
+
+class ConnectMissing(SparkReadError):
+    """A package that the client of Spark Connect needs isn't installed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Spark Connect was asked for (SPARK_REMOTE, spark.remote): {reason}."
+            " pip install 'laredo-snapshotter[connect]'"
         )
 
 

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pyspark.errors import PySparkImportError
 from pyspark.sql import SparkSession
 
-from laredo_spark.errors import JavaMissing
+from laredo_spark.errors import ConnectMissing, JavaMissing
 
 OLDEST_JAVA = 17
 """https://spark.apache.org/docs/latest/#downloading"""
@@ -26,6 +27,7 @@ def session(
     ``settings``: more of Spark's, by their names.
 
     :raises JavaMissing: if no Java that Spark could run on is found.
+    :raises ConnectMissing: if it is one of Spark Connect, and a package for that is missing.
     """
     if not remote(settings or {}):
         check_java()
@@ -37,7 +39,10 @@ def session(
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     for setting, value in (settings or {}).items():
         builder = builder.config(setting, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkImportError as missing:
+        raise ConnectMissing(str(missing).rstrip(".")) from missing
 
 
 def remote(settings: Mapping[str, str]) -> bool:

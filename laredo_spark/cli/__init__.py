@@ -168,6 +168,9 @@ def write_package(*, directory: Path) -> None:
 
     Its workers need pyarrow and orjson beside it; for archives in S3 boto3 too.
     """
-    modules, program = package.write(directory)
+    try:
+        modules, program = package.write(directory)
+    except OSError as failed:
+        _fail(f"{directory}: can't be written: {failed.strerror or failed}")
     line = f"spark-submit --py-files {modules} {program} read URI --to parquet --out DIR"
     click.echo(printable(line))

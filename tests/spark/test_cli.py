@@ -144,3 +144,10 @@ def test_spark_settings_and_overrides(tmp_path: Path) -> None:
     [job] = block.jobs(rebuild=True)
     assert (job.keep_s, job.rebuild) == (300.0, True)
     assert job.options == {"region": "eu-central-1", "endpoint": "e"}
+
+
+def test_a_package_that_cant_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    refused = run("package", tmp_path / "file" / "below")
+    assert refused.exit_code == 1
+    assert refused.stderr.count("\n") == 1 and "can't be written" in refused.stderr

@@ -44,6 +44,22 @@ def test_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: st
     check_java()
 
 
+def test_spark_connect_names_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("raise ImportError('not installed')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "laredo_spark", "read", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}", "SPARK_REMOTE": "sc://127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("laredo-spark: Spark Connect was asked for")
+    assert line.endswith("pip install 'laredo-snapshotter[connect]'")
+
+
 def test_pandas_isnt_needed(tmp_path: Path) -> None:
     """As where only pyspark and pyarrow are installed; Spark's workers import the same."""
     (tmp_path / "pandas.py").write_text("raise ImportError('not installed')")
