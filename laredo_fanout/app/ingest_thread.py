@@ -11,6 +11,7 @@ import structlog
 
 from laredo_fanout.app import options
 from laredo_fanout.config import Config
+from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
@@ -128,7 +129,7 @@ class IngestThread:
                 on_end()
 
     def _note_full(self, error: Exception) -> None:
-        if not isinstance(error, StoreFull):
+        if not isinstance(error, (StoreFull, SpoolFull)):
             self._full_until = None
             return
         store, before = self._store, self._full_until

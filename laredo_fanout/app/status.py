@@ -179,7 +179,7 @@ class ServerView:
             "error": self._source_error(source),
             "position": self.position_text,
             "history": None if identity is None else str(identity.history),
-            "lag_bytes": source.lag_bytes,
+            "lag_bytes": source.known_lag_bytes,
             "lag_seconds": round(source.lag_seconds, 3),
             "slot_name": self._slot_name(identity),
             "slot": _slot(source),

@@ -13,6 +13,7 @@ import psycopg
 import structlog
 
 from laredo_fanout.copy.recopy import RecopyAsked
+from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.session import IngestSession
 from laredo_fanout.ingest.source_change import PendingSourceChange
 from laredo_fanout.postgres import connections
@@ -71,6 +72,7 @@ class Ingest:
         """Follow the source until :meth:`stop`; a connection that breaks is made again.
 
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises SpoolFull: if a giant transaction has no room on the disk.
         :raises StoreError: if the store can't be written.
         """
         failures = 0
@@ -94,6 +96,9 @@ class Ingest:
                 streaming.run()
                 self._error = None
                 continue
+            except SpoolFull as full:
+                self._error = full
+                raise
             except SourceError as failed:
                 error = failed
             except psycopg.Error as failed:

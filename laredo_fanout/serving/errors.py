@@ -71,7 +71,7 @@ class Stalled(Refused):
     """The client took no message for stall_timeout_s while it was being sent what it missed."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "buffer"
+    reason = "stalled"
 
 
 class NoRoomToSpool(Refused):

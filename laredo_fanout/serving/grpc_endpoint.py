@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Never
 
@@ -35,6 +36,7 @@ _CHANNEL_OPTIONS = (
     # Who connects and says nothing holds a descriptor no longer than this.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
+_GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
 
 
 class GrpcEndpoint:
@@ -54,6 +56,7 @@ class GrpcEndpoint:
         self._server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = _listen(self._server, listener)
+        _GRPC_LOG.addFilter(_is_no_departure)
 
     async def start(self) -> None:
         """Take connections from now on."""
@@ -108,7 +111,18 @@ class _GrpcExchange:
 
     def __init__(self, context: Any) -> None:
         self.caller = caller_of(context)
-        self.send = context.write
+        self._write = context.write
+
+    async def send(self, message: bytes) -> None:
+        """Send the message; returns when gRPC has taken it.
+
+        :raises CancelledError: the client is gone.
+        """
+        try:
+            await self._write(message)
+        except grpc.aio.InternalError as gone:
+            # The call's cancellation is on its way: a write that waits may fail before it comes.
+            raise asyncio.CancelledError from gone
 
     def packed(self, messages: Sequence[bytes]) -> Sequence[bytes]:
         """Each message by itself: that is what gRPC sends."""
@@ -151,6 +165,15 @@ async def _abort(context: Any, refused: Refused) -> Never:
     except TimeoutError:
         raise asyncio.CancelledError from refused
     raise AssertionError("abort returned")
+
+
+def _is_no_departure(record: logging.LogRecord) -> bool:
+    """Whether the record is of something else than an answer that found its client gone.
+
+    gRPC logs such a one as an error with a traceback.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
 
 
 def _listen(server: grpc.aio.Server, listener: ListenerOptions) -> int:

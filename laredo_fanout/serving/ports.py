@@ -101,6 +101,7 @@ REASONS = (
     "client",  # the client left
     "done",  # FetchSnapshot: all of it was sent
     "buffer",  # client_buffer.max_size, policy drop_disconnect
+    "stalled",  # the client took no message for stall_timeout_s
     "drain",  # the server drains
     "behind",  # the client is ahead of this server
     "refused",  # bad request, unknown table, not ready

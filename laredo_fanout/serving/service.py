@@ -195,7 +195,7 @@ class ReplicationService:
             reason = "done"
         except Refused as refused:
             reason = refused.reason
-            _log_bad_request(refused, call.caller)
+            _log_refused(refused, call.caller)
             raise
         except asyncio.CancelledError:
             verdict = call.verdict
@@ -227,7 +227,7 @@ class ReplicationService:
             self._served(call, table)
             infos = await self._snapshots.infos(table, limit)
         except Refused as refused:
-            _log_bad_request(refused, caller)
+            _log_refused(refused, caller)
             raise
         found = [info_message(info) for info in infos]
         return wire.ListSnapshotsResponse(snapshots=found).SerializeToString()
@@ -244,7 +244,7 @@ class ReplicationService:
                 return tables_response(filter(partial(self._may_read, caller), self._tables))
             self._served(call, table)
         except Refused as refused:
-            _log_bad_request(refused, caller)
+            _log_refused(refused, caller)
             raise
         try:
             view = self._shared.reader.table(table)
@@ -350,9 +350,15 @@ class ReplicationService:
         return "" if caller.is_local else f"address {caller.host}"
 
 
-def _log_bad_request(refused: Refused, caller: Caller) -> None:
+def _log_refused(refused: Refused, caller: Caller) -> None:
     if isinstance(refused, BadRequest):
         log.info("bad request", peer=caller.peer, error=str(refused)[:MAX_DETAILS])
+    elif refused.reason != Refused.reason:
+        _log_ended(refused, caller)
+
+
+def _log_ended(verdict: Refused, caller: Caller) -> None:
+    log.info("session ended", peer=caller.peer, reason=verdict.reason, why=str(verdict))
 
 
 def _take_over(verdict: Refused, caller: Caller) -> None:
@@ -360,4 +366,4 @@ def _take_over(verdict: Refused, caller: Caller) -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
-    log.info("session ended", peer=caller.peer, reason=verdict.reason, why=str(verdict))
+    _log_ended(verdict, caller)

@@ -125,6 +125,11 @@ class IngestStatus:
     #: By qualified name.
     tables: Mapping[str, ReplicatedTableStatus] = field(default_factory=dict)
 
+    @property
+    def known_lag_bytes(self) -> int | None:
+        """``lag_bytes``; None while the source can't be asked how far it has written."""
+        return self.lag_bytes if self.connected or self.slot is not None else None
+
 
 @dataclass
 class Counters:

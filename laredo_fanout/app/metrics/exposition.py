@@ -104,9 +104,9 @@ def _source(figures: Figures) -> Iterator[Metric]:
     )
     durable.add_metric(name, source.position)
     yield durable
-    if source.connected or source.slot is not None or figures.relay is not None:
+    if source.known_lag_bytes is not None:
         lag = _gauge("laredo_source_lag_bytes", "WAL written and not yet durable here", "source")
-        lag.add_metric(name, source.lag_bytes)
+        lag.add_metric(name, source.known_lag_bytes)
         yield lag
     behind = _gauge(
         "laredo_source_lag_seconds", "Age of what was last made durable, 0 when caught up", "source"

@@ -33,9 +33,9 @@ class LagHistory:
     def take(self, now: float) -> None:
         """Take a sample at ``now``, a monotonic time."""
         source = self._source()
-        known = is_known(source)
-        self._bytes.add(now, source.lag_bytes if known else None)
-        self._seconds.add(now, source.lag_seconds if known else None)
+        lag = source.known_lag_bytes
+        self._bytes.add(now, lag)
+        self._seconds.add(now, None if lag is None else source.lag_seconds)
 
     def in_bytes(self) -> LineChart:
         """The chart of WAL that isn't durable here yet."""
@@ -48,11 +48,7 @@ class LagHistory:
     def latest(self) -> tuple[str, str]:
         """The lag now, in bytes and as a duration, for people."""
         source = self._source()
-        if not is_known(source):
+        lag = source.known_lag_bytes
+        if lag is None:
             return ("not known", "not known")
-        return (size(source.lag_bytes), duration(source.lag_seconds))
-
-
-def is_known(source: IngestStatus) -> bool:
-    """Whether the lag is known: the stream is read, or the slot could be asked about at least."""
-    return source.connected or source.slot is not None
+        return (size(lag), duration(source.lag_seconds))

@@ -211,7 +211,7 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
         sources.add_row(
             cell(name),
             "yes" if source["connected"] else Text("no", style="red"),
-            f"{source['lag_bytes']:,} B / {source['lag_seconds']:.1f} s",
+            _lag(source),
             cell(source["position"]),
             cell(source["slot_name"] or ""),
             cell(_kept_wal(source.get("slot") or {})),
@@ -282,6 +282,13 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
             f"{segment['spooled_bytes']:,} B",
         )
     return [cell(f"catching up, released to {catchup['release_position']}", None), table]
+
+
+def _lag(source: dict[str, Any]) -> str:
+    """The WAL that isn't durable here yet, and the age of what is."""
+    unread = source["lag_bytes"]
+    size = "not known" if unread is None else f"{unread:,} B"
+    return f"{size} / {source['lag_seconds']:.1f} s"
 
 
 def _kept_wal(slot: dict[str, Any]) -> str:

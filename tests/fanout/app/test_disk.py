@@ -114,13 +114,7 @@ def test_one_transaction_that_has_no_room(server: Fanout, database: Database) ->
             return next((p for p in server.problems if "no room on the disk" in p), None)
 
         problem = wait_until(full, "it says so")
-        restarts = 'laredo_source_restarts_total{source="pg"}'
-        before = server.metrics[restarts]
-        asked = 0
-        while server.metrics[restarts] < before + _RETRIES:
-            assert server.problems, "ready between two failures"
-            asked += 1
-        assert asked > _RETRIES
+        _never_ready_between_retries(server)
         found = re.search(r"about ([\d,]+) more bytes are needed in all", problem)
         assert found is not None, problem
         needed = int(found[1].replace(",", ""))
@@ -131,3 +125,32 @@ def test_one_transaction_that_has_no_room(server: Fanout, database: Database) ->
         assert server.table("public.a")["rows"] == rows + 1
         allocated = server.metrics["laredo_store_allocated_bytes"]
         assert rows * width < server.metrics["laredo_store_bytes"] < allocated < 600_000_000
+
+
+def test_a_transaction_that_cannot_be_spooled(server: Fanout, database: Database) -> None:
+    """It is never ready between two failures, and needs nothing but the room."""
+    with database.connect() as owner:
+        owner.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
+    with database.connect() as owner, server.program:
+        server.program.wait_ready()
+        # No directory can be made where a file is.
+        spool = server.directory / "state" / "streamed"
+        spool.write_bytes(b"")
+        owner.execute("BEGIN")
+        owner.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 40000) i")
+        wait_until(lambda: any("can't be spooled" in p for p in server.problems), "it says so")
+        _never_ready_between_retries(server)
+        spool.unlink()
+        owner.execute("COMMIT")
+        server.program.wait_ready()
+        assert server.table("public.a")["rows"] == 40_001
+
+
+def _never_ready_between_retries(server: Fanout) -> None:
+    restarts = 'laredo_source_restarts_total{source="pg"}'
+    before = server.metrics[restarts]
+    asked = 0
+    while server.metrics[restarts] < before + _RETRIES:
+        assert server.problems, "ready between two failures"
+        asked += 1
+    assert asked > _RETRIES

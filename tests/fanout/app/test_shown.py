@@ -26,7 +26,7 @@ TABLE = {
     "journal": {"entries": 1}, "error": HOSTILE, "copy": COPY, "recopy": {"progress": COPY},
 }  # fmt: skip
 SOURCE = {
-    "connected": False, "lag_bytes": 1, "lag_seconds": 1.0, "position": HOSTILE,
+    "connected": False, "lag_bytes": None, "lag_seconds": 1.0, "position": HOSTILE,
     "slot_name": HOSTILE, "error": HOSTILE, "warnings": [{"text": HOSTILE, "cure": HOSTILE}],
     "slot": {"retained_bytes": 1, "max_wal_bytes": 2, "wal_status": HOSTILE},
     "catchup": {

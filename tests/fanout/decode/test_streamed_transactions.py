@@ -11,10 +11,11 @@ import pytest
 
 from laredo_fanout.decode import transaction_spool
 from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.errors import SpoolFull
 from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server.interleaving import TABLES, Interleaving
 from tests.support.server.journal_oracle import Replay
 
@@ -217,8 +218,12 @@ def test_no_room_to_spool_a_part(database: Database, ingesting: Start) -> None:
     with database.connect() as writing:
         writing.execute(b"BEGIN")
         writing.execute(_MANY.format(1, 3000).encode())
-        ingest.wait_until(lambda: "can't be spooled" in str(ingest.status.error), "it says so")
+        wait_until(lambda: isinstance(ingest.error, SpoolFull), "it gives up")
+        assert "can't be spooled" in str(ingest.status.error)
+        ingest.stop()
+        ingest.error = None
         (ingest.path / "streamed").unlink()
+        ingest.start()
         writing.execute(b"COMMIT")
     ingest.assert_equal()
 

@@ -72,7 +72,7 @@ async def test_a_fetch_that_nobody_reads_is_let_go(
         world.writer.publish([line(n, WIDE) for n in range(2000)])
         stuck = fetch(world, snapshot(world, tmp_path))
         await stuck.call.read()
-        await until(lambda: [reason for _, reason in world.registry.closed] == ["buffer"])
+        await until(lambda: [reason for _, reason in world.registry.closed] == ["stalled"])
         assert not world.registry.leases
 
 

@@ -201,7 +201,7 @@ async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
         stream = _stream(world, start)
         await stream.next("handshake")
         await until(lambda: not world.registry.leases)
-        assert world.registry.closed == [("test", "buffer")]
+        assert world.registry.closed == [("test", "stalled")]
         assert outcomes == [Outcome.LEFT]
 
 
