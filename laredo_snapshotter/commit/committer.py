@@ -34,10 +34,15 @@ from laredo_snapshotter.errors import NeverVerified
 log = structlog.get_logger(__name__)
 
 RETRY = Backoff(initial=0.5, maximum=15.0)
+PROMPT_S = 10.0
+"""A commit that isn't done by then, beside the time for its bytes, counts as held: a destination
+may take a request and never answer, which its own timeouts notice much later."""
+_SLOW_BYTES_S = 5e6
+"""Of a diff, encoded and stored each second at least, where nothing hangs."""
 
 
 class CommitBlocked(NamedTuple):
-    """Why nothing is committed at the moment: a destination is unavailable."""
+    """Why nothing is committed at the moment: a destination is unavailable, or very slow."""
 
     reason: str
     since: float
@@ -136,7 +141,7 @@ class Committer:
 
     @property
     def blocked(self) -> CommitBlocked | None:
-        """Not None while a destination is unavailable."""
+        """Not None while a destination is unavailable, or a commit isn't done in time."""
         return self._blocked
 
     @property
@@ -339,7 +344,25 @@ class Committer:
         return result
 
     async def _attempt(self, job: _Job) -> object:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, job.work)
+        loop = asyncio.get_running_loop()
+        prompt = PROMPT_S + (job.memory_bytes + job.spilled_bytes) / _SLOW_BYTES_S
+        overdue = loop.call_later(prompt, self._overdue, job, time.monotonic())
+        try:
+            return await loop.run_in_executor(self._executor, job.work)
+        finally:
+            overdue.cancel()
+
+    def _overdue(self, job: _Job, since: float) -> None:
+        if self._blocked is not None:
+            return
+        seconds = time.monotonic() - since
+        reason = (
+            f"the commit of the {job.what} isn't done after {seconds:.0f} s:"
+            f" {' or '.join(self._archive.heads)} doesn't answer, or very slowly"
+        )
+        self._blocked = CommitBlocked(reason, since, 1)
+        self._log.warning("commit held", what=job.what, error=reason, attempt=1)
+        self._notify()
 
     def _hold(self, job: _Job, state: RetryCallState) -> None:
         assert state.outcome is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.aws import AwsServer
-from tests.support.faults.fault import Exchange, Fault, Rule, answer
+from tests.support.faults.fault import Exchange, Fault, Rule, answer, silence
 from tests.support.faults.http1 import Message
 from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
@@ -114,6 +114,29 @@ def test_a_bucket_that_is_away_holds_the_commit_and_is_level_when_it_returns(
         assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
         assert writer.program.stop() == 0
     assert_same_artifacts(writer, here, bucket)
+
+
+def test_a_bucket_that_takes_requests_and_never_answers_is_noticed_before_its_timeouts(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    with Writer(tmp_path, served, destinations=(through(proxy, bucket),)) as writer:
+        writer.program.wait_ready()
+        writer.archive = bucket
+        proxy.add(Rule(silence(), times=None))
+        held = served.commit("users", put(1, "held"))
+        status = writer.wait_status({"state": "holding", "ready": False})
+        # The first attempt's: S3's client gives up a request after 60 s.
+        assert status["holding"]["attempts"] == 1
+        assert "isn't done after 1" in status["problem"] and bucket.uri in status["problem"]
+        assert not writer.program.is_ready()
+        assert proxy.faults() == {"silence": 1}
+        proxy.clear()
+        with proxy.away():
+            pass
+        writer.wait_head(held)
+        writer.program.wait_ready()
+        assert writer.program.stop() == 0
+    writer.assert_equal()
 
 
 def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiting(

@@ -155,6 +155,15 @@ def delay(seconds: float, *, after: bool = False) -> Fault:
     return Fault(f"delay {_when(after)} {seconds:g} s", happen)
 
 
+def silence() -> Fault:
+    """The request is taken and never answered; the connection stays."""
+
+    async def happen(exchange: Exchange) -> None:
+        await asyncio.Event().wait()
+
+    return Fault("silence", happen)
+
+
 def late(seconds: float) -> Fault:
     """The connection ends at once, and the request takes effect so much later."""
 
