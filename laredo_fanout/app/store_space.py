@@ -14,9 +14,7 @@ _BLOCK = 512
 class StoreSpace(NamedTuple):
     """Sizes in bytes."""
 
-    #: The data file's part that is in use.
-    used: int
-    #: What the data file has of the disk: part of it was reserved ahead.
+    #: What the data file has of the disk: part of it is reserved ahead.
     allocated: int
     #: What it can still take: unused pages of the data file, and what it may grow.
     free: int
@@ -36,6 +34,4 @@ def measured(store: Store, most: int) -> StoreSpace | None:
         disk = os.statvfs(store.path)
     except FileNotFoundError:
         return None
-    return StoreSpace(
-        store.used_bytes, allocated, store.free_bytes, most, disk.f_bavail * disk.f_frsize
-    )
+    return StoreSpace(allocated, store.free_bytes, most, disk.f_bavail * disk.f_frsize)

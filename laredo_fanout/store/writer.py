@@ -144,7 +144,7 @@ class Store:
 
     @property
     def used_bytes(self) -> int:
-        """The data file's used part (laredo_store_bytes)."""
+        """The data file's used part."""
         return self._disk.used_bytes
 
     @property

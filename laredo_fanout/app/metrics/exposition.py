@@ -378,8 +378,12 @@ def _store(figures: Figures) -> Iterator[Metric]:
 
 def _space(store: StoreSpace) -> Iterator[Metric]:
     for what, text, value in (
-        ("bytes", "The store's data file, used part", store.used),
-        ("allocated_bytes", "The store's data file, what it has of the disk", store.allocated),
+        ("bytes", "Former name of laredo_store_allocated_bytes", store.allocated),
+        (
+            "allocated_bytes",
+            "The store's data file: what it has of the disk, reserved ahead included",
+            store.allocated,
+        ),
         (
             "free_bytes",
             "What the store can still take: unused pages of its data file, and up to its max_size",
