@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.aws import AwsServer
 from tests.support.processes import wait_until
+from tests.support.writer.buckets import BucketPath, new_bucket
 from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer, integer
 
 DAMAGED = b'{"manifest_version": 1, "artifacts": ['
 
 
-def written(tmp_path: Path, served: Served, places: Sequence[Path], *changes: int) -> int:
+def written(
+    tmp_path: Path, served: Served, places: Sequence[Path | BucketPath], *changes: int
+) -> int:
     """A base and a diff of each of ``changes`` on ``places``, by a writer that has ended."""
     position = 0
     with Writer(tmp_path, served, destinations=places, name="before") as writer:
@@ -57,6 +61,29 @@ def test_each_destination_gets_from_the_other_what_it_lost(tmp_path: Path, serve
         writer.wait_head(served.commit("users", put(4, "goes on")))
         assert writer.program.stop() == 0
         for place in both:
+            writer.archive = place
+            writer.assert_equal()
+
+
+def test_a_bucket_gets_from_a_directory_what_it_lost(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    bucket, here = new_bucket(s3_server), tmp_path / "archive"
+    written(tmp_path, served, (here, bucket), 1, 2, 3)
+    with_writer = Writer(tmp_path, served, destinations=(here, bucket))
+    with_writer.archive = bucket
+    _, lost, damaged, whole = (entry["formats"]["jsonl"] for entry in with_writer.artifacts())
+    s3 = s3_server.client("s3")
+    s3.delete_object(Bucket=bucket.bucket, Key=lost["key"])
+    s3.put_object(Bucket=bucket.bucket, Key=damaged["key"], Body=b"x" * damaged["size_bytes"])
+    (here / whole["key"]).unlink()
+    with with_writer as writer:
+        writer.program.wait_ready()
+        wait_until(
+            lambda: total(writer, "snapshotter_objects_restored_total") == 3, "all are restored"
+        )
+        assert writer.program.stop() == 0
+        for place in (here, bucket):
             writer.archive = place
             writer.assert_equal()
 
