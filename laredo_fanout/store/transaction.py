@@ -44,14 +44,14 @@ class Transaction:
         position: tuple[int, int],
         tables: dict[int, TableRecord],
         catchup_plan: bytes | None,
-        first_sequence: int,
+        next_sequence: Callable[[], int],
     ) -> None:
         self._context = WriteContext(transaction, databases, disk, head, dict(tables))
         self._before = tables
         self._head_before = head
         self._position_before = position
         self._catchup_plan_before = catchup_plan
-        self._first_sequence = first_sequence
+        self._next_sequence = next_sequence
         self._spaces = Spaces(self._context)
         self._journal = Journal(self._context)
         self._applying = Applying(self._context, self._spaces, self._journal)
@@ -87,6 +87,7 @@ class Transaction:
         before = [
             each for each in self.tables.values() if (each.schema, each.name) == (schema, name)
         ]
+        first = self._next_sequence()
         record = TableRecord(
             id=table_id,
             incarnation=1 + max((each.incarnation for each in before), default=0),
@@ -96,8 +97,8 @@ class Transaction:
             columns=tuple(columns),
             identity=identity,
             copy=copy or {},
-            sequence=self._first_sequence,
-            oldest_sequence=self._first_sequence + 1,
+            sequence=first,
+            oldest_sequence=first + 1,
             space=space,
         )
         self.tables[table_id] = record

@@ -165,6 +165,13 @@ class Store:
         if not found:
             raise StoreRemoved(str(self.path), self.source.slot if self.source else None)
 
+    def _next_sequence(self) -> int:
+        """The clock's, or above all that clients may have had: the clock may have been set back."""
+        source = self._head.source
+        former = source.former_sequences if source is not None else 0
+        had = (table.sequence + 1 for table in self._tables.values())
+        return max(int(time() * 1_000_000), former, *had)
+
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """One atomic, durable step: committed and synced when the block ends without an error.
@@ -183,7 +190,7 @@ class Store:
                 position=self._position,
                 tables=self._tables,
                 catchup_plan=self._catchup_plan,
-                first_sequence=int(time() * 1_000_000),
+                next_sequence=self._next_sequence,
             )
             yield transaction
             transaction.finish()

@@ -52,6 +52,22 @@ def reclaim(store: Store, step: int) -> int:
     return steps
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_clock_that_is_set_back_gives_no_sequence_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dropped: bool
+) -> None:
+    table = live_table(store)
+    commit(store, table, (5, [insert("1", 1), insert("2", 2)]))
+    before = store.tables[table].sequence
+    monkeypatch.setattr("laredo_fanout.store.writer.time", lambda: 1e9)
+    with store.transaction() as transaction:
+        if dropped:
+            transaction.drop_table(table)
+        after = transaction.add_table("public", "users", 7, COLUMNS)
+        assert after.sequence > before
+        assert after.oldest_sequence == after.sequence + 1
+
+
 def test_a_table_is_not_shown_before_its_barrier(store: Store) -> None:
     with store.transaction() as transaction:
         table = transaction.add_table("public", "users", 7, COLUMNS, copy={"token": "t"}).id
