@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 from laredo_archive.failpoint import reach
 from laredo_model.files.durable import replacing, sync_directory, sync_file
 from laredo_spark.sync.errors import TargetBusy, TargetMissing, TargetRefused
+from laredo_spark.sync.folder import Folder, LocalFolder
 from laredo_spark.sync.state import StateUnreadable, SyncedFile, SyncState
 
 CURRENT = "current"
@@ -67,7 +68,7 @@ class SyncDirectory:
                 version / STATE, f"{wrong}. Remove the directory {self.path} and sync again"
             ) from wrong
 
-    def shown(self) -> Path:
+    def shown(self) -> LocalFolder:
         """The version that readers see.
 
         :raises TargetMissing: if nothing was synced yet.
@@ -75,7 +76,7 @@ class SyncDirectory:
         version = self.current()
         if version is None:
             raise TargetMissing(self.path)
-        return version
+        return LocalFolder(version)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -95,28 +96,29 @@ class SyncDirectory:
             yield
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
+    def staging(self) -> Iterator[LocalFolder]:
         """A temporary directory for files that tasks write."""
         directory = self.path / f"{_STAGING}{secrets.token_hex(8)}"
         directory.mkdir()
         try:
-            yield directory
+            yield LocalFolder(directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
     def is_whole(self, state: SyncState) -> bool:
         """Whether all files are there with their sizes."""
-        version = self.shown()
+        version = self.shown().path
         return all(_size(version / file.name) == file.size_bytes for file in state.files)
 
-    def commit(self, state: SyncState, staged: Path, kept: Sequence[SyncedFile]) -> None:
+    def commit(self, state: SyncState, staged: Folder, kept: Sequence[SyncedFile]) -> None:
         """Make a version of ``kept`` and staged files, and show it to readers."""
+        assert isinstance(staged, LocalFolder)
         version = self._versions / f"{state.version:08d}"
         version.mkdir(parents=True)
         before = self.current()
         stay = {file.name for file in kept}
         for file in state.files:
-            source = before if before is not None and file.name in stay else staged
+            source = before if before is not None and file.name in stay else staged.path
             _link(source / file.name, version / file.name)
         reach("sync.linked")
         with (version / STATE).open("w") as shown:
@@ -130,7 +132,7 @@ class SyncDirectory:
 
     def recorded(self, state: SyncState) -> None:
         """Replace the state of the current version, whose files stay."""
-        version = self.shown()
+        version = self.shown().path
         name = version / f".{STATE}-{secrets.token_hex(8)}"
         with name.open("w") as file, replacing(version / STATE, name, file):
             file.write(replace(state, version=int(version.name)).to_json())
@@ -182,9 +184,8 @@ def _path(target: str) -> Path:
     elif scheme:
         raise TargetRefused(
             target,
-            "to = parquet needs a file system that all of Spark's workers see: what readers see is"
-            " replaced by renaming a link, in one step, which no bucket has. Give a directory,"
-            " or a file: URI; in a bucket, keep the table with to = delta",
+            "to = parquet writes to a directory that all of Spark's workers see (a path, or a file:"
+            " URI), or to a bucket (s3://)",
         )
     return Path(target).expanduser().absolute()
 

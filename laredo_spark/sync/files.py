@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import orjson
 import pyarrow as pa
@@ -27,11 +27,11 @@ from laredo_archive.codec.arrow.values import converter
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
-from laredo_model.files.durable import sync_file
 from laredo_spark.messages import in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.read.row_shape import RowShape
 from laredo_spark.read.table_reader import TablePartition, TableReader
+from laredo_spark.sync.folder import Folder
 from laredo_spark.sync.state import SyncedFile
 
 _GROUP_BYTES = 64 << 20
@@ -43,16 +43,20 @@ _QUOTED = frozenset({b"NaN", b"Infinity", b"-Infinity"})
 class RangeFile:
     """Writes one Parquet file of a key range, under a random name; ``with`` makes it durable."""
 
-    def __init__(self, directory: Path, schema: StructType, keys: KeyRange) -> None:
+    _file: IO[bytes]
+    _size: int
+
+    def __init__(self, folder: Folder, schema: StructType, keys: KeyRange) -> None:
         self._keys = keys
-        self._path = directory / f"part-{secrets.token_hex(12)}.parquet"
+        self._name = f"part-{secrets.token_hex(12)}.parquet"
+        self._creating = folder.create(self._name)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._rows = 0
 
     def __enter__(self) -> "RangeFile":
-        self._file = self._path.open("wb")
+        self._file = self._creating.__enter__()
         self._writer = pq.ParquetWriter(self._file, self._schema)
         return self
 
@@ -75,24 +79,24 @@ class RangeFile:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._file:
-            if kind is None:
-                self._flush()
-                self._writer.close()
-                sync_file(self._file)
-            else:
-                self._writer.is_open = False  # or it writes a footer when it is collected
+        if kind is None:
+            self._flush()
+            self._writer.close()
+            self._size = self._file.tell()
+        else:
+            self._writer.is_open = False  # or it writes a footer when it is collected
+        self._creating.__exit__(kind, failure, trace)
 
     @property
     def written(self) -> SyncedFile:
         """The closed file's entry."""
         low, high = self._keys.low, self._keys.high
         return SyncedFile(
-            self._path.name,
+            self._name,
             None if low is None else low.decode(),
             None if high is None else high.decode(),
             self._rows,
-            self._path.stat().st_size,
+            self._size,
         )
 
 
@@ -102,7 +106,7 @@ class BuildFiles:
 
     reader: TableReader
     schema: StructType
-    staging: Path
+    staging: Folder
 
     @in_one_message
     def __call__(self, partition: InputPartition) -> list[SyncedFile]:
@@ -134,16 +138,16 @@ class MergeFiles:
     objects: Objects
     #: The files' schema.
     schema: StructType
-    #: The directory of the old files.
-    version: Path
-    #: The directory for new files.
-    staging: Path
+    #: The folder of the old files.
+    version: Folder
+    #: The folder for new files.
+    staging: Folder
     #: Whether a diff truncates the table, so that no earlier row stays.
     truncates: bool
 
     @in_one_message
     def __call__(self, adjacent: AdjacentFiles) -> list[SyncedFile]:
-        """The files after the merge: unchanged ones, or new ones in the staging directory."""
+        """The files after the merge: unchanged ones, or new ones in the staging folder."""
         changed = newest(adjacent.reads, self.shape.columns, self.objects.opener())
         by_file = _by_file(adjacent.files, changed)
         return [
@@ -164,7 +168,7 @@ class MergeFiles:
 
     def _untouched(self, file: SyncedFile, keys: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
         without = _leaving_out(keys, key_columns(self.shape.columns), self.shape.asked.typing)
-        with pq.ParquetFile(self.version / file.name) as before:
+        with self.version.open(file.name) as source, pq.ParquetFile(source) as before:
             for batch in before.iter_batches(batch_size=1 << 16, use_threads=False):
                 yield without(batch)
 

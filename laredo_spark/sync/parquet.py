@@ -18,11 +18,12 @@ from laredo_spark.options import ReadOptions
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.read.table_reader import TableReader
 from laredo_spark.sync import plan
-from laredo_spark.sync.directory import SyncDirectory
-from laredo_spark.sync.errors import TargetDiffers
+from laredo_spark.sync.errors import TargetDiffers, TargetRefused
 from laredo_spark.sync.files import AdjacentFiles, BuildFiles, MergeFiles, comparable
+from laredo_spark.sync.folder import Folder, LocalFolder
 from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.state import SyncedFile, SyncState
+from laredo_spark.sync.target import SyncTarget
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -64,10 +65,10 @@ class SyncResult:
 
 
 class ParquetSync:
-    """One table's sync into one directory; the caller holds the directory's lock."""
+    """One table's sync into one target; the caller holds the target's lock."""
 
-    def __init__(self, directory: SyncDirectory, given: Mapping[str, str], engine: Engine) -> None:
-        self._directory = directory
+    def __init__(self, target: SyncTarget, given: Mapping[str, str], engine: Engine) -> None:
+        self._target = target
         self._given = given
         self._engine = engine
         self._table = TableRead.of(options.parse(given))
@@ -78,12 +79,12 @@ class ParquetSync:
         :raises ArchiveError: if the archive can't be read.
         :raises SyncError: if the target can't be written.
         """
-        held = self._directory.state()
+        held = self._target.state()
         step = self._step(held, rebuild=rebuild)
         reach("sync.planned")
         if isinstance(step, UpToDate) and held is not None:
             return self._up_to_date(held)
-        with self._directory.staging() as staging:
+        with self._target.staging() as staging:
             kept: Sequence[SyncedFile] = ()
             if isinstance(step, Merge) and held is not None:
                 files = self._merged(step, held, staging)
@@ -95,23 +96,23 @@ class ParquetSync:
                 state = self._state(held, files, built_rows=largest, in_ranges=in_ranges)
             reach("sync.staged")
             self._compare(state)
-            self._directory.commit(state, staging, kept)
+            self._target.commit(state, staging, kept)
         return SyncResult(step, state, len(state.files) - len(kept))
 
     def _step(self, held: SyncState | None, *, rebuild: bool) -> SyncAction:
         if rebuild:
             return Rebuild("it was asked for")
         if held is None:
-            return plan.step(self._directory, None, self._table)
-        found = plan.step(self._directory, held, self._table)
-        if isinstance(found, UpToDate) and not self._directory.is_whole(held):
+            return plan.step(self._target, None, self._table)
+        found = plan.step(self._target, held, self._table)
+        if isinstance(found, UpToDate) and not self._target.is_whole(held):
             return Rebuild(_NOT_WHOLE)
         why = self._unfit(held) if isinstance(found, Merge) else None
         return found if why is None else Rebuild(why)
 
     def _unfit(self, held: SyncState) -> str | None:
         """Why nothing can be merged into the target's files; None if it can."""
-        if not self._directory.is_whole(held):
+        if not self._target.is_whole(held):
             return _NOT_WHOLE
         if not held.in_ranges:
             return "its files aren't ranges of keys, as the archive isn't sorted"
@@ -124,13 +125,13 @@ class ParquetSync:
     def _up_to_date(self, held: SyncState) -> SyncResult:
         if held.epoch != self._table.boundary.epoch:
             held = replace(held, epoch=self._table.boundary.epoch)
-            self._directory.recorded(held)
+            self._target.recorded(held)
         return SyncResult(UpToDate(), held, 0)
 
     def _pinned(self) -> dict[str, str]:
         return {**self._given, **self._table.pinned()}
 
-    def _built(self, staging: Path) -> tuple[list[SyncedFile], bool]:
+    def _built(self, staging: Folder) -> tuple[list[SyncedFile], bool]:
         """Rewrite all files; True if they are ranges of keys."""
         if not self._table.has_ranges:
             return self._written_by_spark(staging), False
@@ -144,20 +145,26 @@ class ParquetSync:
         done: list[list[SyncedFile]] = self._engine.run(build, list(reader.partitions()))
         return [file for files in done for file in files], True
 
-    def _written_by_spark(self, staging: Path) -> list[SyncedFile]:
+    def _written_by_spark(self, staging: Folder) -> list[SyncedFile]:
         """Files that Spark writes, after it has folded an archive without order."""
-        self._engine.write(self._pinned(), staging)
+        if not isinstance(staging, LocalFolder):
+            raise TargetRefused(
+                self._target,
+                "this archive isn't sorted by key, so Spark itself has to write the files: give a"
+                " directory that all of its workers see, or keep the table with to = delta",
+            )
+        self._engine.write(self._pinned(), staging.path)
         return [
             SyncedFile(file.name, None, None, pq.read_metadata(file).num_rows, file.stat().st_size)
-            for file in sorted(staging.glob("part-*.parquet"))
+            for file in sorted(staging.path.glob("part-*.parquet"))
         ]
 
-    def _merged(self, step: Merge, held: SyncState, staging: Path) -> list[SyncedFile]:
+    def _merged(self, step: Merge, held: SyncState, staging: Folder) -> list[SyncedFile]:
         merge = MergeFiles(
             self._table.shape,
             self._table.objects(),
             self._table.spark_schema(),
-            self._directory.shown(),
+            self._target.shown(),
             staging,
             step.truncates,
         )
@@ -203,7 +210,7 @@ class ParquetSync:
         """With the manifest, where that says how many rows there are."""
         expected = plan.expected_rows(self._table)
         if expected is not None and expected != state.rows:
-            raise TargetDiffers(self._directory, self._table.boundary, expected, state.rows)
+            raise TargetDiffers(self._target, self._table.boundary, expected, state.rows)
 
 
 def given_options(asked: Mapping[str, object]) -> dict[str, str]:

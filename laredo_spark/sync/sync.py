@@ -20,10 +20,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_archive.errors import ArchiveError
+from laredo_archive.storage.s3.bucket import SCHEMES
 from laredo_model import position as positions
 from laredo_model.errors import ModelError
 from laredo_model.position import Position
+from laredo_spark import options
 from laredo_spark.errors import SparkReadError
+from laredo_spark.sync.bucket import SyncBucket
 from laredo_spark.sync.delta import sync_delta
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
@@ -151,24 +154,41 @@ def sync_table(
 def _sync_parquet(
     spark: SparkSession, asked: dict[str, str], target: str | Path, *, rebuild: bool, keep_s: float
 ) -> SyncResult:
-    directory = SyncDirectory(target)
+    found = target_at(target, asked)
     try:
-        with directory.locked():
-            written = ParquetSync(directory, asked, engine(spark, directory)).run(rebuild=rebuild)
-            directory.remove_old(keep_s)
+        with found.locked():
+            written = ParquetSync(found, asked, engine(spark, found)).run(rebuild=rebuild)
+            found.remove_old(keep_s)
     except OSError as failure:
         where = f" ({failure.filename})" if failure.filename else ""
         reason = f"it can't be written: {failure.strerror or failure}{where}"
-        raise SyncFailed(directory, reason) from failure
+        raise SyncFailed(found, reason) from failure
     return written
 
 
-def synced_table(spark: SparkSession, target: str | Path) -> DataFrame:
+def target_at(target: str | Path, asked: Mapping[str, str]) -> SyncDirectory | SyncBucket:
+    """A Parquet target; ``asked``: options of a read, for access to a bucket.
+
+    :raises TargetRefused: if it is neither a directory's path nor an S3 URI.
+    """
+    if isinstance(target, str) and target.lower().startswith(SCHEMES):
+        return SyncBucket(target, options.parse(asked))
+    return SyncDirectory(target)
+
+
+def synced_table(spark: SparkSession, target: str | Path, **given: object) -> DataFrame:
     """A Parquet target as it is now; the DataFrame stays at this version.
+
+    A bucket's files are read by Spark's own S3 connector (s3a), which has settings of its own;
+    ``given`` are options of :mod:`laredo_spark.options`, for access to the pointer.
 
     :raises TargetMissing: if nothing was synced to it yet.
     """
-    return spark.read.parquet(file_uri(SyncDirectory(target).shown()))
+    found = target_at(target, given_options({**given, "path": str(target)}))
+    if isinstance(found, SyncBucket):
+        bucket, prefix = found.shown().uri.split("://", 1)[1].split("/", 1)
+        return spark.read.parquet(f"s3a://{bucket}/{prefix}")
+    return spark.read.parquet(file_uri(found.shown().path))
 
 
 def sync_tables(

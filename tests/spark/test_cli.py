@@ -105,7 +105,7 @@ def test_sync(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1 and "no archive there" in done.stderr
     assert done.stdout.count("rebuilt (nothing was synced to it yet), at 0/20") == 2
     for name in ("one", "three"):
-        assert pq.read_table(SyncDirectory(tmp_path / name).shown()).num_rows == 51
+        assert pq.read_table(SyncDirectory(tmp_path / name).shown().path).num_rows == 51
     done = run("sync", file, "--target", f"{tmp_path}/one")
     assert done.exit_code == 0 and "unchanged" in done.stdout and done.stdout.count("\n") == 1
     assert "rebuilt" in run("sync", file, "--target", f"{tmp_path}/one", "--rebuild").stdout

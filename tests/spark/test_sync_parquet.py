@@ -32,7 +32,7 @@ from tests.support.spark_reading import manifest_of, names
 
 
 def rows_of(target: Path) -> list[dict[str, Any]]:
-    table = pq.read_table(SyncDirectory(target).shown())
+    table = pq.read_table(SyncDirectory(target).shown().path)
     return sorted(table.to_pylist(), key=lambda line: str(line["id"]))
 
 
@@ -47,7 +47,7 @@ def _text(doc: Any) -> str | None:
 
 
 def files_of(target: Path) -> set[str]:
-    return {path.name for path in SyncDirectory(target).shown().glob("*.parquet")}
+    return {path.name for path in SyncDirectory(target).shown().path.glob("*.parquet")}
 
 
 @pytest.fixture(autouse=True)
@@ -175,8 +175,8 @@ def test_what_isnt_a_target(tmp_path: Path, archive: Builder) -> None:
         sync(archive.write(), target)
     with pytest.raises(TargetRefused, match="is a file"):
         sync(archive.write(), target / "mine.csv")
-    with pytest.raises(TargetRefused, match="to = delta"):
-        sync(archive.write(), "s3://bucket/x")  # type: ignore[arg-type]
+    with pytest.raises(TargetRefused, match=r"a path, or a file: URI\), or to a bucket"):
+        sync(archive.write(), "hdfs://bucket/x")  # type: ignore[arg-type]
     assert (target / "mine.csv").read_text() == "x"
 
 
@@ -201,7 +201,7 @@ def test_files_that_someone_changed_are_written_anew(
 ) -> None:
     target = tmp_path / "target"
     sync(archive.write(), target)
-    file = next(SyncDirectory(target).shown().glob("*.parquet"))
+    file = next(SyncDirectory(target).shown().path.glob("*.parquet"))
     if damage == "removed":
         file.unlink()
     else:
@@ -289,7 +289,7 @@ def test_keys_of_each_type(tmp_path: Path, type_name: str) -> None:
             held = {**held, key: 1} if change == 0 else {k: v for k, v in held.items() if k != key}
             done = sync(builder.diff(position, state()).write(), target)
             assert isinstance(done.step, Rebuild if type_name == "float8" else Merge)
-            values = pq.read_table(SyncDirectory(target).shown()).column("v").to_pylist()
+            values = pq.read_table(SyncDirectory(target).shown().path).column("v").to_pylist()
             assert sorted(values) == sorted(held.values())
             position += 1
 
@@ -298,11 +298,11 @@ def test_versions_stay_as_long_as_said(tmp_path: Path, archive: Builder) -> None
     target = tmp_path / "target"
     directory = SyncDirectory(target)
     sync(archive.write(), target)
-    first = directory.shown()
+    first = directory.shown().path
     before = rows_of(target)
     sync(archive.diff(0x20, many({1: "a"})).write(), target)
     directory.remove_old(3600)
-    assert first != directory.shown()
+    assert first != directory.shown().path
     assert sorted(pq.read_table(first).to_pylist(), key=lambda line: str(line["id"])) == before
     directory.remove_old(0)
     assert not first.exists() and rows_of(target) == expected(archive.states[-1])

@@ -71,7 +71,7 @@ class Copies:
         return copy
 
     def _assert_equal(self) -> None:
-        shown = [SyncDirectory(self.directory / format_id).shown() for format_id in FORMATS]
+        shown = [SyncDirectory(self.directory / format_id).shown().path for format_id in FORMATS]
         found = [_sorted(pq.read_table(version), KEYS[self.table]) for version in shown]
         assert found[0].equals(found[1]) and found[0].equals(found[2])
         frame = self.spark.read.parquet(shown[self.turn % len(shown)].as_uri())
