@@ -68,9 +68,15 @@ def failing_as(target: object) -> Iterator[None]:
     try:
         yield
     except _FAILURES as failure:
-        raise SyncFailed(target, own_message(failure) or _first_line(failure)) from failure
+        raise SyncFailed(target, own_message(failure) or _cause(failure)) from failure
 
 
-def _first_line(failure: Exception) -> str:
-    """The message without the JVM's stack, which the cause still has."""
-    return str(failure).strip().split("\n", 1)[0].rstrip(".")
+def _cause(failure: Exception) -> str:
+    """What a task raised, else the message without the JVM's stack, which the cause still has."""
+    text = str(failure).strip()
+    _, traceback, frames = text.partition("Traceback (most recent call last):")
+    if traceback:
+        for line in frames.splitlines()[1:]:
+            if line and not line.startswith(" "):
+                return f"a Python worker failed: {line.strip()}"
+    return text.split("\n", 1)[0].rstrip(".")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_archive import failpoint
 from laredo_archive.codec import jsonl
@@ -15,6 +16,7 @@ from laredo_spark import read_table, sync_table, sync_tables, synced_table
 from laredo_spark.sync import parquet
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
+from laredo_spark.sync.spark import failing_as
 from laredo_spark.sync.sync import Job, SyncOutcome
 from tests.spark.s3_archive import put, reached
 from tests.support.archive.building import Builder
@@ -142,3 +144,16 @@ def test_a_job_that_is_killed(
         assert state is not None and state.position == position
     assert same(spark, archive, target)
     assert sync_table(spark, str(archive), target=target).outcome is SyncOutcome.UNCHANGED
+
+
+def test_what_a_worker_lacks_is_in_the_message(spark: SparkSession) -> None:
+    def lacking(number: int) -> int:
+        import no_such_module  # type: ignore[import-not-found]
+
+        return int(no_such_module.of(number))
+
+    task = F.udf(lacking, "int", useArrow=False)
+    reason = "a Python worker failed: ModuleNotFoundError: No module named 'no_such_module'"
+    refused = pytest.raises(SyncFailed, match=f"/target: {reason}. The target is left")
+    with refused, failing_as("/target"):
+        spark.range(1).select(task("id")).collect()
