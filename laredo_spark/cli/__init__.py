@@ -100,7 +100,9 @@ def _pairs(
     show_default=True,
     help="Files of a format, or its first rows on the terminal.",
 )
-@click.option("--out", metavar="DIR", help="The directory to make; jsonl: else stdout.")
+@click.option(
+    "--out", metavar="DIR", help="The directory, or s3:// URI, to make; jsonl: else stdout."
+)
 @click.option("--force", is_flag=True, help="Replace the directory if it is there.")
 @click.option("--rows", default=20, show_default=True, help="How many to show.")
 @click.option("--master", help="Spark's; default: as spark-submit says, or all cores here.")

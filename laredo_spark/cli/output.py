@@ -8,19 +8,20 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import click
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from pyspark.sql.types import ArrayType, BinaryType, StructField
 
 from laredo_model.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
-from laredo_spark.sync.spark import file_uri
+from laredo_spark.sync.spark import FAILURES, file_uri
 
 
 class OutputThere(SparkReadError):
     """The directory is there already."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path | str) -> None:
         super().__init__(f"{out} is there already; give another --out, or --force to replace it")
 
 
@@ -37,8 +38,8 @@ class TableOutput:
 
     #: parquet, csv, jsonl or show.
     kind: str
-    #: The directory to make, with a file for each task; None: stdout.
-    out: Path | None
+    #: The directory, or s3a: URI, to make, with a file for each task; None: stdout.
+    out: Path | str | None
     #: Whether an existing directory is replaced.
     replace: bool
     #: The number of rows that ``show`` prints.
@@ -53,7 +54,7 @@ class TableOutput:
             raise click.UsageError(f"--to {self.kind} needs --out DIRECTORY")
         if self.kind == "show" and self.out is not None:
             raise click.UsageError("--to show writes no files; --to parquet, csv or jsonl does")
-        if self.out is None:
+        if not isinstance(self.out, Path):
             return
         if self.out.is_file():
             raise OutputRefused(str(self.out), "is a file; give a directory")
@@ -62,18 +63,20 @@ class TableOutput:
 
     @classmethod
     def of(cls, kind: str, out: str | None, *, replace: bool, rows: int) -> "TableOutput":
-        """``out``: a path, or a file: URI.
+        """``out``: a path, a file: URI, or one of a bucket.
 
         :raises OutputRefused: if it is another URI; and as the constructor.
         """
         if out is None:
             return cls(kind, None, replace, rows)
         found = urlsplit(out) if ":/" in out else None
+        if found is not None and found.scheme in ("s3", "s3a"):
+            return cls(kind, f"s3a://{found.netloc}{found.path}", replace, rows)
         if found is not None and found.scheme not in ("", "file"):
             raise OutputRefused(
                 out,
-                "files are written to a directory that all of Spark's workers see; copy them"
-                " from there, or write read_table()'s DataFrame with your session's own connector",
+                "files are written to a directory that all of Spark's workers see, or to s3://;"
+                " elsewhere, write read_table()'s DataFrame with your session's own connector",
             )
         path = out if found is None else unquote(found.path)
         return cls(kind, Path(path).expanduser(), replace, rows)
@@ -94,17 +97,28 @@ class TableOutput:
             self._print(frame)
             return
         assert self.out is not None
-        made = frame.write.mode("overwrite" if self.replace else "errorifexists")
-        uri = file_uri(self.out)
+        uri = file_uri(self.out) if isinstance(self.out, Path) else self.out
+        try:
+            self._write_files(frame, uri)
+        except FAILURES as failure:
+            if "S3AFileSystem not found" in str(failure):
+                raise OutputRefused(uri, _connector_missing(frame)) from failure
+            if "PATH_ALREADY_EXISTS" in str(failure):
+                raise OutputThere(uri) from failure
+            raise
+        click.echo(f"{self.out}: written as {self.kind}", err=True)
+
+    def _write_files(self, frame: DataFrame, uri: str) -> None:
+        mode = "overwrite" if self.replace else "errorifexists"
+        made = frame.write.mode(mode)
         if self.kind == "parquet":
             made.parquet(uri)
         elif self.kind == "csv":
-            _plain(frame).write.mode("overwrite").csv(uri, header=True, escape='"')
+            _plain(frame).write.mode(mode).csv(uri, header=True, escape='"')
         elif frame.columns == ["line"]:
             made.text(uri)
         else:
             made.json(uri, ignoreNullFields=False)
-        click.echo(f"{self.out}: written as {self.kind}", err=True)
 
     def _print(self, frame: DataFrame) -> None:
         """One task's rows at a time."""
@@ -131,3 +145,18 @@ def _text(field: StructField) -> Column:
     if isinstance(field.dataType, BinaryType):
         return F.concat(F.lit("\\x"), F.lower(F.hex(column)))
     return column
+
+
+def _connector_missing(frame: DataFrame) -> str:
+    return (
+        "Spark writes to buckets with hadoop-aws, which isn't in this session: --conf"
+        f" spark.jars.packages=org.apache.hadoop:hadoop-aws:{_hadoop_version(frame)}"
+    )
+
+
+def _hadoop_version(frame: DataFrame) -> str:
+    try:
+        hadoop = frame.sparkSession.sparkContext._jvm.org.apache.hadoop  # type: ignore[union-attr]
+        return str(hadoop.util.VersionInfo.getVersion())
+    except PySparkException:  # over Spark Connect
+        return "VERSION"

@@ -16,13 +16,13 @@ from laredo_spark.frames.table import read_table
 from laredo_spark.sync.errors import SyncFailed
 from laredo_spark.sync.parquet import Engine
 
-_FAILURES: tuple[type[Exception], ...] = (PySparkException,)
+FAILURES: tuple[type[Exception], ...] = (PySparkException,)
 try:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 except ModuleNotFoundError:  # the client of Spark Connect has no Java at its side
     pass
 else:
-    _FAILURES += (Py4JError,)
+    FAILURES += (Py4JError,)
 
 
 def engine(spark: SparkSession, target: object) -> Engine:
@@ -67,7 +67,7 @@ def failing_as(target: object) -> Iterator[None]:
     """Raise Spark's exceptions in the block as SyncFailed, with one message."""
     try:
         yield
-    except _FAILURES as failure:
+    except FAILURES as failure:
         raise SyncFailed(target, own_message(failure) or _cause(failure)) from failure
 
 

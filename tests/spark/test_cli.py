@@ -65,7 +65,11 @@ def test_what_goes_wrong_is_one_line(spark: SparkSession, archive: Path, tmp_pat
         ((tmp_path / "nowhere",), "no archive there"),
         ((archive, "--as-of", "0/5"), "before its first boundary"),
         ((archive, "--option", "colums=id"), "did you mean columns?"),
-        ((archive, "--to", "csv", "--out", "s3://bucket/x"), "directory that all"),
+        ((archive, "--to", "csv", "--out", "gs://bucket/x"), "directory that all"),
+        (
+            (archive, "--to", "csv", "--out", "s3://bucket/x"),
+            "packages=org.apache.hadoop:hadoop-aws:3.",
+        ),
         ((archive, "--to", "csv", "--out", archive / "manifest.json", "--force"), "is a file"),
     ):
         done = run("read", *arguments)
