@@ -70,6 +70,12 @@ class TableRead:
         return self.shape.columns
 
     @property
+    def row_count(self) -> int | None:
+        """The number of rows at the boundary, as far as the manifest says it."""
+        last = self.boundary.last
+        return last.row_count if last.rows is None and last.is_snapshot else last.rows
+
+    @property
     def key_names(self) -> list[str]:
         """The key's columns, in its order."""
         return self.shape.key_names
